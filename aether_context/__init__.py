@@ -1,0 +1,37 @@
+"""Decides what an LLM agent's model gets to read, and leaves a receipt for every model call."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aether_context.build import build_pack
+    from aether_context.manifest import Manifest
+    from aether_context.playback import replay
+    from aether_context.policy import PackPolicy
+    from aether_context.store import PackStore
+
+__all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Manifest": "aether_context.manifest",
+    "PackPolicy": "aether_context.policy",
+    "PackStore": "aether_context.store",
+    "build_pack": "aether_context.build",
+    "replay": "aether_context.playback",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

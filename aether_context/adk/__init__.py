@@ -1,0 +1,7 @@
+"""The ADK edge: the only part of the package that loads google-adk and google-genai."""
+
+from __future__ import annotations
+
+from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
+
+__all__ = ["ContextPackPlugin", "context_pack_callbacks"]

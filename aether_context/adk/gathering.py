@@ -1,0 +1,344 @@
+"""What a pack is built from, read off ADK's request, session and services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from aether_context.adk import epochs
+from aether_context.adk.reading import (
+    Preloaded,
+    Reader,
+    essential_names,
+    human_index,
+    memory_candidate,
+    other_tools,
+    preloaded,
+    structure,
+    system_text,
+)
+from aether_context.conversation import torn
+from aether_context.pack import Candidate, Epoch, Identity, Ingredients, Pack, Request
+from aether_context.policy import PackPolicy
+from aether_context.state import Planned, read_state
+from aether_context.tokens import family_of
+from aether_context.windows import model_window
+
+_KEYS = ("plan", "tools", "knowledge")
+_MOST_PLANS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What of ADK's objects the next call is compared with.
+
+    ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
+    ``declared`` are names and descriptions of the declarations, ``tools`` the tools behind them.
+    """
+
+    events: int
+    contents: int
+    declared: tuple[tuple[str | None, str | None], ...]
+    tools: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state."""
+
+    name: str
+    pack: Pack
+    policy: PackPolicy
+    planned: Planned
+    stored: Mapping[str, Any] | None
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """The ingredients, ADK's contents in their order, and the epoch as the session's state holds it."""
+
+    source: Ingredients
+    contents: list[types.Content]
+    epoch: Epoch
+    seen: Seen
+
+
+class Gatherer:
+    """Reads requests; keeps what it has read of contents, declarations and plans, by their content."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._plans: OrderedDict[object, Planned] = OrderedDict()
+
+    def planned(self, context: CallbackContext) -> Planned:
+        """The plan, tools and knowledge in the session's state."""
+        state = {key: context.state.get(key) for key in _KEYS}
+        key = structure(state)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = read_state(state)
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+        return found
+
+    def grown(
+        self, context: CallbackContext, request: LlmRequest, planned: Planned, policy: PackPolicy, last: Last
+    ) -> Gathered | None:
+        """The ingredients where this request is the last one with contents appended, None where that is not certain.
+
+        It is certain where the session has only gained plain events of this invocation whose responses answer calls
+        among them, nothing else of the request has changed, and the contents at both ends of the known part are the
+        same.
+        """
+        before, pack = last.seen, last.pack
+        source = pack.source
+        raw = request.contents
+        if (
+            last.policy is not policy
+            or last.planned != planned
+            or source.request.model != (request.model or "")
+            or source.request.system != system_text(request.config)[0]
+            or hands_off(context, request)
+            or not epochs.holds(context.state, source.identity, last.stored)
+        ):
+            return None
+        identity = _next_identity(context, source.identity, before.events)
+        seen, block = self._seen(context, request)
+        if identity is None or seen.declared != before.declared or not _same(seen.tools, before.tools):
+            return None
+        if seen.contents <= before.contents or (block is not None and block.position < before.contents):
+            return None
+        family = family_of(source.request.model)
+        held = source.request
+        if held.positions[-1:] != (before.contents - 1,):
+            return None
+        if any(self._reader.content(raw[held.positions[at]], family) is not held.contents[at] for at in (0, -1)):
+            return None
+        positions = range(before.contents, seen.contents)
+        added = tuple(self._reader.content(raw[at], family) for at in positions)
+        grown = replace(
+            source,
+            identity=identity,
+            request=replace(
+                source.request,
+                contents=source.request.contents + added,
+                positions=source.request.positions + tuple(positions),
+            ),
+            epoch=pack.epoch,
+            first_call=False,
+            rewritten=False,
+            previous=pack.sent,
+            previous_pack=last.name,
+            problems=planned.problems,
+        )
+        contents = [raw[at] for at in grown.request.positions]
+        return Gathered(source=grown, contents=contents, epoch=pack.epoch, seen=seen)
+
+    async def gather(
+        self, context: CallbackContext, request: LlmRequest, planned: Planned, policy: PackPolicy, last: Last | None
+    ) -> Gathered:
+        """The ingredients of any request."""
+        identity = identity_of(context)
+        untouched = hands_off(context, request)
+        seen, block = self._seen(context, request)
+        raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
+        stored = epochs.load(context.state, identity)
+        aligned, live = self._live(raw, stored if not untouched else Epoch(), family_of(request.model or ""))
+        human = human_index(raw, context.user_content)
+        positions = aligned.positions
+        if human is not None and human not in positions:
+            positions = tuple(sorted((*positions, human)))
+            live = self._contents(raw, positions, request)
+        system, is_text = system_text(request.config)
+        remembers = context.get_invocation_context().memory_service is not None
+        problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
+        candidates = planned.candidates + (block.memories if block is not None else ())
+        if identity.call == 1 and remembers and block is None and not untouched:
+            candidates += await _search(context, planned, policy, problems)
+        window = model_window(request.model)
+        source = Ingredients(
+            identity=identity,
+            request=Request(
+                model=request.model or "",
+                system=system,
+                system_is_text=is_text,
+                tools=self._reader.tools(request.config, essential_names(request)),
+                other_tools=other_tools(request.config),
+                contents=live,
+                positions=positions,
+                human=positions.index(human) if human is not None else None,
+            ),
+            window=_window(policy, request.model, window.input_tokens),
+            output_tokens=_output_limit(request, window.shared),
+            step=planned.step,
+            validity=planned.validity,
+            invalid_reason=planned.invalid_reason,
+            candidates=_distinct(candidates),
+            epoch=aligned.epoch,
+            first_call=identity.call == 1,
+            rewritten=aligned.rewritten,
+            previous=last.pack.sent if last is not None else None,
+            previous_pack=last.name if last is not None else "",
+            can_mask=_can_mask(request),
+            hands_off=untouched,
+            problems=tuple(problems),
+        )
+        return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
+
+    def _live(
+        self, raw: Sequence[types.Content], epoch: Epoch, family: str
+    ) -> tuple[epochs.Aligned, tuple[Any, ...]]:
+        """The epoch with its boundary found again, and the contents that are still sent.
+
+        Where the host took contents away so that an exchange would be torn, everything is live again.
+        """
+        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], family).digest)
+        live = tuple(self._reader.content(raw[at], family) for at in aligned.positions)
+        if not aligned.epoch.cut_count or not torn(live):
+            return aligned, live
+        reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
+        return reset, tuple(self._reader.content(content, family) for content in raw)
+
+    def _contents(
+        self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest
+    ) -> tuple[Any, ...]:
+        family = family_of(request.model or "")
+        return tuple(self._reader.content(raw[at], family) for at in positions)
+
+    def _seen(self, context: CallbackContext, request: LlmRequest) -> tuple[Seen, Preloaded | None]:
+        block = preloaded(request.contents, context.user_content)
+        tools = (request.config.tools if request.config is not None else None) or ()
+        declared = tuple(
+            (one.name, one.description)
+            for tool in tools
+            if isinstance(tool, types.Tool)
+            for one in tool.function_declarations or ()
+        )
+        seen = Seen(
+            events=len(context.session.events),
+            contents=len(request.contents) - (block is not None),
+            declared=declared,
+            tools=tuple(request.tools_dict.values()),
+        )
+        return seen, block
+
+
+def scope_of(context: CallbackContext) -> epochs.Scope:
+    """What a process keeps things by: app, user, session, branch, agent."""
+    invocation = context.get_invocation_context()
+    session = invocation.session
+    return (session.app_name, session.user_id, session.id, invocation.branch or "", context.agent_name)
+
+
+def identity_of(context: CallbackContext) -> Identity:
+    """Whose model call this is; the call's number is read off the session's events."""
+    invocation = context.get_invocation_context()
+    session = invocation.session
+    app, user, name, branch, agent = scope_of(context)
+    call = 1
+    for event in reversed(session.events):
+        if event.invocation_id != invocation.invocation_id:
+            break
+        call += _is_answer(event, agent, branch)
+    last = session.events[-1] if session.events else None
+    return Identity(
+        app=app,
+        user=user,
+        session=name,
+        invocation=invocation.invocation_id,
+        agent=agent,
+        branch=branch,
+        call=call,
+        last_event_id=last.id if last is not None else "",
+        last_event_time=last.timestamp if last is not None else 0.0,
+    )
+
+
+def hands_off(context: CallbackContext, request: LlmRequest) -> str:
+    """Why a request must not be touched; empty where it may be."""
+    if context.get_invocation_context().live_request_queue is not None:
+        return "live mode: the request was left alone"
+    if request.previous_interaction_id:
+        return "interactions API: only the current turn is sent, the request was left alone"
+    return ""
+
+
+def _is_answer(event: Event, agent: str, branch: str) -> bool:
+    """Whether an event is what a model call of this agent gave."""
+    spoke = event.content is None or event.content.role == "model"
+    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
+
+
+def _next_identity(context: CallbackContext, before: Identity, events: int) -> Identity | None:
+    """The identity of a call that follows another, None where anything but plain events came between."""
+    invocation = context.get_invocation_context()
+    session = invocation.session
+    if invocation.invocation_id != before.invocation or len(session.events) <= events:
+        return None
+    asked: set[str | None] = set()
+    call = before.call
+    for event in session.events[events:]:
+        actions = event.actions
+        plain = event.invocation_id == before.invocation and event.author == before.agent and not event.partial
+        if not plain or (event.branch or "") != before.branch or actions.compaction or actions.rewind_before_invocation_id:
+            return None
+        asked |= {one.id for one in event.get_function_calls()}
+        if not asked.issuperset(one.id for one in event.get_function_responses()):
+            return None
+        call += _is_answer(event, before.agent, before.branch)
+    last = session.events[-1]
+    return replace(before, call=call, last_event_id=last.id, last_event_time=last.timestamp)
+
+
+def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
+    return len(after) == len(before) and all(a is b for a, b in zip(after, before, strict=True))
+
+
+async def _search(
+    context: CallbackContext, planned: Planned, policy: PackPolicy, problems: list[str]
+) -> tuple[Candidate, ...]:
+    """The app's memories for request and step, under a deadline; a failure is noted and costs nothing else."""
+    asked = context.user_content
+    wish = " ".join(part.text for part in (asked.parts if asked is not None else None) or () if part.text)
+    query = " ".join(piece for piece in (wish, planned.step.text) if piece)
+    if not query or policy.retrieval.memory_k == 0:
+        return ()
+    try:
+        found = await asyncio.wait_for(context.search_memory(query), policy.retrieval.memory_timeout_seconds)
+    except Exception as error:
+        problems.append(f"memory search failed: {type(error).__name__}")
+        return ()
+    memories = []
+    for entry in found.memories:
+        text = " ".join(part.text for part in entry.content.parts or () if part.text)
+        if text:
+            memories.append(memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id))
+    return tuple(memories)
+
+
+def _window(policy: PackPolicy, model: str | None, known: int) -> int:
+    window = policy.windows.get(model or "", known)
+    return min(window, policy.max_input_tokens) if policy.max_input_tokens else window
+
+
+def _output_limit(request: LlmRequest, shared: bool) -> int | None:
+    limit = request.config.max_output_tokens if request.config is not None else None
+    return limit if shared else None
+
+
+def _can_mask(request: LlmRequest) -> bool:
+    return "gemini" in (request.model or "") and (request.config is None or request.config.tool_config is None)
+
+
+def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """One candidate an id; the first stays."""
+    return tuple({one.id: one for one in reversed(candidates)}.values())[::-1]

@@ -1,0 +1,116 @@
+"""The plugin, and the same as agent callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypedDict
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.genai import types
+
+from aether_context.adk.edge import Edge, OnError
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+
+class ContextPackPlugin(BasePlugin):
+    """Packs the request of every model call of an app, and records it.
+
+        App(name="…", root_agent=agent, plugins=[ContextPackPlugin()])
+
+    Put it last in the list of plugins: what it counts is then what is sent. One instance serves many sessions.
+
+    Args:
+        name: the plugin's name in ADK.
+        policy: a policy, a profile's name or the path of a TOML file; None takes the environment variable
+            ``AETHER_CONTEXT_POLICY``, else the profile ``chat``.
+        store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else the folder ``artifacts``.
+        on_error: ``passthrough`` (default) sends a request on whatever fails here and says so in the log; ``raise``
+            ends the run, for tests.
+
+    Raises:
+        PolicyError: the policy does not exist or is wrong.
+        MissingExtra: the store's protocol needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str = "context_pack",
+        policy: PackPolicy | str | Path | None = None,
+        store: PackStore | str | None = None,
+        on_error: OnError = "passthrough",
+    ) -> None:
+        super().__init__(name=name)
+        self._edge = Edge(policy, store, on_error)
+
+    @property
+    def policy(self) -> PackPolicy:
+        return self._edge.policy
+
+    @property
+    def store(self) -> PackStore:
+        return self._edge.store
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        return await self._edge.before_model(callback_context, llm_request)
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
+        await self._edge.after_model(callback_context, llm_response)
+        return None
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        await self._edge.flush()
+
+    async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
+        await self._edge.flush()
+
+    async def close(self) -> None:
+        await self._edge.flush(timeout_seconds=4.0)
+
+
+class AgentCallbacks(TypedDict):
+    """Arguments of ``LlmAgent``."""
+
+    before_model_callback: Callable[[CallbackContext, LlmRequest], Awaitable[LlmResponse | None]]
+    after_model_callback: Callable[[CallbackContext, LlmResponse], Awaitable[LlmResponse | None]]
+    after_agent_callback: Callable[[CallbackContext], Awaitable[types.Content | None]]
+
+
+def context_pack_callbacks(
+    policy: PackPolicy | str | Path | None = None,
+    store: PackStore | str | None = None,
+    on_error: OnError = "passthrough",
+) -> AgentCallbacks:
+    """The plugin's work as callbacks of a single agent.
+
+        LlmAgent(name="…", model="…", **context_pack_callbacks(policy="research"))
+
+    The arguments are those of `ContextPackPlugin`.
+    """
+    edge = Edge(policy, store, on_error)
+
+    async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        return await edge.before_model(callback_context, llm_request)
+
+    async def after_model(callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
+        await edge.after_model(callback_context, llm_response)
+        return None
+
+    async def after_agent(callback_context: CallbackContext) -> types.Content | None:
+        await edge.flush()
+        return None
+
+    return {
+        "before_model_callback": before_model,
+        "after_model_callback": after_model,
+        "after_agent_callback": after_agent,
+    }

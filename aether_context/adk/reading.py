@@ -1,0 +1,276 @@
+"""ADK's request as the pipeline's values. Nothing of ADK's is changed, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+from pydantic import BaseModel
+
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
+from aether_context.pack import Candidate, Content, Part, Tool
+from aether_context.tokens import media_tokens
+from aether_context.wire import content_of_parts, part_of
+
+ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
+_DEEPEST = 100
+_PAST = re.compile(r"<PAST_CONVERSATIONS>\n(.*)\n</PAST_CONVERSATIONS>", re.DOTALL)
+
+
+class Reader:
+    """Turns ADK's contents and declarations into frozen values; what was read before is looked up.
+
+    The key of a lookup is the content's own structure: strings hash once and stay hashed, so a history that is handed
+    over again costs a walk over its parts, not over its text. Nothing is keyed by identity, so an object that was
+    edited in place is read anew.
+    """
+
+    def __init__(self, size: int = 20_000) -> None:
+        self._contents: OrderedDict[object, Content] = OrderedDict()
+        self._tools: OrderedDict[object, tuple[Tool, ...]] = OrderedDict()
+        self._size = size
+
+    def content(self, content: types.Content, family: str) -> Content:
+        """The frozen form of a content.
+
+        Args:
+            family: the model family whose rule counts media.
+        """
+        key = (family, content.role, *[_part_key(part) for part in content.parts or ()])
+        found = self._contents.get(key)
+        if found is None:
+            found = content_of_parts(content.role or "", [_part(part, family) for part in content.parts or ()])
+            self._contents[key] = found
+            if len(self._contents) > self._size:
+                self._contents.popitem(last=False)
+        return found
+
+    def tools(self, config: types.GenerateContentConfig | None, essential: frozenset[str]) -> tuple[Tool, ...]:
+        """The function declarations of a request, in order."""
+        declared = [declaration for tool in _function_tools(config) for declaration in tool.function_declarations or ()]
+        key = (essential, tuple(_key(one) for one in declared))
+        found = self._tools.get(key)
+        if found is None:
+            found = tuple(_tool(one, essential) for one in declared)
+            self._tools[key] = found
+            if len(self._tools) > 200:
+                self._tools.popitem(last=False)
+        return found
+
+
+def other_tools(config: types.GenerateContentConfig | None) -> tuple[str, ...]:
+    """The wires of tools that are not functions."""
+    wires = []
+    for tool in (config.tools if config is not None else None) or ():
+        if isinstance(tool, types.Tool):
+            value = {name: _json(held) for name, held in _held(tool) if name != "function_declarations"}
+        else:
+            value = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+        if value:
+            wires.append(canonical_json(value))
+    return tuple(wires)
+
+
+def essential_names(request: LlmRequest) -> frozenset[str]:
+    """Tools that steer ADK itself and are never narrowed away."""
+    tasks = {name for name, tool in request.tools_dict.items() if type(tool).__name__ == "_TaskAgentTool"}
+    return ESSENTIAL | tasks
+
+
+def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
+    """The system instruction, and whether it is plain text that can be added to."""
+    system = config.system_instruction if config is not None else None
+    if system is None or isinstance(system, str):
+        return system or "", True
+    return canonical_json(_json(system)), False
+
+
+def human_index(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
+    """The index of the human message that the model answers, None where there is none.
+
+    It is the last content with the words of ``asked``; where none has them, the last human one that is not a block of
+    preloaded memories.
+    """
+    words = [part.text for part in (asked.parts if asked is not None else None) or ()]
+    fallback = None
+    for at in range(len(contents) - 1, -1, -1):
+        content = contents[at]
+        parts = content.parts or ()
+        if content.role != "user" or any(part.function_response or part.function_call for part in parts):
+            continue
+        if words and [part.text for part in parts] == words:
+            return at
+        if fallback is None and not any(part.text and _PAST.search(part.text) for part in parts):
+            fallback = at
+    return fallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preloaded:
+    """The position of a block of preloaded memories, and the memories in it."""
+
+    position: int
+    memories: tuple[Candidate, ...]
+
+
+def preloaded(contents: Sequence[types.Content], asked: types.Content | None) -> Preloaded | None:
+    """The block that ADK's ``preload_memory`` put into the request, if it did; it stands among the last user contents."""
+    for at in range(len(contents) - 1, -1, -1):
+        parts = contents[at].parts or ()
+        if contents[at].role != "user" or any(part.function_response for part in parts):
+            break
+        if len(parts) != 1 or not parts[0].text or (asked is not None and parts == asked.parts):
+            continue
+        if not parts[0].text.startswith("The following content is from your previous conversations"):
+            continue
+        found = _PAST.search(parts[0].text)
+        if found:
+            return Preloaded(position=at, memories=tuple(_past_memories(found.group(1))))
+    return None
+
+
+def memory_candidate(text: str, *, author: str | None, timestamp: str | None, name: str | None = None) -> Candidate:
+    """A memory as a candidate; its id is its own or a hash."""
+    said = f"{author}: {text}" if author else text
+    digest = hash_text(said)
+    return Candidate(
+        id=f"mem_{name}" if name else f"mem_{short(digest)}",
+        layer="memory",
+        source="memory",
+        text=said,
+        digest=digest,
+        time=seconds(timestamp),
+    )
+
+
+def seconds(timestamp: str | None) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time, None where it is not one."""
+    if not timestamp:
+        return None
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _past_memories(block: str) -> Iterable[Candidate]:
+    time: str | None = None
+    lines: list[str] = []
+    for line in [*block.splitlines(), "Time: "]:
+        if line.startswith("Time: "):
+            if lines:
+                yield memory_candidate("\n".join(lines), author=None, timestamp=time)
+            time, lines = line.removeprefix("Time: "), []
+        elif line.strip():
+            lines.append(line)
+
+
+def _function_tools(config: types.GenerateContentConfig | None) -> list[types.Tool]:
+    tools = (config.tools if config is not None else None) or ()
+    return [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
+
+
+def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
+    value = _json(declaration)
+    name = declaration.name or ""
+    wire = canonical_json(value)
+    schema = value.get("parameters_json_schema") or value.get("parameters") or {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    arguments = ", ".join(f"{key}: {_kind(one)}" for key, one in (properties or {}).items())
+    purpose = " ".join((declaration.description or "").split())
+    sentence = re.split(r"(?<=[.!?]) ", purpose, maxsplit=1)[0][:160]
+    signature = f"{name}({arguments})" + (f": {sentence}" if sentence and sentence != name else "")
+    return Tool(name=name, signature=signature, wire=wire, digest=hash_text(wire), essential=name in essential)
+
+
+def _kind(schema: JSON) -> str:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    return str(kind).lower() if isinstance(kind, str) else "any"
+
+
+def _part(part: types.Part, family: str) -> Part:
+    value = {name: _json(held) for name, held in _held(part)}
+    size, tokens = 0, 0
+    for blob in _blobs(part):
+        data = blob.data or b""
+        size += len(data)
+        tokens += media_tokens(blob.mime_type, len(data), family=family, data=data)
+    if part.file_data is not None:
+        tokens += media_tokens(part.file_data.mime_type, 0, family=family)
+    return part_of(value, size_bytes=size, media_tokens=tokens)
+
+
+def _blobs(part: types.Part) -> list[Any]:
+    found: list[Any] = [part.inline_data] if part.inline_data is not None else []
+    if part.function_response is not None:
+        found += [one.inline_data for one in part.function_response.parts or () if one.inline_data is not None]
+    return found
+
+
+def _held(model: BaseModel) -> list[tuple[str, object]]:
+    """The fields of a model that are set and not None."""
+    fields = model.__dict__
+    return [(name, fields[name]) for name in model.__pydantic_fields_set__ if fields.get(name) is not None]
+
+
+def _json(value: object, depth: int = 0) -> JSON:
+    """The plain JSON of a value: models by their set fields, bytes by hash, the rest by `plain`."""
+    if depth > _DEEPEST:
+        return "…"
+    if value is None or type(value) in (str, bool, int):
+        return value
+    if isinstance(value, bytes):
+        return hash_bytes(value)
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, BaseModel):
+        return {name: _json(held, depth + 1) for name, held in _held(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _json(held, depth + 1) for name, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(one, depth + 1) for one in value]
+    return plain(value)
+
+
+def structure(value: object) -> object:
+    """A hashable stand-in for a JSON value that differs wherever its JSON could."""
+    return _key(value)
+
+
+def _part_key(part: types.Part) -> object:
+    """`_key` of a part, without detours for one that is only text."""
+    names = part.__pydantic_fields_set__
+    if len(names) == 1 and "text" in names:
+        return part.__dict__["text"]
+    return _key(part)
+
+
+def _key(value: object, depth: int = 0) -> object:
+    """A hashable stand-in that differs wherever the JSON could."""
+    kind = type(value)
+    if kind is str or value is None:
+        return value
+    if kind in (bool, int, float, bytes):
+        return (kind.__name__, value)
+    if depth > _DEEPEST:
+        return "…"
+    if isinstance(value, BaseModel):
+        fields = value.__dict__
+        names = value.__pydantic_fields_set__
+        ordered = names if len(names) == 1 else sorted(names)
+        return (kind.__name__, *[(name, _key(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None])
+    if kind is dict:
+        return ("{", *[(str(name), _key(held, depth + 1)) for name, held in value.items()])  # type: ignore[attr-defined]
+    if kind in (list, tuple):
+        return ("[", *[_key(one, depth + 1) for one in value])  # type: ignore[attr-defined]
+    return (kind.__name__, canonical_json(_json(value)))
+
+

@@ -1,0 +1,95 @@
+"""A pack as ADK's request. New contents and parts are made; nothing that a session owns is ever assigned into."""
+
+from __future__ import annotations
+
+import json
+
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+
+from aether_context.pack import Outgoing, Pack
+
+
+def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> None:
+    """Puts a pack into a request, all of it or (where making it fails) nothing.
+
+    Args:
+        contents: ADK's contents, in the order of the pack's own input.
+    """
+    made = _contents(pack, contents)
+    tools, tools_dict = _tools(pack, request)
+    tool_config = _tool_config(pack, request)
+    request.contents = made
+    if request.config is None:
+        return
+    if isinstance(request.config.system_instruction, (str, type(None))) and pack.system != (
+        request.config.system_instruction or ""
+    ):
+        request.config.system_instruction = pack.system
+    if pack.tools_left_out:
+        request.config.tools = tools
+        request.tools_dict = tools_dict
+    if pack.allowed_tools is not None:
+        request.config.tool_config = tool_config
+
+
+def _contents(pack: Pack, contents: list[types.Content]) -> list[types.Content]:
+    whole = len(pack.contents) == len(contents) and pack.contents[:1] and pack.contents[0].origin == 0
+    made = list(contents) if whole else [_content(one, contents) for one in pack.contents]
+    if whole:
+        for at in pack.made:
+            made[at] = _content(pack.contents[at], contents)
+    return made
+
+
+def _content(one: Outgoing, contents: list[types.Content]) -> types.Content:
+    if one.origin < 0:
+        return types.Content(role=one.content.role, parts=[types.Part(text=part.text) for part in one.content.parts])
+    raw = contents[one.origin]
+    if one.outcome == "verbatim":
+        return raw
+    if one.outcome == "payload":
+        others = [part for part in raw.parts or () if not _is_text(part)]
+        return types.Content(role=raw.role, parts=[types.Part(text=one.content.parts[0].text), *others])
+    parts = []
+    for part, wanted in zip(raw.parts or (), one.content.parts, strict=True):
+        if part.function_response is None:
+            parts.append(part)
+            continue
+        response = json.loads(wanted.text)
+        answer = part.function_response.model_copy(update={"response": response})
+        parts.append(part.model_copy(update={"function_response": answer}))
+    return types.Content(role=raw.role, parts=parts)
+
+
+def _is_text(part: types.Part) -> bool:
+    """Whether a part is nothing but text, as `aether_context.wire.part_of` reads it."""
+    held = {name for name, value in part.__dict__.items() if value is not None}
+    return part.text is not None and not part.thought and held <= {"text", "thought", "thought_signature"}
+
+
+def _tools(pack: Pack, request: LlmRequest) -> tuple[types.ToolListUnion | None, dict[str, BaseTool]]:
+    config = request.config
+    if config is None or not pack.tools_left_out:
+        return (config.tools if config is not None else None), dict(request.tools_dict)
+    tools: types.ToolListUnion = []
+    for tool in config.tools or ():
+        if not isinstance(tool, types.Tool) or not tool.function_declarations:
+            tools.append(tool)
+            continue
+        inside = [one for one in tool.function_declarations if one.name not in pack.tools_left_out]
+        narrowed = tool.model_copy(update={"function_declarations": inside or None})
+        if any(value is not None for value in narrowed.__dict__.values()):
+            tools.append(narrowed)
+    return tools, {name: tool for name, tool in request.tools_dict.items() if name not in pack.tools_left_out}
+
+
+def _tool_config(pack: Pack, request: LlmRequest) -> types.ToolConfig | None:
+    held = request.config.tool_config if request.config is not None else None
+    if pack.allowed_tools is None:
+        return held
+    calling = types.FunctionCallingConfig(
+        mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.allowed_tools)
+    )
+    return types.ToolConfig(function_calling_config=calling)

@@ -1,0 +1,178 @@
+"""Tokens per layer: floors, slack, a remainder split by signals inside a profile's ranges, and lending.
+
+The split follows the window-proportional allocator of the project's founding document: floors first, the remainder by
+weights, weights from eight signals. Two departures: the weighted shares are *projected* onto the ranges, so that they
+sum to one without leaking at a clamp, and unspent tokens are lent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from aether_context.errors import StepTooLarge
+from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, Signals
+from aether_context.policy import BudgetSettings, Range, SignalSettings
+
+_RISK = {"low": 0.0, "medium": 0.5, "high": 1.0}
+_NEUTRAL = 0.5
+
+
+def allocate(
+    window: int,
+    *,
+    measured: Mapping[Layer, int],
+    wanted: Mapping[Layer, int],
+    signals: Signals,
+    settings: BudgetSettings,
+    output_tokens: int | None = None,
+) -> Allocation:
+    """Whole tokens per layer.
+
+    Args:
+        window: the window ``W`` in tokens.
+        measured: tokens of the system, task and tools layers as they are.
+        wanted: tokens that the evidence, memory and conversation layers would use if nothing limited them.
+        output_tokens: the answer's limit where answer and input share the window; it raises the slack.
+
+    Returns:
+        An allocation whose finals, slack included, sum to at most ``window``.
+
+    Raises:
+        StepTooLarge: the measured layers alone exceed the input budget.
+    """
+    slack = slack_tokens(window, settings, output_tokens)
+    floors = {layer: int(window * getattr(settings.floors, layer)) for layer in FIXED_LAYERS}
+    needed = sum(measured[layer] for layer in FIXED_LAYERS)
+    if needed > window - slack:
+        raise StepTooLarge(window=window, slack=slack, measured={layer: measured[layer] for layer in FIXED_LAYERS})
+    promised = sum(max(floors[layer], measured[layer]) for layer in FIXED_LAYERS)
+    remainder = max(0, window - slack - promised)
+    unspent = window - slack - needed - remainder
+    weights = weigh(signals, settings)
+    nominal = dict(zip(FLEXIBLE_LAYERS, whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS]), strict=True))
+    final = lend(nominal, wanted, weights, unspent) if settings.lending else dict(nominal)
+    layers: dict[Layer, LayerTokens] = {}
+    for layer in FIXED_LAYERS:
+        used = measured[layer]
+        promise = max(floors[layer], used)
+        kept = used if settings.lending else min(promise, used + unspent)
+        layers[layer] = LayerTokens(floor=floors[layer], nominal=promise, lent=kept - promise, final=kept, used=used)
+    for layer in FLEXIBLE_LAYERS:
+        share, ceiling = nominal[layer], final[layer]
+        layers[layer] = LayerTokens(
+            floor=0, nominal=share, lent=ceiling - share, final=ceiling, used=min(wanted[layer], ceiling)
+        )
+    layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
+    return Allocation(window=window, slack=slack, layers=layers, weights=weights)
+
+
+def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:
+    """Tokens kept free for the answer: the floor, or the answer's limit where that is more, but under half of ``W``."""
+    floor = math.ceil(window * settings.floors.slack)
+    return max(floor, min(output_tokens or 0, window // 2))
+
+
+def strengths(signals: Signals, settings: SignalSettings) -> dict[str, float]:
+    """Each signal on a scale of 0 to 1; unknown ones at the neutral one half.
+
+    Shares stay as they are, counts follow ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1.
+    """
+    days = signals.freshness_days
+    return {
+        "checklist_evidence_ratio": _share(signals.checklist_evidence_ratio),
+        "expected_tool_calls": _count(signals.expected_tool_calls, settings.tool_calls_half),
+        "risk_weight": _NEUTRAL if signals.risk is None else _RISK[signals.risk],
+        "retrieval_hit_rate": _share(signals.retrieval_hit_rate),
+        "similarity": _share(signals.similarity),
+        "freshness": _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / settings.freshness_half_life_days),
+        "unresolved_questions": _count(signals.unresolved_questions, settings.questions_half),
+        "dialogue_depth": _count(signals.dialogue_depth, settings.depth_half),
+    }
+
+
+_OF_LAYER: Mapping[Layer, tuple[str, ...]] = {
+    "evidence": ("checklist_evidence_ratio", "expected_tool_calls", "risk_weight"),
+    "memory": ("retrieval_hit_rate", "similarity", "freshness"),
+    "conversation": ("unresolved_questions", "dialogue_depth"),
+}
+
+
+@lru_cache(maxsize=1_000)
+def weigh(signals: Signals, settings: BudgetSettings) -> dict[Layer, float]:
+    """Shares of the remainder that sum to 1, each inside its range.
+
+    A layer's weight is the middle of its range plus ``gain`` times the mean of its signals; the weights are scaled to
+    sum to 1 and projected.
+    """
+    strength = strengths(signals, settings.signals)
+    ranges = [getattr(settings.shares, layer) for layer in FLEXIBLE_LAYERS]
+    weights = []
+    for layer, allowed in zip(FLEXIBLE_LAYERS, ranges, strict=True):
+        names = _OF_LAYER[layer]
+        weights.append(allowed.middle + settings.signals.gain * sum(strength[name] for name in names) / len(names))
+    total = sum(weights) or 1.0
+    return dict(zip(FLEXIBLE_LAYERS, project([weight / total for weight in weights], ranges), strict=True))
+
+
+def project(shares: Sequence[float], ranges: Sequence[Range]) -> list[float]:
+    """The nearest point (Euclidean) to ``shares`` on {sum 1, each inside its range}.
+
+    It is ``clip(share - t, low, high)`` for the one ``t`` that makes the sum 1. The sum falls with ``t`` along straight
+    lines between the points where a share meets an end of its range, so ``t`` lies on the line that crosses 1.
+    """
+    pairs = list(zip(shares, ranges, strict=True))
+
+    def total(t: float) -> float:
+        return sum(_clip(share - t, allowed) for share, allowed in pairs)
+
+    points = sorted({share - end for share, allowed in pairs for end in (allowed.low, allowed.high)})
+    above = max((t for t in points if total(t) >= 1), default=points[0])
+    below = min((t for t in points if total(t) < 1), default=above)
+    drop = total(above) - total(below)
+    t = above + (below - above) * (total(above) - 1) / drop if drop else above
+    return [_clip(share - t, allowed) for share, allowed in pairs]
+
+
+def whole(total: int, shares: Sequence[float]) -> list[int]:
+    """``total`` in whole numbers by shares: rounded down, and what is left by largest remainder, then by position."""
+    scale = sum(shares) or 1.0
+    exact = [total * share / scale for share in shares]
+    parts = [int(value) for value in exact]
+    order = sorted(range(len(parts)), key=lambda index: (parts[index] - exact[index], index))
+    for index in order[: total - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+def lend(
+    nominal: Mapping[Layer, int], wanted: Mapping[Layer, int], weights: Mapping[Layer, float], unspent: int
+) -> dict[Layer, int]:
+    """Ceilings after unspent tokens went to the layers that want more, by weight, until nobody wants or none are left.
+
+    A layer never gives what it wants itself, so lending only ever raises what a layer can use.
+    """
+    final = {layer: min(nominal[layer], wanted[layer]) for layer in FLEXIBLE_LAYERS}
+    pool = unspent + sum(nominal.values()) - sum(final.values())
+    while pool > 0:
+        eager = [layer for layer in FLEXIBLE_LAYERS if wanted[layer] > final[layer]]
+        if not eager:
+            break
+        for layer, part in zip(eager, whole(pool, [max(weights[layer], 1e-9) for layer in eager]), strict=True):
+            given = min(part, wanted[layer] - final[layer])
+            final[layer] += given
+            pool -= given
+    return final
+
+
+def _share(value: float | None) -> float:
+    return _NEUTRAL if value is None else min(1.0, max(0.0, value))
+
+
+def _count(value: int | None, half: float) -> float:
+    return _NEUTRAL if value is None else max(0, value) / (max(0, value) + half)
+
+
+def _clip(value: float, allowed: Range) -> float:
+    return min(allowed.high, max(allowed.low, value))

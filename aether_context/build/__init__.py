@@ -1,0 +1,52 @@
+"""One pack from its ingredients: the stages in order, pure and synchronous.
+
+I/O happens before it (the edge gathers memory hits, evidence, state) and after it (the store writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aether_context.build.assembly import assemble
+from aether_context.build.carry import carry
+from aether_context.build.choice import choose
+from aether_context.build.fit import fit
+from aether_context.build.growth import extend_pack
+from aether_context.build.scope import narrow
+from aether_context.build.shares import share
+from aether_context.counting import Memo, Tally
+from aether_context.pack import Ingredients, Pack
+from aether_context.policy import PackPolicy
+from aether_context.tokens import TokenCounter, counter_for
+
+__all__ = ["build_pack", "extend_pack"]
+
+
+def build_pack(
+    source: Ingredients,
+    policy: PackPolicy,
+    *,
+    counter: TokenCounter | None = None,
+    memo: Memo | None = None,
+    recorded: Mapping[str, int] | None = None,
+) -> Pack:
+    """Builds the request of one model call, with the account of it.
+
+    Equal arguments give equal packs, byte for byte, on every machine.
+
+    Args:
+        counter: counts tokens; the built-in estimate for the request's model by default.
+        memo: counts and shortened contents by digest, kept between packs for speed.
+        recorded: counts of an earlier build, by short digest; they come before the counter's.
+
+    Raises:
+        StepTooLarge: system, task and tools alone exceed the input budget, and the policy's ``on_invalid`` is not
+            ``warn``.
+    """
+    tally = Tally(counter or counter_for(source.request.model), memo, recorded)
+    scope = narrow(source, policy.tools)
+    carried = carry(source, policy, scope, tally)
+    chosen = choose(source, policy, carried, tally)
+    shares = share(source, policy, carried, chosen)
+    fitted = fit(source, policy, carried, chosen, shares, tally)
+    return assemble(source, policy, scope, carried, chosen, shares, fitted, tally)

@@ -1,0 +1,384 @@
+"""The outgoing request and the account of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from aether_context import payload
+from aether_context.build.carry import Carried, packed_text
+from aether_context.build.choice import Chosen
+from aether_context.build.fit import Fitted
+from aether_context.build.rewriting import message, summary_content
+from aether_context.build.scope import Scope
+from aether_context.build.shares import Shares
+from aether_context.canonical import JSON, fold, hash_json, hash_text, short
+from aether_context.conversation import as_ranges
+from aether_context.counting import Tally
+from aether_context.pack import (
+    Accuracy,
+    Allocation,
+    Block,
+    Candidate,
+    Content,
+    Epoch,
+    EpochReason,
+    Fate,
+    Folds,
+    Ingredients,
+    Layer,
+    LayerTokens,
+    Outgoing,
+    Pack,
+    PackedMessage,
+    Prefix,
+    PrefixBreak,
+    Reason,
+    Sent,
+    State,
+    TruncationEvent,
+)
+from aether_context.policy import PackPolicy
+
+
+def assemble(
+    source: Ingredients,
+    policy: PackPolicy,
+    scope: Scope,
+    carried: Carried,
+    chosen: Chosen,
+    shares: Shares,
+    fitted: Fitted,
+    tally: Tally,
+) -> Pack:
+    """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
+    packed = _packed(source, policy, scope, carried, fitted)
+    contents = _contents(source, policy, carried, fitted, packed, tally)
+    sent = Sent(
+        system=Block(hash_text(carried.system), carried.measured["system"]),
+        tools=tuple(Block(tool.digest, tally.tool(tool)) for tool in scope.tools)
+        + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
+        contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
+    )
+    fates = _fates(source, carried, chosen, fitted, contents, tally)
+    folds = Folds(
+        read=fold(item.raw.digest for item in carried.items),
+        count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
+        sent=fold(block.digest for block in sent.contents),
+    )
+    reason: EpochReason | None = carried.changed or ("high_water" if fitted.cut else None)
+    return Pack(
+        source=source,
+        system=carried.system,
+        tools=scope.tools,
+        contents=contents,
+        made=tuple(at for at, one in enumerate(contents) if one.outcome != "verbatim"),
+        appended=None,
+        chose=not carried.keeps,
+        allowed_tools=scope.allowed,
+        tools_left_out=scope.left_out,
+        scope_mode=scope.mode,
+        signals=shares.signals,
+        allocation=_spent(source, carried, fitted, shares, contents),
+        fates=fates,
+        events=_named_events(source, fitted),
+        epoch=_epoch(source, policy, carried, fitted, packed, reason),
+        epoch_reason=reason,
+        prefix=_prefix(source, sent, bool(fitted.cut)),
+        evidence_needed=_needed(source),
+        degradations=tuple(filter(None, (*source.problems, scope.problem, *_too_large(shares), *fitted.degradations))),
+        request_tokens=sum(block.tokens for block in sent.blocks),
+        method=tally.method,
+        saved=fitted.saved,
+        counts=tally.counts,
+        folds=folds,
+        stages=_stages(carried, chosen, shares, fitted, packed),
+        checksum=checksum(scope.allowed, sent, folds),
+        sent=sent,
+    )
+
+
+def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
+    """The hash over a request: system, declarations, contents, and the names that calls are restricted to."""
+    fixed = [sent.system.digest, *(block.digest for block in sent.tools)]
+    return hash_json({"allowed": allowed, "contents": folds.sent, "fixed": fixed})
+
+
+def _packed(
+    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, fitted: Fitted
+) -> PackedMessage | None:
+    """What this invocation makes of its human message, None where it is sent as it is."""
+    human = source.request.human
+    if human is None or source.hands_off:
+        return None
+    raw = source.request.contents[human]
+    inside = bool(fitted.summary) and policy.conversation.summary == "payload"
+    settled = carried.keeps and fitted.request is None and (carried.packed is not None or not (inside and fitted.cut))
+    if settled:
+        return carried.packed
+    request = raw.text if fitted.request is None else fitted.request
+    rendered = payload.render(
+        step=source.step,
+        request=request,
+        tools=scope.tools if scope.mode != "off" else (),
+        evidence=fitted.evidence,
+        memory=fitted.memory,
+        summary=inside,
+        settings=policy.payload,
+    )
+    used = {"memory": _cost(fitted.memory), "evidence": _cost(fitted.evidence)}
+    made = PackedMessage(of=raw.digest, invocation=source.identity.invocation, before="", after="", used=used)
+    if rendered is not None:
+        return replace(made, before=rendered.before, after=rendered.after)
+    return replace(made, before=request, used={}) if fitted.request is not None else None
+
+
+def _cost(candidates: Sequence[Candidate]) -> int:
+    return sum(one.tokens for one in candidates)
+
+
+def _contents(
+    source: Ingredients,
+    policy: PackPolicy,
+    carried: Carried,
+    fitted: Fitted,
+    packed: PackedMessage | None,
+    tally: Tally,
+) -> tuple[Outgoing, ...]:
+    out: list[Outgoing] = []
+    if fitted.summary and policy.conversation.summary == "head":
+        content = summary_content(payload.summary_message(fitted.summary))
+        out.append(Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=tally.content(content)))
+    for item in fitted.items:
+        if item.origin == source.request.human and packed is not None and packed.before:
+            content = message(item.raw, packed_text(packed, fitted.summary, policy))
+            item = replace(item, content=content, outcome="payload", tokens=tally.content(content))
+        out.append(item)
+    return tuple(out)
+
+
+def _fates(
+    source: Ingredients,
+    carried: Carried,
+    chosen: Chosen,
+    fitted: Fitted,
+    contents: Sequence[Outgoing],
+    tally: Tally,
+) -> tuple[Fate, ...]:
+    """A row for each content that came in, in order, then one for each other candidate."""
+    sent = {item.origin: item for item in contents}
+    human = source.request.human
+    fates = [
+        _content_fate(source, before, sent.get(before.origin), before.origin == human, fitted.cut_reason, tally)
+        for before in carried.items
+    ]
+    lost = {one.id for one in fitted.dropped}
+    for found in (chosen.memory, chosen.evidence):
+        for one in found.chosen:
+            gone = one.id in lost
+            fates.append(_candidate_fate(one, "dropped" if gone else "kept", "over_allocation" if gone else None, tally))
+        for left in found.left:
+            state: State = "in_tail" if left.reason == "already_in_conversation" else "dropped"
+            fates.append(_candidate_fate(left.candidate, state, left.reason, tally))
+    return tuple(fates)
+
+
+def content_id(source: Ingredients, index: int) -> str:
+    """The name of a content: its place in the host's list and the beginning of its hash."""
+    return f"c{source.request.positions[index]}_{short(source.request.contents[index].digest)}"
+
+
+def _content_fate(
+    source: Ingredients, before: Outgoing, after: Outgoing | None, human: bool, reason: Reason, tally: Tally
+) -> Fate:
+    raw = before.raw
+    whole = before.tokens if before.content is raw else tally.content(raw)
+    state: State = "dropped" if after is None else "extract" if after.outcome == "extract" else "kept"
+    why: Reason | None = reason if after is None else "window" if state == "extract" else None
+    sent = after.tokens if after is not None and after.tokens != whole else None
+    layer: Layer = "task" if human else "conversation"
+    return content_fate(content_id(source, before.origin), layer, speaker(raw), whole, tally.method, raw.digest, state, why, sent)
+
+
+@lru_cache(maxsize=20_000)
+def content_fate(
+    name: str,
+    layer: Layer,
+    source: str,
+    tokens: int,
+    method: Accuracy,
+    digest: str,
+    state: State,
+    reason: Reason | None,
+    sent_tokens: int | None,
+) -> Fate:
+    return Fate(
+        id=name,
+        layer=layer,
+        source=source,
+        tokens=tokens,
+        method=method,
+        digest=digest,
+        state=state,
+        reason=reason,
+        sent_tokens=sent_tokens,
+    )
+
+
+def speaker(content: Content) -> str:
+    """Who said a content: ``user``, ``model``, a ``tool``, or the model with ``calls``."""
+    if content.responses:
+        return "tool"
+    return "calls" if content.calls else content.role
+
+
+def _candidate_fate(candidate: Candidate, state: State, reason: Reason | None, tally: Tally) -> Fate:
+    return Fate(
+        id=candidate.id,
+        layer=candidate.layer,
+        source=candidate.source,
+        tokens=candidate.tokens or tally.count(candidate.text),
+        method=tally.method,
+        digest=candidate.digest,
+        state=state,
+        reason=reason,
+        scores=candidate.scores,
+        time=candidate.time,
+        uri=candidate.uri,
+        covers=candidate.covers,
+    )
+
+
+def _named_events(source: Ingredients, fitted: Fitted) -> tuple[TruncationEvent, ...]:
+    """The events with the names of the contents they concern."""
+    cut = tuple(content_id(source, item.origin) for item in fitted.cut)
+    extracts = tuple(content_id(source, item.origin) for item in fitted.items if item.outcome == "extract")
+    human = source.request.human
+    task = (content_id(source, human),) if human is not None else ()
+    names = {("conversation", "cut"): cut, ("conversation", "emergency"): extracts, ("task", "emergency"): task}
+    return tuple(
+        replace(event, item_ids=names.get((event.layer, event.stage), event.item_ids)) for event in fitted.events
+    )
+
+
+def _spent(
+    source: Ingredients,
+    carried: Carried,
+    fitted: Fitted,
+    shares: Shares,
+    contents: Sequence[Outgoing],
+) -> Allocation:
+    """The allocation with what each layer really used."""
+    used = carried.packed.used if carried.packed is not None else {}
+    memory = _cost(fitted.memory) + used.get("memory", 0)
+    evidence = _cost(fitted.evidence) + used.get("evidence", 0)
+    human = source.request.human
+    said = sum(one.tokens for one in contents if one.origin != human)
+    message_tokens = sum(one.tokens for one in contents if one.origin == human)
+    real: dict[Layer, int] = {
+        "system": carried.measured["system"],
+        "tools": carried.measured["tools"],
+        "task": max(0, message_tokens - memory - evidence),
+        "evidence": evidence,
+        "memory": memory,
+        "conversation": said,
+        "slack": 0,
+    }
+    layers: Mapping[Layer, LayerTokens] = {
+        layer: replace(tokens, used=real[layer]) for layer, tokens in shares.allocation.layers.items()
+    }
+    return replace(shares.allocation, layers=layers)
+
+
+def _epoch(
+    source: Ingredients,
+    policy: PackPolicy,
+    carried: Carried,
+    fitted: Fitted,
+    packed: PackedMessage | None,
+    reason: EpochReason | None,
+) -> Epoch:
+    before, request = source.epoch, source.request
+    changed = replace(
+        before,
+        number=before.number + (reason is not None),
+        summary=fitted.summary,
+        contract=carried.contract,
+        payloads=_payloads(source, policy, fitted, packed),
+        marks=carried.marks,
+    )
+    live = {item.raw.digest for item in fitted.items}
+    extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}
+    changed = replace(changed, extracts=extracts)
+    if not fitted.cut:
+        return changed
+    last = max(item.origin for item in fitted.cut)
+    count = max(before.cut_count, request.positions[last] + 1)
+    kept = [request.positions[item.origin] for item in fitted.items if request.positions[item.origin] < count]
+    is_last = request.positions[last] + 1 == count
+    return replace(
+        changed,
+        cut_count=count,
+        cut_hash=request.contents[last].digest if is_last else before.cut_hash,
+        kept=as_ranges(kept),
+    )
+
+
+def _payloads(
+    source: Ingredients, policy: PackPolicy, fitted: Fitted, packed: PackedMessage | None
+) -> tuple[PackedMessage, ...]:
+    """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
+    here = source.identity.invocation
+    past: tuple[PackedMessage, ...] = ()
+    if policy.conversation.past_payloads == "packed" and not fitted.cut:
+        live = {item.raw.digest for item in fitted.items}
+        past = tuple(one for one in source.epoch.payloads if one.invocation != here and one.of in live)
+    return (*past, packed) if packed is not None else past
+
+
+def _prefix(source: Ingredients, sent: Sent, cut: bool) -> Prefix:
+    if source.previous is None:
+        return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
+    before, after = source.previous.blocks, sent.blocks
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
+    shared = sum(block.tokens for block in after[:same])
+    return Prefix(shared_tokens=shared, broken_by=_breaker(source, sent, cut) if same < len(before) else None)
+
+
+def _breaker(source: Ingredients, sent: Sent, cut: bool) -> PrefixBreak:
+    before = source.previous
+    assert before is not None
+    if before.system.digest != sent.system.digest:
+        return "system_changed"
+    if [one.digest for one in before.tools] != [one.digest for one in sent.tools]:
+        return "tools_changed"
+    if cut:
+        return "cut"
+    if source.rewritten:
+        return "history_rewritten"
+    return "new_invocation" if source.first_call else "payload_changed"
+
+
+def _needed(source: Ingredients) -> tuple[str, ...]:
+    """Ids of the acceptance items that need evidence while no record covers them."""
+    covered = {name for one in source.candidates if one.layer == "evidence" for name in one.covers}
+    return tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covered)
+
+
+def _too_large(shares: Shares) -> tuple[str, ...]:
+    return (f"step_too_large: {shares.too_large}",) if shares.too_large is not None else ()
+
+
+def _stages(
+    carried: Carried, chosen: Chosen, shares: Shares, fitted: Fitted, packed: PackedMessage | None
+) -> dict[str, JSON]:
+    """What each stage gave besides the contents, whose part is in the folds."""
+    return {
+        "count": dict(carried.measured),
+        "retrieve": [[one.id for one in found.chosen] for found in (chosen.memory, chosen.evidence)],
+        "allocate": [layer.final for layer in shares.allocation.layers.values()],
+        "fit": [fitted.summary, [one.id for one in fitted.dropped], [item.raw.digest for item in fitted.cut]],
+        "render": [packed.before, packed.after] if packed is not None else None,
+    }

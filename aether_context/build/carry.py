@@ -1,0 +1,172 @@
+"""What the epoch carries into this call: shortened responses, packed messages, the measured layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aether_context import payload
+from aether_context.build.rewriting import asked, message, shortened, summary_content
+from aether_context.build.scope import Scope
+from aether_context.canonical import hash_text, short
+from aether_context.conversation import is_human
+from aether_context.counting import Tally
+from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outcome, Outgoing, PackedMessage
+from aether_context.policy import PackPolicy
+
+_FRAMING = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The state of a pack before anything is chosen.
+
+    ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
+    has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    """
+
+    system: str
+    contract: bool
+    items: tuple[Outgoing, ...]
+    measured: Mapping[Layer, int]
+    changed: EpochReason | None
+    keeps: bool
+    packed: PackedMessage | None
+    marks: Mapping[str, str]
+    summary_tokens: int
+
+    def human_tokens(self, human: int | None) -> int:
+        return self.items[human].tokens if human is not None else 0
+
+
+def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -> Carried:
+    """Applies what the epoch has decided, and measures the layers that are not chosen but given."""
+    contract = _contract(source, policy)
+    system = _system(source.request.system, contract)
+    marks = _marks(source, scope, system)
+    changed = _changed(source, marks)
+    keeps = not source.first_call and changed not in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+    packed = _packed(source) if keeps else None
+    items = _items(source, policy, tally, keeps)
+    task = tally.count(payload.step_text(source.step))
+    if packed is not None and packed.before:
+        task = 0
+    elif policy.payload.tool_lines and scope.mode != "off":
+        task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)
+    if task and policy.payload.contract == "payload":
+        task += tally.count(payload.SYSTEM_CONTRACT)
+    used = sum(packed.used.values()) if packed is not None else 0
+    human = items[source.request.human].tokens if source.request.human is not None else 0
+    measured: dict[Layer, int] = {
+        "system": tally.count(system) + _FRAMING,
+        "task": max(0, task + human - used),
+        "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
+    }
+    return Carried(
+        system=system, contract=contract, items=items, measured=measured, changed=changed, keeps=keeps, packed=packed,
+        marks=marks, summary_tokens=summary_tokens(source.epoch.summary, policy, tally),
+    )
+
+
+def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
+    """What a summary costs where it is a message of its own."""
+    if not summary or policy.conversation.summary != "head":
+        return 0
+    return tally.content(summary_content(payload.summary_message(summary)))
+
+
+def _contract(source: Ingredients, policy: PackPolicy) -> bool:
+    """Whether the system instruction explains the pack: from the first call that could carry one, and then always."""
+    if policy.payload.contract != "system" or not source.request.system_is_text or source.hands_off:
+        return False
+    likely = source.validity != "unplanned" or bool(source.candidates)
+    return likely or source.epoch.contract or policy.conversation.summary == "payload"
+
+
+def _system(text: str, contract: bool) -> str:
+    if not contract:
+        return text
+    return f"{text}\n\n{payload.SYSTEM_CONTRACT}" if text else payload.SYSTEM_CONTRACT
+
+
+def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
+    """Short digests of what an epoch begins with."""
+    step = source.step
+    planned = source.validity != "unplanned"
+    return {
+        "system": short(hash_text(system)),
+        "tools": short(hash_text("\n".join([*(tool.digest for tool in scope.tools), *source.request.other_tools]))),
+        "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
+        "role": short(hash_text(step.role)) if planned else "",
+        "acceptance": short(hash_text(payload.checklist(step))) if planned else "",
+    }
+
+
+def _changed(source: Ingredients, marks: Mapping[str, str]) -> EpochReason | None:
+    epoch = source.epoch
+    if epoch.number == 0:
+        return "first_call"
+    if source.rewritten:
+        return "history_rewritten"
+    order: tuple[tuple[str, EpochReason], ...] = (
+        ("step", "step_changed"),
+        ("role", "role_changed"),
+        ("acceptance", "acceptance_changed"),
+        ("system", "system_changed"),
+        ("tools", "tools_changed"),
+    )
+    return next((reason for mark, reason in order if marks[mark] != epoch.marks.get(mark, "")), None)
+
+
+def _packed(source: Ingredients) -> PackedMessage | None:
+    """What this invocation made of its human message at an earlier call."""
+    human = source.request.human
+    if human is None:
+        return None
+    digest = source.request.contents[human].digest
+    invocation = source.identity.invocation
+    return next((one for one in source.epoch.payloads if (one.of, one.invocation) == (digest, invocation)), None)
+
+
+def _items(source: Ingredients, policy: PackPolicy, tally: Tally, keeps: bool) -> tuple[Outgoing, ...]:
+    epoch, request = source.epoch, source.request
+    texts = _packed_texts(source, policy, keeps)
+    items = []
+    for index, raw in enumerate(request.contents):
+        content: Content = raw
+        outcome: Outcome = "verbatim"
+        if index in texts:
+            content, outcome = message(raw, texts[index]), "payload"
+        elif raw.digest in epoch.extracts:
+            query = asked(request.contents, index)
+            content, outcome = shortened(raw, epoch.extracts[raw.digest], query, tally), "extract"
+        items.append(
+            Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tally.content(content))
+        )
+    return tuple(items)
+
+
+def _packed_texts(source: Ingredients, policy: PackPolicy, keeps: bool) -> dict[int, str]:
+    """The packed text of each human message that has one, by index; equal messages take theirs from the latest."""
+    epoch, request = source.epoch, source.request
+    left = [one for one in epoch.payloads if one.before]
+    here = source.identity.invocation
+    texts: dict[int, str] = {}
+    for index in range(len(request.contents) - 1, -1, -1):
+        raw = request.contents[index]
+        if not left or not is_human(raw):
+            continue
+        current = index == request.human
+        if (current and not keeps) or (not current and policy.conversation.past_payloads == "raw"):
+            continue
+        match = next((one for one in reversed(left) if one.of == raw.digest and (one.invocation == here) == current), None)
+        if match is not None:
+            left.remove(match)
+            texts[index] = packed_text(match, epoch.summary, policy)
+    return texts
+
+
+def packed_text(packed: PackedMessage, summary: str, policy: PackPolicy) -> str:
+    """A packed message as it is sent, with the conversation summary where the policy puts it there."""
+    inside = summary if policy.conversation.summary == "payload" else ""
+    return packed.before + payload.summary_section(inside) + packed.after

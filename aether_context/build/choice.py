@@ -1,0 +1,51 @@
+"""Which notes, memories and evidence could enter this pack, and what each would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from aether_context import payload, retrieval
+from aether_context.build.carry import Carried
+from aether_context.counting import Tally
+from aether_context.pack import Candidate, Ingredients
+from aether_context.policy import PackPolicy
+
+_NOTHING = retrieval.Found(chosen=(), left=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Candidates per layer, best first; those chosen carry their rendered line and its tokens."""
+
+    memory: retrieval.Found = _NOTHING
+    evidence: retrieval.Found = _NOTHING
+
+
+def choose(source: Ingredients, policy: PackPolicy, carried: Carried, tally: Tally) -> Chosen:
+    """Ranks the candidates, once an invocation: later calls keep what was chosen then."""
+    if carried.keeps or source.hands_off or not source.candidates:
+        return Chosen()
+    request, step = source.request, source.step
+    wish = request.contents[request.human].text if request.human is not None else ""
+    query = retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
+    tail = "\n".join(part.text for content in request.contents for part in content.parts)
+
+    def found(layer: str, k: int) -> retrieval.Found:
+        result = retrieval.retrieve(
+            [one for one in source.candidates if one.layer == layer],
+            query,
+            k=k,
+            settings=policy.retrieval,
+            tail=tail,
+            now=source.identity.last_event_time,
+        )
+        return replace(result, chosen=tuple(_priced(one, tally) for one in result.chosen))
+
+    return Chosen(
+        memory=found("memory", policy.retrieval.memory_k), evidence=found("evidence", policy.retrieval.evidence_k)
+    )
+
+
+def _priced(candidate: Candidate, tally: Tally) -> Candidate:
+    line = payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
+    return replace(candidate, line=line, tokens=tally.count(line) + 1)

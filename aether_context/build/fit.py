@@ -1,0 +1,265 @@
+"""Making a pack fit: the drop ladder, the cut to the low-water mark, and emergency truncation behind both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aether_context import conversation
+from aether_context.build.carry import Carried, summary_tokens
+from aether_context.build.choice import Chosen
+from aether_context.build.rewriting import asked, response_tokens, shortened
+from aether_context.build.shares import Shares
+from aether_context.canonical import short
+from aether_context.compression import extract, summarize
+from aether_context.counting import Tally
+from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Outgoing, Reason, TruncationEvent
+from aether_context.policy import PackPolicy
+
+_LEAST_EXTRACT = 48
+_LEAST_REQUEST = 96
+_SCARCE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What is sent and what is not.
+
+    ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``request`` is the shortened
+    user request, None where it is whole; ``saved`` holds what was taken out of it, by URI.
+    """
+
+    items: tuple[Outgoing, ...]
+    cut: tuple[Outgoing, ...] = ()
+    cut_reason: Reason = "high_water"
+    memory: tuple[Candidate, ...] = ()
+    evidence: tuple[Candidate, ...] = ()
+    dropped: tuple[Candidate, ...] = ()
+    summary: str = ""
+    extracts: Mapping[str, int] = field(default_factory=dict)
+    request: str | None = None
+    saved: Mapping[str, str] = field(default_factory=dict)
+    events: tuple[TruncationEvent, ...] = ()
+    degradations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Tokens that are spent whatever the conversation does, and the marks for the rest."""
+
+    fixed: int
+    budget: int
+    ceiling: int
+    high: int
+    low: int
+
+
+def fit(
+    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, shares: Shares, tally: Tally
+) -> Fitted:
+    """Leaves out only what must be: each layer inside its allocation stays as it is."""
+    if source.hands_off:
+        return Fitted(items=carried.items, degradations=(source.hands_off,))
+    layers = shares.allocation.layers
+    memory, lost_memory = _best(chosen.memory.chosen, layers["memory"].final)
+    evidence, lost_evidence = _best(_by_worth(chosen.evidence.chosen), layers["evidence"].final)
+    order = {one.id: at for at, one in enumerate(chosen.evidence.chosen)}
+    fitted = Fitted(
+        items=carried.items,
+        memory=memory,
+        evidence=tuple(sorted(evidence, key=lambda one: order[one.id])),
+        dropped=lost_memory + lost_evidence,
+        summary=source.epoch.summary,
+        extracts=source.epoch.extracts,
+        events=_drops("memory", chosen.memory.chosen, lost_memory)
+        + _drops("evidence", chosen.evidence.chosen, lost_evidence),
+    )
+    used = carried.packed.used if carried.packed is not None else {}
+    fixed = sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory, *evidence))
+    budget = marks(policy, shares.allocation, fixed)
+    fitted = _cut(source, policy, carried, budget, fitted, tally)
+    fitted = _shorten_responses(source, policy, budget, fitted, tally)
+    return _shorten_request(source, policy, carried, budget, fitted, tally)
+
+
+def _best(ranked: Sequence[Candidate], room: int) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+    """The longest beginning of ``ranked`` that fits, and the rest: more room never loses what less room kept."""
+    used = 0
+    for at, candidate in enumerate(ranked):
+        used += candidate.tokens
+        if used > room:
+            return tuple(ranked[:at]), tuple(ranked[at:])
+    return tuple(ranked), ()
+
+
+def _by_worth(evidence: Sequence[Candidate]) -> list[Candidate]:
+    """Evidence that covers most first, the newest of equal coverage before older ones."""
+    return sorted(evidence, key=lambda one: (-len(one.covers), -(one.time or 0.0), one.id))
+
+
+def _drops(layer: Layer, before: Sequence[Candidate], lost: Sequence[Candidate]) -> tuple[TruncationEvent, ...]:
+    if not lost:
+        return ()
+    tokens = sum(one.tokens for one in before)
+    return (
+        TruncationEvent(
+            layer=layer,
+            stage="drop",
+            reason="over_allocation",
+            item_ids=tuple(one.id for one in reversed(lost)),
+            tokens_before=tokens,
+            tokens_after=tokens - sum(one.tokens for one in lost),
+        ),
+    )
+
+
+def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
+    """The marks of the conversation: what the water marks leave beside the other layers, or its own share of them.
+
+    Args:
+        fixed: tokens of all other layers as they are sent.
+    """
+    budget = allocation.budget
+    ceiling = max(allocation.layers["conversation"].final, budget - fixed)
+    settings = policy.conversation
+    return Marks(
+        fixed=fixed,
+        budget=budget,
+        ceiling=ceiling,
+        high=max(int(settings.high_water * budget) - fixed, int(settings.high_water * ceiling)),
+        low=max(int(settings.low_water * budget) - fixed, int(settings.low_water * ceiling)),
+    )
+
+
+def _spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
+    """Tokens of the conversation layer: every content but the human message, and the summary."""
+    human = source.request.human
+    items = sum(item.tokens for item in fitted.items if item.origin != human)
+    return items + summary_tokens(fitted.summary, policy, tally)
+
+
+def _cut(
+    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+) -> Fitted:
+    """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
+    before = _spoken(source, policy, fitted, tally)
+    if before <= budget.high:
+        return fitted
+    human = source.request.human
+    items = [_unpacked(item, human, tally) for item in fitted.items]
+    tokens = [0 if item.origin == human else item.tokens for item in items]
+    settings = policy.conversation
+    room = int(settings.summary_share * budget.budget) if settings.summary != "off" else 0
+    gone = conversation.cut(
+        conversation.units([item.content for item in items]),
+        tokens,
+        target=max(0, budget.low - room),
+        human=human,
+        last_turns=settings.last_turns,
+    )
+    freed = sum(tokens[index] for index in gone)
+    if not gone or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
+        return fitted
+    cut = tuple(items[index] for index in gone)
+    gone_contents = [item.raw for item in cut]
+    summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=source.epoch.summary) if room else ""
+    kept = tuple(item for item in items if item.origin not in set(gone))
+    reason: Reason = "window" if before > budget.ceiling else "high_water"
+    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary)
+    event = TruncationEvent(
+        layer="conversation",
+        stage="cut",
+        reason=reason,
+        item_ids=(),
+        tokens_before=before,
+        tokens_after=_spoken(source, policy, changed, tally),
+    )
+    return replace(changed, events=(*fitted.events, event))
+
+
+def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
+    """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
+    if item.outcome != "payload" or item.origin == human:
+        return item
+    return replace(item, content=item.raw, outcome="verbatim", tokens=tally.content(item.raw))
+
+
+def _shorten_responses(
+    source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally
+) -> Fitted:
+    """Emergency: responses of the exchange that the model has yet to read become extracts."""
+    over = _spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
+    if over <= 0 or not fitted.items:
+        return fitted
+    parts = conversation.units([item.content for item in fitted.items])
+    last = max(parts, key=lambda unit: unit.indices[-1])
+    targets = [at for at in last.indices if fitted.items[at].content.responses]
+    sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, tally)]
+    if not sizes:
+        return fitted
+    beside = _spoken(source, policy, fitted, tally) - sum(sizes)
+    enough = budget.high - beside >= _LEAST_EXTRACT * len(sizes)
+    room = (budget.high if enough else budget.budget - budget.fixed) - beside
+    ceiling = max(_LEAST_EXTRACT, _level(sizes, room))
+    contents = [item.raw for item in fitted.items]
+    items = list(fitted.items)
+    extracts = dict(fitted.extracts)
+    for at in targets:
+        made = shortened(items[at].raw, ceiling, asked(contents, at), tally)
+        if made.digest != items[at].content.digest:
+            items[at] = replace(items[at], content=made, outcome="extract", tokens=tally.content(made))
+            extracts[items[at].raw.digest] = ceiling
+    changed = replace(fitted, items=tuple(items), extracts=extracts)
+    event = TruncationEvent(
+        layer="conversation",
+        stage="emergency",
+        reason="window",
+        item_ids=(),
+        tokens_before=_spoken(source, policy, fitted, tally),
+        tokens_after=_spoken(source, policy, changed, tally),
+    )
+    return replace(changed, events=(*fitted.events, event))
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """The ceiling under which sizes sum to at most ``room`` when larger ones are cut down to it."""
+    left = room
+    for done, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - done)
+        if size > share:
+            return max(0, share)
+        left -= size
+    return max(sizes, default=0)
+
+
+def _shorten_request(
+    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+) -> Fitted:
+    """Emergency: the middle of an oversized request leaves a note, and goes to the store."""
+    over = _spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
+    human = source.request.human
+    if over <= 0:
+        return fitted
+    raw = source.request.contents[human] if human is not None else None
+    size = tally.count(raw.text) if raw is not None else 0
+    if raw is None or size <= _LEAST_REQUEST:
+        return replace(fitted, degradations=(*fitted.degradations, f"{over} tokens over the input budget"))
+    uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
+    kept = "" if policy.record != "full" else f"; the whole of it is {uri}"
+    note = f"[The middle of this message is left out{kept}]"
+    room = max(_LEAST_REQUEST, size - over) - tally.count(note) - 4
+    text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
+    event = TruncationEvent(
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(),
+        tokens_before=size,
+        tokens_after=tally.count(text),
+    )
+    saved = {uri: raw.text} if policy.record == "full" else {}
+    left = over - (size - tally.count(text))
+    notes = (f"{left} tokens over the input budget",) if left > 0 else ()
+    return replace(
+        fitted, request=text, saved=saved, events=(*fitted.events, event), degradations=(*fitted.degradations, *notes)
+    )

@@ -1,0 +1,105 @@
+"""The next pack where nothing but new contents was added: one step instead of a walk over the history.
+
+`extend_pack` gives what `build_pack` would give, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aether_context.build.assembly import checksum, content_fate, content_id, speaker
+from aether_context.build.fit import marks
+from aether_context.build.shares import allocated
+from aether_context.canonical import fold
+from aether_context.conversation import is_human
+from aether_context.counting import Memo, Tally
+from aether_context.errors import StepTooLarge
+from aether_context.pack import Block, Folds, Ingredients, Layer, LayerTokens, Outgoing, Pack, Prefix, Sent
+from aether_context.policy import PackPolicy
+from aether_context.tokens import TokenCounter
+
+
+def extend_pack(
+    before: Pack, source: Ingredients, policy: PackPolicy, *, counter: TokenCounter, memo: Memo | None = None
+) -> Pack | None:
+    """The pack of a request that continues the one before it, None where it has to be built anew.
+
+    Args:
+        before: the pack before it, of the same invocation, agent, policy, step, system instruction and declarations.
+        source: what it is built from; its contents begin with those of ``before.source``.
+    """
+    have = len(before.source.request.contents)
+    added = source.request.contents[have:]
+    if any(event.stage == "cut" for event in before.events) or any(map(is_human, added)) or source.hands_off:
+        return None
+    tally = Tally(counter, memo)
+    tokens = [tally.content(content) for content in added]
+    used = {layer: account.used for layer, account in before.allocation.layers.items()}
+    spoken = used["conversation"] + sum(tokens)
+    signals = replace(before.signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
+    measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
+    wanted: dict[Layer, int] = {
+        "evidence": used["evidence"], "memory": used["memory"], "conversation": spoken
+    }
+    try:
+        allocation = allocated(source, policy, measured, wanted, signals)
+    except StepTooLarge:
+        return None
+    fixed = sum(used.values()) - used["conversation"]
+    if spoken > min(marks(policy, allocation, fixed).high, allocation.budget - fixed):
+        return None
+    layers: Mapping[Layer, LayerTokens] = {
+        layer: replace(account, used=spoken if layer == "conversation" else used[layer])
+        for layer, account in allocation.layers.items()
+    }
+    sent = Sent(
+        system=before.sent.system,
+        tools=before.sent.tools,
+        contents=before.sent.contents
+        + tuple(Block(content.digest, cost) for content, cost in zip(added, tokens, strict=True)),
+    )
+    folds = Folds(
+        read=fold((content.digest for content in added), before.folds.read),
+        count=fold(map(str, tokens), before.folds.count),
+        sent=fold((content.digest for content in added), before.folds.sent),
+    )
+    rows = before.fates if before.appended is not None else before.fates[:have]
+    return replace(
+        before,
+        source=source,
+        contents=before.contents
+        + tuple(
+            Outgoing(content=content, raw=content, origin=have + at, outcome="verbatim", tokens=cost)
+            for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
+        ),
+        appended=len(added),
+        chose=False,
+        signals=signals,
+        allocation=replace(allocation, layers=layers),
+        fates=rows
+        + tuple(
+            content_fate(
+                content_id(source, have + at), "conversation", speaker(content), cost, tally.method, content.digest,
+                "kept", None, None,
+            )
+            for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
+        ),
+        events=(),
+        epoch_reason=None,
+        prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
+        degradations=source.problems,
+        request_tokens=before.request_tokens + sum(tokens),
+        saved={},
+        counts=tally.counts,
+        folds=folds,
+        stages={
+            "count": measured,
+            "retrieve": [[], []],
+            "allocate": [account.final for account in allocation.layers.values()],
+            "fit": [before.epoch.summary, [], []],
+            "render": before.stages["render"],
+        },
+        checksum=checksum(before.allowed_tools, sent, folds),
+        sent=sent,
+    )

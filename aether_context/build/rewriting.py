@@ -1,0 +1,97 @@
+"""Contents made anew: a packed message, a response cut down to an extract, a summary. Nothing is ever edited in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.compression import extract
+from aether_context.counting import Tally
+from aether_context.pack import Content, Part
+from aether_context.wire import content_of_parts, part_of
+
+_DOMINANT = 0.8
+
+
+def text_part(text: str) -> Part:
+    return part_of({"text": text})
+
+
+def message(raw: Content, text: str) -> Content:
+    """A message with its text replaced; whatever is not text stays, behind it."""
+    return content_of_parts(raw.role, [text_part(text), *(part for part in raw.parts if part.kind != "text")])
+
+
+def summary_content(text: str) -> Content:
+    return content_of_parts("user", [text_part(text)])
+
+
+def asked(contents: Sequence[Content], index: int) -> str:
+    """The arguments of the calls that the content at ``index`` answers, as a query."""
+    for at in range(index - 1, -1, -1):
+        if contents[at].calls:
+            return " ".join(part.text for part in contents[at].calls)
+    return ""
+
+
+def shortened(raw: Content, ceiling: int, query: str, tally: Tally) -> Content:
+    """A content whose responses of more than ``ceiling`` tokens are extracts of at most that many."""
+    key = f"{raw.digest}:{ceiling}:{hash_text(query)}"
+    found = tally.remembered(key)
+    if found is None:
+        found = content_of_parts(raw.role, [_shortened(part, ceiling, query, tally) for part in raw.parts])
+        tally.remember(key, found)
+    return found
+
+
+def response_tokens(content: Content, tally: Tally) -> list[int]:
+    """Tokens of each response in a content."""
+    return [tally.count(part.text) for part in content.parts if part.kind == "response"]
+
+
+def _shortened(part: Part, ceiling: int, query: str, tally: Tally) -> Part:
+    if part.kind != "response" or tally.count(part.text) <= ceiling:
+        return part
+    wire = json.loads(part.wire)
+    held = wire["function_response"]
+    held["response"] = _extracted(held.get("response"), ceiling, query, tally)
+    return replace(part, text=canonical_json(held["response"]), wire=canonical_json(wire))
+
+
+def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
+    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a value a line."""
+    whole = canonical_json(response)
+    leaf = max(_strings(response, ()), key=lambda one: (len(one[1]), one[0]), default=None)
+    if leaf is not None and len(leaf[1]) >= _DOMINANT * len(whole):
+        path, text = leaf
+    else:
+        response, path, text = {"extract": ""}, ("extract",), json.dumps(response, ensure_ascii=False, indent=1)
+    budget = ceiling
+    while True:
+        chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
+        result = _with(response, path, chosen)
+        over = tally.count(canonical_json(result)) - ceiling
+        if over <= 0 or budget <= 1:
+            return result
+        budget = max(1, budget - over - budget // 20)
+
+
+def _strings(value: JSON, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        return [(path, value)]
+    if isinstance(value, dict):
+        return [found for key in value for found in _strings(value[key], (*path, key))]
+    if isinstance(value, list):
+        return [found for at, one in enumerate(value) for found in _strings(one, (*path, at))]
+    return []
+
+
+def _with(value: JSON, path: tuple[str | int, ...], text: str) -> JSON:
+    if not path:
+        return text
+    changed: Any = dict(value) if isinstance(value, dict) else list(value)
+    changed[path[0]] = _with(value[path[0]], path[1:], text)
+    return changed

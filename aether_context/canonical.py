@@ -1,0 +1,78 @@
+"""Canonical JSON and tagged hashes: the same value gives the same bytes on every machine.
+
+Canonical JSON here has sorted keys, no white space, non-ASCII characters as themselves in UTF-8, and no NaN or
+infinity. A lone surrogate, which UTF-8 cannot hold, is written as its ``\\uXXXX`` escape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+JSON: TypeAlias = Any
+"""A JSON value: None, bool, int, float, str, list or dict with string keys."""
+
+HASH_TAG = "sha256:"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def canonical_json(value: JSON) -> str:
+    """The canonical text of a JSON value.
+
+    Raises:
+        ValueError: the value holds NaN or infinity; see `plain`.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if text.isascii():
+        return text
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def plain(value: object) -> JSON:
+    """The nearest JSON value: what JSON cannot hold (NaN, bytes, objects, keys that are not strings) becomes text."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=canonical_json)
+    if isinstance(value, (bytes, bytearray)):
+        return hash_bytes(bytes(value))
+    return str(value)
+
+
+def hash_bytes(data: bytes) -> str:
+    """``sha256:`` and 64 hexadecimal digits."""
+    return HASH_TAG + hashlib.sha256(data).hexdigest()
+
+
+def hash_text(text: str) -> str:
+    """The tagged hash of a text's UTF-8 bytes; lone surrogates hash as themselves."""
+    return hash_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def hash_json(value: JSON) -> str:
+    """The tagged hash of a value's canonical JSON."""
+    return hash_text(canonical_json(value))
+
+
+def fold(pieces: Iterable[str], start: str = "") -> str:
+    """One hash over a sequence, made piece by piece: ``fold(a + b) == fold(b, start=fold(a))``."""
+    held = start
+    for piece in pieces:
+        held = hashlib.sha256(f"{held}\n{piece}".encode("utf-8", "surrogatepass")).hexdigest()
+    return held
+
+
+def short(digest: str, length: int = 8) -> str:
+    """The first digits of a tagged hash, for names that people read."""
+    return digest.removeprefix(HASH_TAG)[:length]

@@ -1,0 +1,171 @@
+"""Shorter text that never paraphrases: verbatim lines of a long text, and summaries made of a conversation's own lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aether_context.pack import Content
+
+_WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_LONG_LINE = 2_000
+_PIECE = 400
+
+
+class Counts(Protocol):
+    """Counts the tokens of a text."""
+
+    def count(self, text: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extract:
+    """Verbatim lines of a longer text, in order, with notes of what is missing. ``kept`` of ``total`` lines stand in it."""
+
+    text: str
+    kept: int
+    total: int
+
+
+def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> Extract:
+    """The head, the tail and the most relevant lines of a text, within a budget.
+
+    Half of the budget goes to lines that share rare words with ``query``, the other half to the head and the tail,
+    two to one. Lines of more than 2,000 characters are taken in pieces of 400. Every gap leaves a note with the
+    numbers of the missing lines. A text that fits comes back as it is.
+
+    Args:
+        max_tokens: ceiling for the result, notes included. Under about 30 nothing but a note fits.
+    """
+    whole = counter.count(text)
+    if whole <= max_tokens:
+        total = text.count("\n") + 1
+        return Extract(text=text, kept=total, total=total)
+    lines = _lines(text)
+    per_character = whole / max(1, len(text))
+    budget = float(max_tokens)
+    while budget >= 8:
+        chosen = _choose(lines, budget, per_character, query)
+        result = _rendered(lines, chosen)
+        used = counter.count(result)
+        if used <= max_tokens:
+            return Extract(text=result, kept=len(chosen), total=len(lines))
+        budget *= min(0.9, max_tokens / used)
+    return Extract(text=f"[{len(lines)} lines left out]", kept=0, total=len(lines))
+
+
+def _lines(text: str) -> list[str]:
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= _LONG_LINE:
+            lines.append(line)
+        else:
+            lines += [line[start : start + _PIECE] for start in range(0, len(line), _PIECE)]
+    return lines
+
+
+def _choose(lines: Sequence[str], budget: float, per_character: float, query: str) -> set[int]:
+    note = 14.0
+    cost = [len(line) * per_character + 1 for line in lines]
+    wanted = _relevance(lines, query)
+    ranked = sorted((at for at in range(len(lines)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
+    chosen: set[int] = set()
+    left = budget - note
+    share = left / 2 if ranked else 0.0
+    left -= share
+    left -= _take(range(len(lines)), cost, left * 2 / 3, chosen)
+    left -= _take(range(len(lines) - 1, -1, -1), cost, left, chosen)
+    share += max(0.0, left)
+    for at in ranked:
+        extra = 0.0 if at in chosen else cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
+        if extra <= share:
+            chosen.add(at)
+            share -= extra
+        if share < note:
+            break
+    return chosen
+
+
+def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: set[int]) -> float:
+    used = 0.0
+    for at in order:
+        if at in chosen or used + cost[at] > budget:
+            break
+        chosen.add(at)
+        used += cost[at]
+    return used
+
+
+def _relevance(lines: Sequence[str], query: str) -> list[float]:
+    """How many of the query's words a line holds, each weighed by how rare it is in the text."""
+    wanted = {word.casefold() for word in _WORD.findall(query)}
+    if not wanted:
+        return [0.0] * len(lines)
+    found = [wanted & {word.casefold() for word in _WORD.findall(line)} for line in lines]
+    frequency: dict[str, int] = {}
+    for words in found:
+        for word in words:
+            frequency[word] = frequency.get(word, 0) + 1
+    return [sum(1 / frequency[word] for word in sorted(words)) for words in found]
+
+
+def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        if at in chosen:
+            out.append(lines[at])
+            at += 1
+            continue
+        start = at
+        while at < len(lines) and at not in chosen:
+            at += 1
+        span = f"line {start + 1}" if at - start == 1 else f"lines {start + 1}-{at}"
+        out.append(f"[… {span} of {len(lines)} left out …]")
+    return "\n".join(out)
+
+
+def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
+    """What was cut, in the conversation's own words: bullets with the speakers' lines, calls by name.
+
+    Human messages come first and whole while they fit, then the model's, the latest before older ones; within the
+    summary they stand in their order. Empty where not even one bullet fits.
+
+    Args:
+        earlier: the summary of an earlier cut, whose bullets compete with the new ones.
+    """
+    bullets = [line for line in earlier.splitlines() if not line.startswith(_MISSING)]
+    before = sum(int(line.removeprefix(_MISSING).split()[0]) for line in earlier.splitlines() if line.startswith(_MISSING))
+    bullets += [line for content in contents if (line := _bullet(content))]
+    budget = max_tokens - 12
+    chosen: set[int] = set()
+    for human in (True, False):
+        for at in range(len(bullets) - 1, -1, -1):
+            if bullets[at].startswith(_USER) is not human or budget <= 0:
+                continue
+            cost = counter.count(bullets[at]) + 1
+            if cost <= budget:
+                chosen.add(at)
+                budget -= cost
+    if not chosen:
+        return ""
+    missing = before + len(bullets) - len(chosen)
+    return "\n".join([bullets[at] for at in sorted(chosen)] + ([f"{_MISSING}{missing}"] if missing else []))
+
+
+_USER = "- user: "
+_MISSING = "- messages left out: "
+
+
+def _bullet(content: Content) -> str:
+    """A content as one line, cut at 600 characters for people and 300 for the model; empty where it says nothing."""
+    text = " ".join(content.text.split())
+    if content.responses:
+        return ""
+    if content.role == "user":
+        return _USER + text[:600] if text else ""
+    called = ", ".join(part.name for part in content.calls)
+    said = (text[:300] + (f" (called {called})" if called else "")).strip()
+    return f"- model: {said}" if said else ""

@@ -1,0 +1,198 @@
+"""Exchanges, turns, and cuts that never tear them: what of the history is still sent.
+
+An *exchange* is a model content with function calls and the contents that answer them: whole or absent. A *turn* is a
+human message up to the next one. A cut leaves whole units out from the oldest, once, down to a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from aether_context.pack import Content, Epoch
+
+UnitKind: TypeAlias = Literal["human", "exchange", "message"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Contents that stay or go together, by index, and the turn (from 0) they belong to."""
+
+    kind: UnitKind
+    indices: tuple[int, ...]
+    turn: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """An exchange whose calls are not all answered: pairs of call id and name that still wait."""
+
+    unit: int
+    waiting: list[tuple[str, str]]
+
+
+def is_human(content: Content) -> bool:
+    """Whether a content is somebody's words to the model, not a tool's answer."""
+    return content.role == "user" and not content.responses and not content.calls
+
+
+def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
+    """The units of a history, in order of their first content.
+
+    A response belongs to the call with its id; without an id, to the earliest waiting call with its name. Answers that
+    arrive late, or apart from each other, join their exchange wherever they stand. A response that answers nothing is
+    a message of its own.
+    """
+    members: list[list[int]] = []
+    kinds: list[UnitKind] = []
+    turns: list[int] = []
+    waiting: list[_Open] = []
+    turn = -1
+    for index, content in enumerate(contents):
+        homes = _answered(content, waiting) if content.responses else []
+        if homes:
+            for other in homes[1:]:
+                members[homes[0]] += members[other]
+                members[other] = []
+            members[homes[0]].append(index)
+            _reopen(waiting, homes)
+            continue
+        human = is_human(content)
+        if turn < 0 or (human and kinds[-1] != "human"):
+            turn += 1
+        calls = content.calls
+        members.append([index])
+        kinds.append("human" if human else "exchange" if calls else "message")
+        turns.append(turn)
+        if calls:
+            waiting.append(_Open(len(members) - 1, [(part.call_id, part.name) for part in calls]))
+    return tuple(
+        Unit(kind=kind, indices=tuple(sorted(indices)), turn=at)
+        for kind, indices, at in zip(kinds, members, turns, strict=True)
+        if indices
+    )
+
+
+def _answered(content: Content, waiting: list[_Open]) -> list[int]:
+    """The units whose calls this content answers, earliest first; those calls stop waiting."""
+    homes: set[int] = set()
+    for response in content.responses:
+        for opened in waiting:
+            match = next((call for call in opened.waiting if _answers(response.call_id, response.name, call)), None)
+            if match is not None:
+                opened.waiting.remove(match)
+                homes.add(opened.unit)
+                break
+    waiting[:] = [opened for opened in waiting if opened.waiting]
+    return sorted(homes)
+
+
+def _answers(call_id: str, name: str, call: tuple[str, str]) -> bool:
+    return call_id == call[0] if call_id and call[0] else name == call[1]
+
+
+def _reopen(waiting: list[_Open], homes: list[int]) -> None:
+    for opened in waiting:
+        if opened.unit in homes:
+            opened.unit = homes[0]
+
+
+def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
+    """Positions in ``parts`` that no cut takes: the final human message with its neighbours, and the last exchange.
+
+    The last exchange is protected while nothing of the model's follows it, that is, while the model has yet to read it.
+    """
+    keep: set[int] = set()
+    final = next((at for at, unit in enumerate(parts) if human is not None and human in unit.indices), None)
+    if final is not None:
+        keep.add(final)
+        for step in (-1, 1):
+            at = final + step
+            while 0 <= at < len(parts) and parts[at].kind == "human" and parts[at].turn == parts[final].turn:
+                keep.add(at)
+                at += step
+    last = max(range(len(parts)), key=lambda at: parts[at].indices[-1], default=None)
+    if last is not None:
+        keep.add(last)
+    return frozenset(keep)
+
+
+def cut(
+    parts: Sequence[Unit],
+    tokens: Sequence[int],
+    *,
+    target: int,
+    human: int | None,
+    last_turns: int,
+) -> tuple[int, ...]:
+    """The indices of the contents to leave out so that the rest holds at most ``target`` tokens.
+
+    Whole units go, the oldest first; turns before the ``last_turns`` latest go before any of those. A turn's human
+    message outlives its answers and goes with the last of them, so what stays always begins with a human message.
+
+    Args:
+        tokens: tokens of each content.
+        human: index of the final human message, which stays, like the exchange that the model has yet to read.
+
+    Returns:
+        Sorted indices; fewer tokens than asked for are freed where only protected units are left.
+    """
+    excess = sum(tokens) - target
+    if excess <= 0 or not parts:
+        return ()
+    stay = protected(parts, human)
+    out: list[int] = []
+    first_recent = max(unit.turn for unit in parts) - last_turns + 1
+    for turn in sorted({unit.turn for unit in parts}, key=lambda at: (at >= first_recent, at)):
+        members = [at for at, unit in enumerate(parts) if unit.turn == turn]
+        order = sorted(members, key=lambda at: (parts[at].kind == "human", at))
+        answers = sum(parts[at].kind != "human" for at in order)
+        for at in order:
+            if excess <= 0 and not (parts[at].kind == "human" and answers == 0):
+                return tuple(sorted(out))
+            if at in stay or (parts[at].kind == "human" and answers):
+                continue
+            out += parts[at].indices
+            answers -= parts[at].kind != "human"
+            excess -= sum(tokens[index] for index in parts[at].indices)
+    return tuple(sorted(out))
+
+
+def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
+    """Indices in a host's list of ``total`` contents that are still sent."""
+    kept = [index for start, stop in epoch.kept for index in range(start, min(stop, total))]
+    return (*kept, *range(min(epoch.cut_count, total), total))
+
+
+def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Sorted indices as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)
+
+
+def torn(contents: Sequence[Content]) -> tuple[int, ...]:
+    """Indices of contents with a response that answers no call among them."""
+    parts = units(contents)
+    alone = {unit.indices[0] for unit in parts if unit.kind == "message"}
+    return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
+
+
+def superseded_payloads(contents: Sequence[Content], payloads: Mapping[str, int]) -> dict[int, int]:
+    """Which content takes which payload: content index to payload position.
+
+    ``payloads`` counts the payloads for each raw digest. Equal messages take theirs from the latest to the earliest.
+    """
+    left = dict(payloads)
+    taken: dict[int, int] = {}
+    for index in range(len(contents) - 1, -1, -1):
+        count = left.get(contents[index].digest, 0)
+        if count and is_human(contents[index]):
+            left[contents[index].digest] = count - 1
+            taken[index] = count - 1
+    return taken

@@ -1,0 +1,107 @@
+"""Every error this package raises, in one tree.
+
+    AetherContextError
+    ├── PolicyError          a setting is wrong: which field, which value, and the cure
+    ├── StepTooLarge         what must be sent does not fit the window
+    ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
+    ├── StoreError           the store could not be read or written
+    │   ├── PackNotFound     no pack of that id is in the store
+    │   └── BlobNotFound     a pack names content that the store does not hold
+    ├── ManifestError        a manifest is not one, or is not what was written
+    │   ├── SchemaVersionError   written by a version this one cannot read
+    │   └── ChecksumMismatch     a byte changed since it was written
+    └── ReplayError          a pack could not be built again
+        ├── ReplayIncomplete     the recording lacks what a replay needs
+        └── ReplayMismatch       the first stage whose result differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class AetherContextError(Exception):
+    """The root of all errors raised by this package."""
+
+
+class PolicyError(AetherContextError):
+    """A setting of a policy is wrong."""
+
+    def __init__(self, message: str, *, field: str | None = None, source: str | None = None) -> None:
+        self.field = field
+        self.source = source
+        super().__init__(message)
+
+
+class StepTooLarge(AetherContextError):
+    """System, task and tools alone exceed the input budget, so the step has to be split.
+
+    All quantities are tokens.
+    """
+
+    def __init__(self, *, window: int, slack: int, measured: Mapping[str, int]) -> None:
+        self.window = window
+        self.slack = slack
+        self.measured = dict(measured)
+        self.needed = sum(measured.values())
+        self.budget = window - slack
+        parts = ", ".join(f"{layer} {tokens}" for layer, tokens in self.measured.items())
+        largest = max(self.measured, key=lambda layer: self.measured[layer])
+        super().__init__(
+            f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} "
+            f"(window {window} - slack {slack}): split the step, or shorten its {largest} layer"
+        )
+
+
+class MissingExtra(AetherContextError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        self.extra = extra
+        super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context[{extra}]"')
+
+
+class StoreError(AetherContextError):
+    """The store could not be read or written."""
+
+
+class PackNotFound(StoreError):
+    """No pack of that id is in the store."""
+
+
+class BlobNotFound(StoreError):
+    """A pack names content that the store does not hold."""
+
+
+class ManifestError(AetherContextError):
+    """A manifest is not one, or is not what was written."""
+
+
+class SchemaVersionError(ManifestError):
+    """The manifest was written by a version that this one cannot read."""
+
+
+class ChecksumMismatch(ManifestError):
+    """What is stored is not what was written."""
+
+
+class ReplayError(AetherContextError):
+    """A pack could not be built again from its manifest."""
+
+
+class ReplayIncomplete(ReplayError):
+    """The recording lacks what a replay needs."""
+
+    def __init__(self, missing: list[str]) -> None:
+        self.missing = missing
+        super().__init__("the recording lacks what a replay needs: " + "; ".join(missing))
+
+
+class ReplayMismatch(ReplayError):
+    """A stage of the replay gave another result than the recorded one."""
+
+    def __init__(self, stage: str, recorded: str, found: str) -> None:
+        self.stage = stage
+        self.recorded = recorded
+        self.found = found
+        super().__init__(f"stage {stage!r} differs: recorded {recorded}, replayed {found}")

@@ -1,0 +1,437 @@
+"""The values that travel through the pipeline: frozen, pure, and without identity beyond their content.
+
+Times are seconds since 1970-01-01 UTC. Quantities named ``tokens`` are model tokens as the pack's counter sees them.
+A digest is a tagged hash (see `aether_context.canonical`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from aether_context.canonical import JSON
+
+Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
+LAYERS: tuple[Layer, ...] = ("system", "task", "tools", "evidence", "memory", "conversation", "slack")
+FIXED_LAYERS: tuple[Layer, ...] = ("system", "task", "tools")
+FLEXIBLE_LAYERS: tuple[Layer, ...] = ("evidence", "memory", "conversation")
+
+Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
+
+PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
+
+State: TypeAlias = Literal["kept", "extract", "summary", "dropped", "in_tail", "redacted"]
+"""What became of a candidate: sent verbatim, as chosen lines, within a summary, not at all, or already in the tail."""
+
+Reason: TypeAlias = Literal[
+    "below_floor",
+    "beyond_k",
+    "duplicate",
+    "expired",
+    "over_allocation",
+    "high_water",
+    "window",
+    "compression_off",
+    "already_in_conversation",
+    "not_in_scope",
+]
+"""Why something was reduced or left out. The set is closed."""
+
+Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "emergency", "scope"]
+
+EpochReason: TypeAlias = Literal[
+    "first_call",
+    "high_water",
+    "step_changed",
+    "role_changed",
+    "acceptance_changed",
+    "system_changed",
+    "tools_changed",
+    "history_rewritten",
+]
+"""Why an epoch began. The set is closed."""
+
+PrefixBreak: TypeAlias = Literal[
+    "new_invocation", "cut", "tools_changed", "system_changed", "payload_changed", "history_rewritten", "unknown"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a content.
+
+    ``text`` is what a model reads of it: the text itself, the canonical JSON of a call's arguments or of a response,
+    the canonical JSON of anything unknown, and nothing for media. ``wire`` is its canonical JSON as it is sent, with
+    binary data replaced by its digest. ``size_bytes`` is the size of that data.
+    """
+
+    kind: PartKind
+    text: str
+    wire: str
+    name: str = ""
+    call_id: str = ""
+    mime_type: str = ""
+    size_bytes: int = 0
+    media_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """One message of a request. ``digest`` is the hash of ``wire``, the canonical JSON of role and parts.
+
+    ``calls`` and ``responses`` are those among its parts.
+    """
+
+    role: str
+    parts: tuple[Part, ...]
+    wire: str
+    digest: str
+    calls: tuple[Part, ...] = ()
+    responses: tuple[Part, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text parts, a line break between two; thoughts, calls and responses left out."""
+        return "\n".join(part.text for part in self.parts if part.kind == "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function declaration. ``signature`` is its line in the payload; ``essential`` ones are never narrowed away."""
+
+    name: str
+    signature: str
+    wire: str
+    digest: str
+    essential: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as the host made it.
+
+    ``contents`` are those that no earlier cut took away; ``positions`` are their indices in the host's own list.
+    ``human`` is the index within ``contents`` of the final human message, None where there is none.
+    ``other_tools`` are the wires of tools that are not functions.
+    """
+
+    model: str
+    system: str
+    system_is_text: bool
+    tools: tuple[Tool, ...]
+    other_tools: tuple[str, ...]
+    contents: tuple[Content, ...]
+    positions: tuple[int, ...]
+    human: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceItem:
+    """One line of a step's checklist. ``needs_evidence`` is set where only proof completes it."""
+
+    id: str
+    text: str
+    needs_evidence: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the agent is asked to do now, from the session's plan or from the user's request."""
+
+    task_id: str = ""
+    task: str = ""
+    goal: str = ""
+    step_id: str = ""
+    text: str = ""
+    role: str = ""
+    acceptance: tuple[AcceptanceItem, ...] = ()
+    constraints: tuple[str, ...] = ()
+    expected_tool_calls: int | None = None
+    risk: Literal["low", "medium", "high"] | None = None
+    open_questions: tuple[str, ...] | None = None
+    next: tuple[str, ...] = ()
+    stop_when: tuple[str, ...] = ()
+    tools: tuple[str, ...] | None = None
+
+
+Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Something that could enter the evidence or the memory layer.
+
+    ``line`` is its rendered text and what ``tokens`` counts. ``time`` is None where unknown. ``covers`` holds the ids
+    of the acceptance items that it proves. ``scores`` are those of retrieval, best known names: ``bm25``,
+    ``similarity`` (0 to 1), ``mmr``.
+    """
+
+    id: str
+    layer: Layer
+    source: str
+    text: str
+    digest: str
+    line: str = ""
+    tokens: int = 0
+    time: float | None = None
+    uri: str = ""
+    covers: tuple[str, ...] = ()
+    expires: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        return self.scores.get("similarity", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of one candidate: a row of the manifest."""
+
+    id: str
+    layer: Layer
+    source: str
+    tokens: int
+    method: Accuracy
+    digest: str
+    state: State
+    reason: Reason | None = None
+    sent_tokens: int | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    time: float | None = None
+    uri: str = ""
+    covers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncationEvent:
+    """One recorded act of leaving something out."""
+
+    layer: Layer
+    stage: Stage
+    reason: Reason
+    item_ids: tuple[str, ...]
+    tokens_before: int
+    tokens_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTokens:
+    """Tokens of one layer: the floor promised, the nominal share, what lending added or took, the ceiling, the use."""
+
+    floor: int
+    nominal: int
+    lent: int
+    final: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Whole tokens per layer for one pack. The finals never sum to more than ``window``."""
+
+    window: int
+    slack: int
+    layers: Mapping[Layer, LayerTokens]
+    weights: Mapping[Layer, float]
+
+    @property
+    def budget(self) -> int:
+        """The input budget ``B = W - S``."""
+        return self.window - self.slack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """The eight signals of the allocator. None is unknown, and weighs as the neutral one half."""
+
+    checklist_evidence_ratio: float | None = None
+    expected_tool_calls: int | None = None
+    risk: Literal["low", "medium", "high"] | None = None
+    retrieval_hit_rate: float | None = None
+    similarity: float | None = None
+    freshness_days: float | None = None
+    unresolved_questions: int | None = None
+    dialogue_depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedMessage:
+    """A human message whose payload is sent in its place, here or at later calls.
+
+    ``of`` is the digest of the raw content. The conversation summary, where it belongs into the payload, stands
+    between ``before`` and ``after``; both are empty where the message is sent as it is. ``used`` holds the tokens of
+    evidence and memory in it.
+    """
+
+    of: str
+    invocation: str
+    before: str
+    after: str
+    used: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """Where a conversation stands between two cuts; what a later call, worker or process needs to go on.
+
+    Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
+    ``cut_hash`` is the digest of the last content cut. ``extracts`` maps digests of contents to the tokens that each
+    of their responses was shortened to. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
+    ``step``, ``role``, ``acceptance``.
+    """
+
+    number: int = 0
+    cut_count: int = 0
+    cut_hash: str = ""
+    kept: tuple[tuple[int, int], ...] = ()
+    summary: str = ""
+    contract: bool = False
+    extracts: Mapping[str, int] = field(default_factory=dict)
+    payloads: tuple[PackedMessage, ...] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose model call a pack is for. ``call`` counts the model calls of one agent in one invocation from 1."""
+
+    app: str
+    user: str
+    session: str
+    invocation: str
+    agent: str
+    branch: str = ""
+    call: int = 1
+    last_event_id: str = ""
+    last_event_time: float = 0.0
+
+
+class Block(NamedTuple):
+    """One piece of an outgoing request, for comparing a request with the one before it."""
+
+    digest: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """An outgoing request as blocks, in the order in which a provider's prefix cache sees them."""
+
+    system: Block
+    tools: tuple[Block, ...]
+    contents: tuple[Block, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.system, *self.tools, *self.contents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredients:
+    """All that `aether_context.build.build_pack` reads.
+
+    ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence
+    that the host knows of. ``previous`` is the request before this one, None where it is unknown.
+    ``can_mask`` is set where the model takes a list of allowed function names; ``hands_off`` says why a request must
+    leave as it came, and is empty where it need not. ``rewritten`` is set where the host changed history that an earlier cut relied on. ``problems`` are what was wrong
+    with the host's data and was ignored.
+    """
+
+    identity: Identity
+    request: Request
+    window: int
+    output_tokens: int | None = None
+    step: Step
+    validity: Validity = "unplanned"
+    invalid_reason: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    epoch: Epoch = field(default_factory=Epoch)
+    first_call: bool = True
+    rewritten: bool = False
+    previous: Sent | None = None
+    previous_pack: str = ""
+    can_mask: bool = True
+    hands_off: str = ""
+    problems: tuple[str, ...] = ()
+
+
+Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """One content on its way out.
+
+    ``raw`` is what the host gave and ``origin`` its index in ``Request.contents``; for a content that was made here
+    these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its.
+    """
+
+    content: Content
+    raw: Content
+    origin: int
+    outcome: Outcome
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """What a provider's prefix cache could serve. None is unknown: the request before is not known here."""
+
+    shared_tokens: int | None
+    broken_by: PrefixBreak | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folds:
+    """Hashes over the contents so far, each made content by content, so that an appended one costs one step."""
+
+    read: str = ""
+    count: str = ""
+    sent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """A whole outgoing request with the account of how it came about.
+
+    ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number
+    of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
+    candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
+    names that calls are restricted to, None where they are not. ``saved`` are texts that were taken out of the request
+    and have to be stored, by the URI that the request shows. ``counts`` are token counts by short digest. ``stages``
+    is what each stage gave, in the pipeline's order, as JSON values.
+    """
+
+    source: Ingredients
+    system: str
+    tools: tuple[Tool, ...]
+    contents: tuple[Outgoing, ...]
+    made: tuple[int, ...]
+    appended: int | None
+    chose: bool
+    allowed_tools: tuple[str, ...] | None
+    tools_left_out: Mapping[str, Reason]
+    scope_mode: str
+    signals: Signals
+    allocation: Allocation
+    fates: tuple[Fate, ...]
+    events: tuple[TruncationEvent, ...]
+    epoch: Epoch
+    epoch_reason: EpochReason | None
+    prefix: Prefix
+    evidence_needed: tuple[str, ...]
+    degradations: tuple[str, ...]
+    request_tokens: int
+    method: Accuracy
+    saved: Mapping[str, str]
+    counts: Mapping[str, int]
+    folds: Folds
+    stages: Mapping[str, JSON]
+    checksum: str
+    sent: Sent
+
+    @property
+    def identity(self) -> Identity:
+        return self.source.identity

@@ -1,0 +1,323 @@
+"""Settings: frozen, one model per stage, read from a profile's name, a TOML file or keyword arguments.
+
+Every field says its unit and what "off" is. ``PackPolicy(...)`` starts from the ``chat`` profile,
+``PackPolicy.load("research")`` from another one, ``PackPolicy.load("my.toml")`` from a file that may name a profile.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.errors import PolicyError
+from aether_context.pack import FLEXIBLE_LAYERS
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Range(_Settings):
+    """A closed range of shares, each 0 to 1."""
+
+    low: float = Field(ge=0, le=1)
+    """The smallest share."""
+    high: float = Field(ge=0, le=1)
+    """The largest share."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+
+class FloorSettings(_Settings):
+    """Shares of the window that layers are promised, 0 to 1 each."""
+
+    system: float = Field(default=0.06, ge=0, le=1)
+    """For the system instruction (6-8% in the tables that this starts from)."""
+    task: float = Field(default=0.08, ge=0, le=1)
+    """For the task, the step, its checklist and the user's request (6-10%)."""
+    tools: float = Field(default=0.05, ge=0, le=1)
+    """For the function declarations (4-6%)."""
+    slack: float = Field(default=0.10, ge=0, lt=1)
+    """Kept free for the answer, never spent on input (10-15%)."""
+
+    @model_validator(mode="after")
+    def _leave_room(self) -> Self:
+        total = self.system + self.task + self.tools + self.slack
+        if total >= 1:
+            raise ValueError(f"the floors sum to {total:.2f}: below 1 leaves room for evidence, memory and conversation")
+        return self
+
+
+class ShareSettings(_Settings):
+    """Ranges of the remainder's shares; what is left after floors and slack is split within them."""
+
+    evidence: Range = Range(low=0.20, high=0.35)
+    """Share of the remainder for evidence."""
+    memory: Range = Range(low=0.20, high=0.30)
+    """Share of the remainder for memory."""
+    conversation: Range = Range(low=0.40, high=0.55)
+    """Share of the remainder for earlier turns and tool exchanges."""
+
+    @model_validator(mode="after")
+    def _feasible(self) -> Self:
+        low = sum(getattr(self, layer).low for layer in FLEXIBLE_LAYERS)
+        high = sum(getattr(self, layer).high for layer in FLEXIBLE_LAYERS)
+        if low > 1 or high < 1:
+            raise ValueError(f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}")
+        return self
+
+
+class SignalSettings(_Settings):
+    """How signals move the shares."""
+
+    gain: float = Field(default=0.3, ge=0)
+    """How far all signals of a layer together can raise its weight. 0 switches signals off."""
+    tool_calls_half: float = Field(default=4, gt=0)
+    """Expected tool calls at which that signal is one half."""
+    questions_half: float = Field(default=3, gt=0)
+    """Open questions at which that signal is one half."""
+    depth_half: float = Field(default=6, gt=0)
+    """Turns in the conversation at which that signal is one half."""
+    freshness_half_life_days: float = Field(default=14, gt=0)
+    """Days after which a memory's freshness has fallen to one half."""
+
+
+class BudgetSettings(_Settings):
+    """The allocator."""
+
+    floors: FloorSettings = FloorSettings()
+    shares: ShareSettings = ShareSettings()
+    signals: SignalSettings = SignalSettings()
+    lending: bool = True
+    """Whether layers that want more get the tokens that others leave unspent."""
+
+
+class ConversationSettings(_Settings):
+    """Cuts of the conversation."""
+
+    high_water: float = Field(default=0.8, gt=0, le=1)
+    """Share of the input budget above which a cut is made. 1 cuts only where the budget itself is passed."""
+    low_water: float = Field(default=0.5, gt=0, le=1)
+    """Share of the input budget that a cut goes down to, in one act."""
+    last_turns: int = Field(default=3, ge=1)
+    """Latest turns that outlive older ones; they stay whole while they fit."""
+    summary: Literal["head", "payload", "off"] = "head"
+    """Where the summary of what was cut stands: before the turns that are kept, inside the payload, or nowhere."""
+    summary_share: float = Field(default=0.06, ge=0, le=0.5)
+    """The summary's ceiling, as a share of the input budget."""
+    past_payloads: Literal["packed", "raw"] = "packed"
+    """Whether the message of an earlier invocation keeps its packed text until the next cut, or returns to its own."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low_water > self.high_water:
+            raise ValueError(f"low_water {self.low_water} is above high_water {self.high_water}")
+        return self
+
+
+class RetrievalSettings(_Settings):
+    """What may enter the evidence and memory layers."""
+
+    memory_k: int = Field(default=12, ge=0)
+    """Most memories in a pack. 0 keeps them all out."""
+    evidence_k: int = Field(default=12, ge=0)
+    """Most pieces of evidence in a pack. 0 keeps them all out."""
+    floor: float = Field(default=0.05, ge=0, le=1)
+    """Similarity (0 to 1) under which no memory enters. Evidence that covers an acceptance item enters regardless."""
+    mmr_lambda: float = Field(default=0.7, ge=0, le=1)
+    """Weight of relevance against diversity in MMR: 1 is relevance alone."""
+    memory_timeout_seconds: float = Field(default=2.0, gt=0)
+    """Deadline for the app's memory service."""
+
+
+class PayloadSettings(_Settings):
+    """The structured text in the final user message."""
+
+    contract: Literal["system", "payload", "off"] = "system"
+    """Where the text that explains the pack stands: in the system instruction, at the payload's head, or nowhere."""
+    recitation: bool = False
+    """Whether the model is asked to restate step and acceptance first."""
+    tool_lines: bool = True
+    """Whether a step's tools are listed, a line each, beside their declarations."""
+    top_evidence: int = Field(default=2, ge=0)
+    """Pieces of evidence moved near the end, after the acceptance list."""
+
+
+class ToolSettings(_Settings):
+    """Which declarations the model sees."""
+
+    scope: Literal["auto", "off", "prune", "mask"] = "auto"
+    """``prune`` declares only the step's tools, ``mask`` restricts calls to them, ``auto`` prunes where a step names
+    its tools and is off elsewhere."""
+    always: tuple[str, ...] = ()
+    """Names of tools that are declared whatever the step says."""
+
+
+class PackPolicy(_Settings):
+    """All settings of a pack. Immutable; `digest` identifies it in manifests."""
+
+    profile: Literal["chat", "coding", "research", "requirements", "test_cases"] = "chat"
+    """The kind of task whose ranges this policy starts from."""
+    max_input_tokens: int | None = Field(default=None, ge=256)
+    """Tokens that cap the model's window. None takes the model's own."""
+    windows: Mapping[str, int] = {}
+    """Windows in tokens by model name; they override what is known of a model."""
+    agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
+    """The profile of single agents, by agent name."""
+    budget: BudgetSettings = BudgetSettings()
+    conversation: ConversationSettings = ConversationSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    payload: PayloadSettings = PayloadSettings()
+    tools: ToolSettings = ToolSettings()
+    on_invalid: Literal["warn", "raise", "respond"] = "warn"
+    """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
+    warning, raise, or answer in the model's place."""
+    record: Literal["full", "hashes", "off"] = "full"
+    """``full`` keeps the texts, so that packs replay; ``hashes`` keeps none; ``off`` writes nothing."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**_with_profile(settings))
+        except ValidationError as error:
+            raise _policy_error(error, type(self), None) from error
+
+    @classmethod
+    def load(cls, source: str | Path | None = None, **overrides: Any) -> PackPolicy:
+        """A policy from a profile's name or a TOML file, with overrides on top.
+
+        Args:
+            source: a profile's name (``chat``, ``coding``, ``research``, ``requirements``, ``test_cases``), the path
+                of a TOML file, or None for ``chat``.
+            overrides: fields of `PackPolicy`; a mapping for a section is merged into it.
+
+        Raises:
+            PolicyError: an unknown profile or field, or a value out of range; it names the field, the file, and the
+                nearest valid name.
+        """
+        settings, origin = _read(source)
+        try:
+            return cls.model_validate(_with_profile(_merged(settings, overrides)))
+        except ValidationError as error:
+            raise _policy_error(error, cls, origin) from error
+
+    def for_profile(self, profile: str) -> PackPolicy:
+        """This policy with another profile's ranges; settings that differ from their profile's stay."""
+        if profile == self.profile:
+            return self
+        changed = self.model_dump(exclude_unset=True)
+        changed.get("budget", {}).pop("shares", None)
+        return PackPolicy.load(profile, **{**changed, "profile": profile})
+
+    @cached_property
+    def canonical(self) -> str:
+        """Every setting as canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @cached_property
+    def digest(self) -> str:
+        """The tagged hash over every setting."""
+        return hash_text(self.canonical)
+
+
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "chat": {},
+    "coding": {"budget": {"shares": {"evidence": (0.15, 0.35), "memory": (0.10, 0.20), "conversation": (0.50, 0.70)}}},
+    "research": {"budget": {"shares": {"evidence": (0.55, 0.65), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}},
+    "requirements": {
+        "budget": {"shares": {"evidence": (0.45, 0.55), "memory": (0.25, 0.30), "conversation": (0.15, 0.20)}}
+    },
+    "test_cases": {
+        "budget": {"shares": {"evidence": (0.50, 0.60), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}
+    },
+}
+"""The settings in which each profile differs from the defaults; ranges as (low, high)."""
+
+
+def _profile_settings(name: str) -> dict[str, Any]:
+    shares = PROFILES[name].get("budget", {}).get("shares", {})
+    ranges = {layer: {"low": low, "high": high} for layer, (low, high) in shares.items()}
+    return {"budget": {"shares": ranges}} if ranges else {}
+
+
+def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
+    name = settings.get("profile", "chat")
+    base = _profile_settings(name) if isinstance(name, str) and name in PROFILES else {}
+    return _merged(base, settings)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``base``, mappings merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, BaseModel):
+            value = value.model_dump()
+        held = merged.get(key)
+        merged[key] = _merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
+    if source is None:
+        return {}, None
+    if isinstance(source, str) and source in PROFILES:
+        return {"profile": source}, None
+    path = Path(source).expanduser()
+    if path.suffix != ".toml" and not path.is_file():
+        near = difflib.get_close_matches(str(source), PROFILES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(PROFILES)
+        raise PolicyError(
+            f"{str(source)!r} is neither a profile ({known}) nor a TOML file{hint}", field="profile", source=str(source)
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
+    except FileNotFoundError as error:
+        raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file", source=str(path)) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
+
+
+def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
+    """The first fault in a sentence: field, value, file and cure."""
+    first = error.errors()[0]
+    location = [str(piece) for piece in first["loc"]]
+    name = ".".join(location) or "policy"
+    where = f" in {origin}" if origin else ""
+    if first["type"] == "extra_forbidden":
+        names = _field_names(model, location[:-1])
+        near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
+        cure = f"did you mean {near[0]!r}?" if near else "valid names are " + ", ".join(names)
+        return PolicyError(f"unknown field {name!r}{where}: {cure}", field=name, source=origin)
+    message = first["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r}"
+    return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)
+
+
+def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
+    for step in path:
+        found = model.model_fields.get(step)
+        if found is None:
+            return sorted(model.model_fields)
+        kind = found.annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            kind = next((a for a in typing.get_args(kind) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+        if kind is None:
+            return []
+        model = kind
+    return sorted(model.model_fields)

@@ -1,0 +1,153 @@
+"""Which notes, memories and evidence could enter a pack: ranked, diverse, above a floor, at most k."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aether_context.pack import Candidate, Reason
+from aether_context.policy import RetrievalSettings
+
+_WORD = re.compile(r"[^\W_]+", re.UNICODE)
+_K1, _B = 1.5, 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A candidate that did not enter, and why."""
+
+    candidate: Candidate
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Candidates of one layer, best first, and those left out."""
+
+    chosen: tuple[Candidate, ...]
+    left: tuple[Left, ...]
+
+
+def retrieve(
+    candidates: Sequence[Candidate],
+    query: str,
+    *,
+    k: int,
+    settings: RetrievalSettings,
+    tail: str = "",
+    now: float = 0.0,
+) -> Found:
+    """Ranks one layer's candidates for a query.
+
+    Candidates that carry a recorded ``similarity`` keep it; the others are scored by BM25. Memories under the floor
+    stay out; evidence has none, since its records were made on purpose. Ties break on id.
+
+    Args:
+        tail: text that is sent anyway; what stands in it verbatim is left out.
+        now: seconds since 1970; what expired before it is left out.
+    """
+    ordered = sorted(candidates, key=lambda one: one.id)
+    left: list[Left] = []
+    fresh: list[Candidate] = []
+    seen: set[str] = set()
+    for candidate in ordered:
+        reason = _outright(candidate, seen, tail, now)
+        seen.add(candidate.digest)
+        if reason is None:
+            fresh.append(candidate)
+        else:
+            left.append(Left(candidate=candidate, reason=reason))
+    relevant = []
+    for candidate in score(fresh, query):
+        if candidate.layer == "memory" and candidate.score < settings.floor:
+            left.append(Left(candidate=candidate, reason="below_floor"))
+        else:
+            relevant.append(candidate)
+    ranked = diversify(relevant, weight=settings.mmr_lambda, k=k)
+    names = {candidate.id for candidate in ranked}
+    left += [Left(candidate=one, reason="beyond_k") for one in relevant if one.id not in names]
+    return Found(chosen=tuple(ranked), left=tuple(left))
+
+
+def _outright(candidate: Candidate, seen: set[str], tail: str, now: float) -> Reason | None:
+    if candidate.expires is not None and candidate.expires < now:
+        return "expired"
+    if candidate.digest in seen:
+        return "duplicate"
+    if tail and len(candidate.text) >= 12 and candidate.text in tail:
+        return "already_in_conversation"
+    return None
+
+
+def score(candidates: Sequence[Candidate], query: str) -> list[Candidate]:
+    """The candidates with ``bm25`` and ``similarity`` among their scores, in the order given."""
+    missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
+    if not missing:
+        return list(candidates)
+    found = dict(zip((one.id for one in missing), bm25([one.text for one in missing], query), strict=True))
+    return [_scored(one, found[one.id]) if one.id in found else one for one in candidates]
+
+
+def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
+    raw, similarity = found
+    return replace(
+        candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)}
+    )
+
+
+def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
+    """BM25 of each text, raw and as a share of the most that any text could reach for this query.
+
+    The weights come from rank-bm25's ``BM25Plus`` idf, ``log((N + 1) / n)``, which stays positive in small pools.
+    """
+    words = set(tokenize(query))
+    documents = [tokenize(text) for text in texts]
+    if not words or not any(documents):
+        return [(0.0, 0.0) for _ in texts]
+    from rank_bm25 import BM25Plus
+
+    index = BM25Plus([document or [""] for document in documents], k1=_K1, b=_B, delta=0)
+    known = sorted(word for word in words if word in index.idf)
+    unseen = math.log(len(documents) + 1)
+    limit = (_K1 + 1) * (sum(index.idf[word] for word in known) + unseen * (len(words) - len(known)))
+    raw = [float(value) for value in index.get_scores(known)] if known else [0.0] * len(documents)
+    return [(value, min(1.0, value / limit) if limit else 0.0) for value in raw]
+
+
+def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:
+    """At most ``k`` candidates by maximal marginal relevance, best first.
+
+    ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
+    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
+    """
+    words = {candidate.id: frozenset(tokenize(candidate.text)) for candidate in candidates}
+    overlap = dict.fromkeys(words, 0.0)
+    rest = list(candidates)
+    chosen: list[Candidate] = []
+    while rest and len(chosen) < k:
+        best = min(rest, key=lambda one: (not one.covers, -_marginal(one, overlap, weight), one.id))
+        chosen.append(replace(best, scores={**best.scores, "mmr": round(_marginal(best, overlap, weight), 6)}))
+        rest.remove(best)
+        for one in rest:
+            overlap[one.id] = max(overlap[one.id], _jaccard(words[one.id], words[best.id]))
+    return chosen
+
+
+def _marginal(candidate: Candidate, overlap: Mapping[str, float], weight: float) -> float:
+    return weight * candidate.score - (1 - weight) * overlap[candidate.id]
+
+
+def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
+    return len(a & b) / len(a | b) if a or b else 0.0
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words; the parts of identifiers are words of their own."""
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def query_of(pieces: Iterable[str]) -> str:
+    """One query from the request, the step and its checklist."""
+    return "\n".join(piece for piece in pieces if piece)

@@ -1,0 +1,174 @@
+"""How much a model can read, from a public list of models, with a small table for what the list lacks."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from genai_prices.data_snapshot import DataSnapshot
+
+logger = logging.getLogger("aether_context")
+
+DEFAULT_INPUT_TOKENS = 32_768
+"""Assumed for a model that nothing is known about: small enough for nearly every model in use."""
+
+WindowSource: TypeAlias = Literal["policy", "genai-prices", "table", "default"]
+"""Who says so: the policy's cap, the list of the `genai-prices` package, the table here, or nobody."""
+
+SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
+"""LiteLLM providers whose window is what the server was started with, not what the model could read."""
+
+INPUT_TOKENS = (
+    ("gemini*-tts*", 8_192),
+    ("gemini*-live*", 131_072),
+    ("gemini*-image*", 32_768),
+    ("gemini-embedding*", 2_048),
+    ("gemini-[2-9]*", 1_048_576),
+    ("gemini-pro-latest", 1_048_576),
+    ("gemini-flash-latest", 1_048_576),
+    ("gemma-3n*", 32_768),
+    ("gemma-3*", 131_072),
+    ("gemma-2*", 8_192),
+    ("claude-*", 200_000),
+    ("gpt-4.5*", 128_000),
+    ("gpt-chat-latest", 128_000),
+    ("*llama-3[.-][123]*", 131_072),
+    ("llama3.[123]*", 131_072),
+    ("*llama-4*", 131_072),
+    ("*llama-3*", 8_192),
+    ("grok-*", 131_072),
+    ("mistral-small-24b*", 32_768),
+    ("mistral-large*", 131_072),
+    ("mistral-medium*", 131_072),
+    ("mistral-small*", 131_072),
+    ("*mistral-nemo*", 131_072),
+    ("ministral*", 131_072),
+    ("pixtral*", 131_072),
+    ("devstral*", 131_072),
+    ("magistral*", 40_000),
+    ("*mixtral-8x22b*", 65_536),
+    ("command-a*", 256_000),
+    ("command-r*", 128_000),
+    ("qwen3-max*", 258_048),
+    ("qwen3*", 40_960),
+    ("kimi-k2*", 131_072),
+    ("phi-4*", 16_384),
+)
+"""Input windows of models that genai-prices 0.2.3 has none for, by name pattern, the first that matches.
+
+From the providers' model pages, checked against LiteLLM 1.109.1's list. Of several versions under one pattern the
+smallest window stands.
+"""
+
+OUTPUT_TOKENS = (
+    ("gemini-2.0*", 8_192),
+    ("gemini-1.5*", 8_192),
+    ("gemini*-image*", 32_768),
+    ("gemini-[2-9]*", 65_536),
+    ("gemini-*-latest", 65_536),
+    ("claude-3-7*", 64_000),
+    ("claude-3-5*", 8_192),
+    ("claude-3*", 4_096),
+    ("claude-*-4-[678]*", 128_000),
+    ("claude-opus-4-5*", 64_000),
+    ("claude-opus-4*", 32_000),
+    ("claude-*-4*", 64_000),
+    ("claude-*-[5-9]*", 128_000),
+    ("gpt-4o*", 16_384),
+    ("gpt-4.1*", 32_768),
+    ("gpt-[5-9]*-chat*", 16_384),
+    ("gpt-[5-9]*", 128_000),
+    ("o[134]-preview*", 32_768),
+    ("o1-mini*", 65_536),
+    ("o[134]*", 100_000),
+)
+"""The most tokens a model can answer with, by name pattern, the first that matches. Sources as above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWindow:
+    """What one request to a model can hold.
+
+    Attributes:
+        input_tokens: the most tokens it can read; where `shared`, answer included.
+        output_tokens: the most tokens it can answer with; None where that is not known.
+        shared: whether the answer takes room in the same window.
+        source: who says so.
+    """
+
+    model: str
+    input_tokens: int
+    output_tokens: int | None
+    shared: bool
+    source: WindowSource
+
+
+def bare_model_name(model: str) -> str:
+    """The model's own name, in lower case, from `models/x`, Vertex resource paths, `provider/x` or a Bedrock id.
+
+    A Vertex version `x@20250514` becomes `x-20250514`.
+    """
+    name = model.strip().lower().rsplit("/", 1)[-1]
+    name = re.sub(r"^(?:[a-z]{2,6}\.)?(?:anthropic|meta|mistral|cohere|deepseek|google|openai)\.", "", name)
+    name = re.sub(r"-v\d+:\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
+    return re.sub(r"@(?:default|latest|\d+)$", lambda found: f"-{found[0][1:]}" if found[0][1:].isdigit() else "", name)
+
+
+@functools.lru_cache(maxsize=4096)
+def model_window(model: str | None) -> ModelWindow:
+    """What the model can hold, by the list, else the table, else a small default with one warning for each name."""
+    name = model or ""
+    bare = bare_model_name(name)
+    tokens, source = _input_tokens(name, bare)
+    if source == "default":
+        logger.warning("No context window is known for model %r: %d tokens are assumed.", name, tokens)
+    return ModelWindow(
+        model=name,
+        input_tokens=tokens,
+        output_tokens=_matching(bare, OUTPUT_TOKENS),
+        shared=not bare.startswith(("gemini", "learnlm")),
+        source=source,
+    )
+
+
+def _input_tokens(name: str, bare: str) -> tuple[int, WindowSource]:
+    provider = name.lower().split("/", 1)[0] if "/" in name else ""
+    if not bare or provider in SERVED_LOCALLY:
+        return DEFAULT_INPUT_TOKENS, "default"
+    if (listed := _listed(name.lower(), provider, bare)) is not None:
+        return listed, "genai-prices"
+    if (tabled := _matching(bare, INPUT_TOKENS)) is not None:
+        return tabled, "table"
+    return DEFAULT_INPUT_TOKENS, "default"
+
+
+def _matching(bare: str, table: tuple[tuple[str, int], ...]) -> int | None:
+    return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(bare, pattern)), None)
+
+
+def _listed(name: str, provider: str, bare: str) -> int | None:
+    """The list's window: by the provider that the name begins with, else by whoever is known to make the model."""
+    snapshot = _snapshot()
+    attempts = ((name.split("/", 1)[-1], provider), (bare, provider), (bare, None))
+    for reference, provider_id in attempts:
+        if provider_id == "":
+            continue
+        try:
+            _, found = snapshot.find_provider_model(reference, None, provider_id, None)
+        except LookupError:
+            continue
+        if found.context_window is not None:
+            return int(found.context_window)
+    return None
+
+
+@functools.cache
+def _snapshot() -> DataSnapshot:
+    from genai_prices.data_snapshot import get_snapshot
+
+    return get_snapshot()

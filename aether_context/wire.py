@@ -1,0 +1,85 @@
+"""Contents from their wire form: the JSON of google-genai's ``Content``, snake case, fields that are None left out.
+
+Binary data stands in it as a tagged hash. A part of a kind that is not known here is carried as it is and counted by
+its JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.pack import Content, Part
+
+_MEDIA = ("inline_data", "file_data")
+
+
+def content_from_wire(wire: str) -> Content:
+    """The content that a canonical wire text stands for."""
+    value = json.loads(wire)
+    parts = tuple(part_of(part) for part in value.get("parts") or ())
+    return _content(value.get("role") or "", parts, wire)
+
+
+def part_of(value: Mapping[str, Any], *, size_bytes: int = 0, media_tokens: int = 0) -> Part:
+    """A part from its JSON.
+
+    Args:
+        size_bytes: size of its binary data, which the JSON names only by hash.
+        media_tokens: what that data counts by the provider's rule.
+    """
+    wire = canonical_json(value)
+    if (call := value.get("function_call")) is not None:
+        return Part(
+            kind="call",
+            text=canonical_json(call.get("args") or {}),
+            wire=wire,
+            name=call.get("name") or "",
+            call_id=call.get("id") or "",
+        )
+    if (response := value.get("function_response")) is not None:
+        return Part(
+            kind="response",
+            text=canonical_json(response.get("response")),
+            wire=wire,
+            name=response.get("name") or "",
+            call_id=response.get("id") or "",
+            size_bytes=size_bytes,
+            media_tokens=media_tokens,
+        )
+    for name in _MEDIA:
+        if (media := value.get(name)) is not None:
+            return Part(
+                kind="media",
+                text="",
+                wire=wire,
+                mime_type=media.get("mime_type") or "",
+                size_bytes=size_bytes,
+                media_tokens=media_tokens,
+            )
+    if _only_text(value):
+        return Part(kind="thought" if value.get("thought") else "text", text=value["text"], wire=wire)
+    return Part(kind="other", text=wire, wire=wire, size_bytes=size_bytes, media_tokens=media_tokens)
+
+
+def _only_text(value: JSON) -> bool:
+    return isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}
+
+
+def content_of_parts(role: str, parts: list[Part]) -> Content:
+    """A content with its wire form and digest."""
+    wire = f'{{"parts":[{",".join(part.wire for part in parts)}],"role":{canonical_json(role)}}}'
+    return _content(role, tuple(parts), wire)
+
+
+def _content(role: str, parts: tuple[Part, ...], wire: str) -> Content:
+    return Content(
+        role=role,
+        parts=parts,
+        wire=wire,
+        digest=hash_text(wire),
+        calls=tuple(part for part in parts if part.kind == "call"),
+        responses=tuple(part for part in parts if part.kind == "response"),
+    )

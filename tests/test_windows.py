@@ -1,0 +1,89 @@
+"""What a model can hold, in every spelling of its name."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aether_context.windows import DEFAULT_INPUT_TOKENS, bare_model_name, model_window
+
+
+@pytest.mark.parametrize(
+    ("spelling", "bare"),
+    [
+        ("gemini-2.5-flash", "gemini-2.5-flash"),
+        (" Gemini-2.5-Flash ", "gemini-2.5-flash"),
+        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("projects/p/locations/us-central1/publishers/google/models/gemini-2.5-pro", "gemini-2.5-pro"),
+        ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
+        ("claude-opus-4-5@default", "claude-opus-4-5"),
+        ("openrouter/anthropic/claude-3.5-sonnet:beta", "claude-3.5-sonnet"),
+        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5-20250929"),
+        ("anthropic.claude-3-5-sonnet-20241022-v2:0", "claude-3-5-sonnet-20241022"),
+        ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
+        ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("", ""),
+    ],
+)
+def test_the_bare_name_is_what_the_model_is_called(spelling: str, bare: str) -> None:
+    assert bare_model_name(spelling) == bare
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "source"),
+    [
+        ("gemini-2.5-flash", 1_048_576, "genai-prices"),
+        ("models/gemini-2.5-flash", 1_048_576, "genai-prices"),
+        ("gemini-2.5-pro", 1_048_576, "table"),
+        ("projects/p/locations/l/publishers/google/models/gemini-3-pro-preview", 1_048_576, "table"),
+        ("gpt-4o", 128_000, "genai-prices"),
+        ("openai/gpt-4o", 128_000, "genai-prices"),
+        ("anthropic/claude-sonnet-4-5", 200_000, "genai-prices"),
+        ("vertex_ai/claude-sonnet-4@20250514", 200_000, "genai-prices"),
+        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", 200_000, "genai-prices"),
+        ("xai/grok-4-0709", 256_000, "genai-prices"),
+        ("mistral/mistral-large-latest", 131_072, "table"),
+        ("command-r-plus", 128_000, "table"),
+        ("gemma-3-27b-it", 131_072, "table"),
+    ],
+)
+def test_known_models_have_their_window(model: str, tokens: int, source: str) -> None:
+    window = model_window(model)
+    assert (window.model, window.input_tokens, window.source) == (model, tokens, source)
+
+
+def test_output_shares_the_window_except_for_gemini() -> None:
+    assert not model_window("gemini-2.5-flash").shared
+    assert model_window("gemini-2.5-flash").output_tokens == 65_536
+    assert model_window("claude-sonnet-4-5").shared
+    assert model_window("claude-sonnet-4-5").output_tokens == 64_000
+    assert model_window("gpt-5").output_tokens == 128_000
+    assert model_window("command-r-plus").output_tokens is None
+
+
+@pytest.mark.parametrize(
+    "model", ["no-such-model-17", "ollama_chat/llama3.1", "projects/p/locations/l/endpoints/123", None]
+)
+def test_an_unknown_model_gets_a_small_window_and_one_warning(
+    model: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_window.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="aether_context"):
+        windows = [model_window(model) for _ in range(3)]
+    assert {(window.input_tokens, window.source) for window in windows} == {(DEFAULT_INPUT_TOKENS, "default")}
+    assert [record.name for record in caplog.records] == ["aether_context"]
+
+
+@given(st.text(max_size=60))
+def test_no_name_raises(name: str) -> None:
+    assert model_window(name).input_tokens > 0
+
+
+def test_importing_does_not_load_the_list() -> None:
+    program = "import sys, aether_context.windows; assert 'genai_prices' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
