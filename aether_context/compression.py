@@ -1,4 +1,4 @@
-"""Shorter text that never paraphrases: verbatim lines of a long text, and summaries made of a conversation's own lines."""
+"""Shorter text that never paraphrases: lines of a long text, and summaries made of a conversation's own lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extract:
-    """Verbatim lines of a longer text, in order, with notes of what is missing. ``kept`` of ``total`` lines stand in it."""
+    """Lines of a longer text, in order, with notes of what is missing. ``kept`` of ``total`` lines stand in it."""
 
     text: str
     kept: int
@@ -137,7 +137,9 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
     bullets = [line for line in earlier.splitlines() if not line.startswith(_MISSING)]
-    before = sum(int(line.removeprefix(_MISSING).split()[0]) for line in earlier.splitlines() if line.startswith(_MISSING))
+    before = sum(
+        int(line.removeprefix(_MISSING).split()[0]) for line in earlier.splitlines() if line.startswith(_MISSING)
+    )
     bullets += [line for content in contents if (line := _bullet(content))]
     budget = max_tokens - 12
     chosen: set[int] = set()

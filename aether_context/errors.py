@@ -1,18 +1,18 @@
 """Every error this package raises, in one tree.
 
-    AetherContextError
-    ├── PolicyError          a setting is wrong: which field, which value, and the cure
-    ├── StepTooLarge         what must be sent does not fit the window
-    ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
-    ├── StoreError           the store could not be read or written
-    │   ├── PackNotFound     no pack of that id is in the store
-    │   └── BlobNotFound     a pack names content that the store does not hold
-    ├── ManifestError        a manifest is not one, or is not what was written
-    │   ├── SchemaVersionError   written by a version this one cannot read
-    │   └── ChecksumMismatch     a byte changed since it was written
-    └── ReplayError          a pack could not be built again
-        ├── ReplayIncomplete     the recording lacks what a replay needs
-        └── ReplayMismatch       the first stage whose result differs
+AetherContextError
+├── PolicyError          a setting is wrong: which field, which value, and the cure
+├── StepTooLarge         what must be sent does not fit the window
+├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
+├── StoreError           the store could not be read or written
+│   ├── PackNotFound     no pack of that id is in the store
+│   └── BlobNotFound     a pack names content that the store does not hold
+├── ManifestError        a manifest is not one, or is not what was written
+│   ├── SchemaVersionError   written by a version this one cannot read
+│   └── ChecksumMismatch     a byte changed since it was written
+└── ReplayError          a pack could not be built again
+    ├── ReplayIncomplete     the recording lacks what a replay needs
+    └── ReplayMismatch       the first stage whose result differs
 """
 
 from __future__ import annotations

@@ -278,8 +278,8 @@ class Epoch:
 
     Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
     ``cut_hash`` is the digest of the last content cut. ``extracts`` maps digests of contents to the tokens that each
-    of their responses was shortened to. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
-    ``step``, ``role``, ``acceptance``.
+    of their responses was shortened to. ``marks`` are short digests of what the epoch began with:
+    ``system``, ``tools``, ``step``, ``role``, ``acceptance``.
     """
 
     number: int = 0
@@ -332,11 +332,11 @@ class Sent:
 class Ingredients:
     """All that `aether_context.build.build_pack` reads.
 
-    ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence
-    that the host knows of. ``previous`` is the request before this one, None where it is unknown.
-    ``can_mask`` is set where the model takes a list of allowed function names; ``hands_off`` says why a request must
-    leave as it came, and is empty where it need not. ``rewritten`` is set where the host changed history that an earlier cut relied on. ``problems`` are what was wrong
-    with the host's data and was ignored.
+    ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence that
+    the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
+    the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
+    function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
+    ``problems`` are what was wrong with the host's data and was ignored.
     """
 
     identity: Identity

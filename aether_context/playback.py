@@ -182,7 +182,7 @@ class Replayer:
 
 
 def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:
-    """Builds a recorded pack again; see `Replayer.replay`. Keep a `Replayer` where several of one session are replayed."""
+    """Builds a recorded pack again; see `Replayer.replay`. To replay many of a session, keep a `Replayer`."""
     return Replayer(store).replay(manifest, policy)
 
 
@@ -191,7 +191,9 @@ def request_json(pack: Pack) -> str:
     return canonical_json(
         {
             "system": pack.system,
-            "tools": [json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)],
+            "tools": [
+                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
+            ],
             "contents": [json.loads(one.content.wire) for one in pack.contents],
             "allowed_tools": pack.allowed_tools,
         }

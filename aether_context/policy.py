@@ -60,7 +60,9 @@ class FloorSettings(_Settings):
     def _leave_room(self) -> Self:
         total = self.system + self.task + self.tools + self.slack
         if total >= 1:
-            raise ValueError(f"the floors sum to {total:.2f}: below 1 leaves room for evidence, memory and conversation")
+            raise ValueError(
+                f"the floors sum to {total:.2f}: below 1 leaves room for evidence, memory and conversation"
+            )
         return self
 
 
@@ -79,7 +81,9 @@ class ShareSettings(_Settings):
         low = sum(getattr(self, layer).low for layer in FLEXIBLE_LAYERS)
         high = sum(getattr(self, layer).high for layer in FLEXIBLE_LAYERS)
         if low > 1 or high < 1:
-            raise ValueError(f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}")
+            raise ValueError(
+                f"no shares inside the ranges sum to 1: the lows sum to {low:.2f}, the highs to {high:.2f}"
+            )
         return self
 
 
@@ -212,9 +216,10 @@ class PackPolicy(_Settings):
         """
         settings, origin = _read(source)
         try:
-            return cls.model_validate(_with_profile(_merged(settings, overrides)))
-        except ValidationError as error:
-            raise _policy_error(error, cls, origin) from error
+            return cls(**_merged(settings, overrides))
+        except PolicyError as error:
+            fault = error.__cause__
+            raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges; settings that differ from their profile's stay."""
@@ -238,7 +243,9 @@ class PackPolicy(_Settings):
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "chat": {},
     "coding": {"budget": {"shares": {"evidence": (0.15, 0.35), "memory": (0.10, 0.20), "conversation": (0.50, 0.70)}}},
-    "research": {"budget": {"shares": {"evidence": (0.55, 0.65), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}},
+    "research": {
+        "budget": {"shares": {"evidence": (0.55, 0.65), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}
+    },
     "requirements": {
         "budget": {"shares": {"evidence": (0.45, 0.55), "memory": (0.25, 0.30), "conversation": (0.15, 0.20)}}
     },
@@ -288,7 +295,9 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)
     except FileNotFoundError as error:
-        raise PolicyError(f"policy file {path} does not exist: give the path of a TOML file", source=str(path)) from error
+        raise PolicyError(
+            f"policy file {path} does not exist: give the path of a TOML file", source=str(path)
+        ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
 

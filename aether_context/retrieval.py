@@ -92,9 +92,7 @@ def score(candidates: Sequence[Candidate], query: str) -> list[Candidate]:
 
 def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
     raw, similarity = found
-    return replace(
-        candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)}
-    )
+    return replace(candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
 
 
 def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:

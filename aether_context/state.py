@@ -11,7 +11,7 @@ the application and are left alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -175,7 +175,7 @@ class StateShape(_Shape):
 class Planned:
     """A session's state as the pipeline reads it. ``problems`` name what was ignored, never what it held."""
 
-    step: Step = Step()
+    step: Step = field(default_factory=Step)
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     profile: str | None = None
@@ -184,7 +184,7 @@ class Planned:
 
 
 def read_state(state: Mapping[str, Any]) -> Planned:
-    """The step and the candidates in a session's state. Each key is read for itself: one that is wrong costs no other."""
+    """The step and the candidates in a session's state. Each key is read for itself, so a wrong one costs no other."""
     problems: list[str] = []
     shapes: dict[str, Any] = {}
     for key in ("plan", "tools", "knowledge"):

@@ -29,6 +29,7 @@ from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
 from aether_context.tokens import TokenCounter, counter_for
+from aether_context.windows import model_window
 
 logger = logging.getLogger("aether_context")
 
@@ -73,6 +74,7 @@ class Edge:
         self._profiles: dict[str, PackPolicy] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
+        threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
     async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where the policy responds to an invalid plan itself."""
@@ -123,7 +125,9 @@ class Edge:
             write(pack, request, gathered.contents)
             stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
         name = pack_id(source.identity, source.step)
-        self._remember(scope, Last(name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen))
+        self._remember(
+            scope, Last(name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen)
+        )
         if policy.record != "off":
             self._recorder.pack(pack, policy, counter.name)
         self._log(pack, name)
@@ -197,6 +201,12 @@ class Edge:
         if reason not in self._told and len(self._told) < 1_000:
             self._told.add(reason)
             logger.warning("a request went out as it was: %s", reason, exc_info=error)
+
+
+def _warm() -> None:
+    """Loads what the first model call would otherwise wait for: numpy, the token table, the list of models."""
+    counter_for("gemini").count("warm")
+    model_window("gemini-2.5-flash")
 
 
 def _answer(code: str, text: str) -> LlmResponse:

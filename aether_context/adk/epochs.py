@@ -206,4 +206,3 @@ Scope: TypeAlias = tuple[str, str, str, str, str]
 def scope_key(identity: Identity) -> Scope:
     """What a process keeps things by: app, user, session, branch, agent."""
     return (identity.app, identity.user, identity.session, identity.branch, identity.agent)
-

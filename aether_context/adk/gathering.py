@@ -194,9 +194,7 @@ class Gatherer:
         )
         return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
 
-    def _live(
-        self, raw: Sequence[types.Content], epoch: Epoch, family: str
-    ) -> tuple[epochs.Aligned, tuple[Any, ...]]:
+    def _live(self, raw: Sequence[types.Content], epoch: Epoch, family: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
         """The epoch with its boundary found again, and the contents that are still sent.
 
         Where the host took contents away so that an exchange would be torn, everything is live again.
@@ -208,9 +206,7 @@ class Gatherer:
         reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
         return reset, tuple(self._reader.content(content, family) for content in raw)
 
-    def _contents(
-        self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest
-    ) -> tuple[Any, ...]:
+    def _contents(self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest) -> tuple[Any, ...]:
         family = family_of(request.model or "")
         return tuple(self._reader.content(raw[at], family) for at in positions)
 
@@ -289,7 +285,12 @@ def _next_identity(context: CallbackContext, before: Identity, events: int) -> I
     for event in session.events[events:]:
         actions = event.actions
         plain = event.invocation_id == before.invocation and event.author == before.agent and not event.partial
-        if not plain or (event.branch or "") != before.branch or actions.compaction or actions.rewind_before_invocation_id:
+        if (
+            not plain
+            or (event.branch or "") != before.branch
+            or actions.compaction
+            or actions.rewind_before_invocation_id
+        ):
             return None
         asked |= {one.id for one in event.get_function_calls()}
         if not asked.issuperset(one.id for one in event.get_function_responses()):

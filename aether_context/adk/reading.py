@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel
@@ -122,7 +121,7 @@ class Preloaded:
 
 
 def preloaded(contents: Sequence[types.Content], asked: types.Content | None) -> Preloaded | None:
-    """The block that ADK's ``preload_memory`` put into the request, if it did; it stands among the last user contents."""
+    """The block that ADK's ``preload_memory`` put among the request's last user contents, if it did."""
     for at in range(len(contents) - 1, -1, -1):
         parts = contents[at].parts or ()
         if contents[at].role != "user" or any(part.function_response for part in parts):
@@ -266,11 +265,12 @@ def _key(value: object, depth: int = 0) -> object:
         fields = value.__dict__
         names = value.__pydantic_fields_set__
         ordered = names if len(names) == 1 else sorted(names)
-        return (kind.__name__, *[(name, _key(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None])
+        return (
+            kind.__name__,
+            *[(name, _key(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None],
+        )
     if kind is dict:
         return ("{", *[(str(name), _key(held, depth + 1)) for name, held in value.items()])  # type: ignore[attr-defined]
     if kind in (list, tuple):
         return ("[", *[_key(one, depth + 1) for one in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
-
-

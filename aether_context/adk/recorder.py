@@ -28,6 +28,7 @@ _MOST_WAITING = 1_000
 _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 
+
 class Recorder:
     """The writing end of a store."""
 

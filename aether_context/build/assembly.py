@@ -177,7 +177,9 @@ def _fates(
     for found in (chosen.memory, chosen.evidence):
         for one in found.chosen:
             gone = one.id in lost
-            fates.append(_candidate_fate(one, "dropped" if gone else "kept", "over_allocation" if gone else None, tally))
+            fates.append(
+                _candidate_fate(one, "dropped" if gone else "kept", "over_allocation" if gone else None, tally)
+            )
         for left in found.left:
             state: State = "in_tail" if left.reason == "already_in_conversation" else "dropped"
             fates.append(_candidate_fate(left.candidate, state, left.reason, tally))
@@ -198,7 +200,9 @@ def _content_fate(
     why: Reason | None = reason if after is None else "window" if state == "extract" else None
     sent = after.tokens if after is not None and after.tokens != whole else None
     layer: Layer = "task" if human else "conversation"
-    return content_fate(content_id(source, before.origin), layer, speaker(raw), whole, tally.method, raw.digest, state, why, sent)
+    return content_fate(
+        content_id(source, before.origin), layer, speaker(raw), whole, tally.method, raw.digest, state, why, sent
+    )
 
 
 @lru_cache(maxsize=20_000)

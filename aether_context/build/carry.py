@@ -45,7 +45,12 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -
     system = _system(source.request.system, contract)
     marks = _marks(source, scope, system)
     changed = _changed(source, marks)
-    keeps = not source.first_call and changed not in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+    keeps = not source.first_call and changed not in (
+        "first_call",
+        "step_changed",
+        "role_changed",
+        "acceptance_changed",
+    )
     packed = _packed(source) if keeps else None
     items = _items(source, policy, tally, keeps)
     task = tally.count(payload.step_text(source.step))
@@ -63,8 +68,15 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -
         "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
     }
     return Carried(
-        system=system, contract=contract, items=items, measured=measured, changed=changed, keeps=keeps, packed=packed,
-        marks=marks, summary_tokens=summary_tokens(source.epoch.summary, policy, tally),
+        system=system,
+        contract=contract,
+        items=items,
+        measured=measured,
+        changed=changed,
+        keeps=keeps,
+        packed=packed,
+        marks=marks,
+        summary_tokens=summary_tokens(source.epoch.summary, policy, tally),
     )
 
 
@@ -140,9 +152,7 @@ def _items(source: Ingredients, policy: PackPolicy, tally: Tally, keeps: bool) -
         elif raw.digest in epoch.extracts:
             query = asked(request.contents, index)
             content, outcome = shortened(raw, epoch.extracts[raw.digest], query, tally), "extract"
-        items.append(
-            Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tally.content(content))
-        )
+        items.append(Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tally.content(content)))
     return tuple(items)
 
 
@@ -159,7 +169,9 @@ def _packed_texts(source: Ingredients, policy: PackPolicy, keeps: bool) -> dict[
         current = index == request.human
         if (current and not keeps) or (not current and policy.conversation.past_payloads == "raw"):
             continue
-        match = next((one for one in reversed(left) if one.of == raw.digest and (one.invocation == here) == current), None)
+        match = next(
+            (one for one in reversed(left) if one.of == raw.digest and (one.invocation == here) == current), None
+        )
         if match is not None:
             left.remove(match)
             texts[index] = packed_text(match, epoch.summary, policy)

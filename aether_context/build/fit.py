@@ -184,9 +184,7 @@ def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
     return replace(item, content=item.raw, outcome="verbatim", tokens=tally.content(item.raw))
 
 
-def _shorten_responses(
-    source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally
-) -> Fitted:
+def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Fitted:
     """Emergency: responses of the exchange that the model has yet to read become extracts."""
     over = _spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
     if over <= 0 or not fitted.items:

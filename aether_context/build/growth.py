@@ -39,9 +39,7 @@ def extend_pack(
     spoken = used["conversation"] + sum(tokens)
     signals = replace(before.signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
-    wanted: dict[Layer, int] = {
-        "evidence": used["evidence"], "memory": used["memory"], "conversation": spoken
-    }
+    wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
         allocation = allocated(source, policy, measured, wanted, signals)
     except StepTooLarge:
@@ -80,8 +78,15 @@ def extend_pack(
         fates=rows
         + tuple(
             content_fate(
-                content_id(source, have + at), "conversation", speaker(content), cost, tally.method, content.digest,
-                "kept", None, None,
+                content_id(source, have + at),
+                "conversation",
+                speaker(content),
+                cost,
+                tally.method,
+                content.digest,
+                "kept",
+                None,
+                None,
             )
             for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
         ),

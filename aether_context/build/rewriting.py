@@ -1,4 +1,4 @@
-"""Contents made anew: a packed message, a response cut down to an extract, a summary. Nothing is ever edited in place."""
+"""Contents made anew: a packed message, a response cut down to an extract, a summary; nothing is edited in place."""
 
 from __future__ import annotations
 

@@ -45,7 +45,11 @@ def share(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Cho
 
 
 def allocated(
-    source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, int], wanted: Mapping[Layer, int], signals: Signals
+    source: Ingredients,
+    policy: PackPolicy,
+    measured: Mapping[Layer, int],
+    wanted: Mapping[Layer, int],
+    signals: Signals,
 ) -> Allocation:
     return allocate(
         source.window,

@@ -28,7 +28,7 @@ class TokenCounter(Protocol):
 class CachedCounter:
     """A counter that remembers texts, by content, the least recently used forgotten first. Threads may share it."""
 
-    def __init__(self, counter: TokenCounter, *, max_texts: int = 8192, max_key_characters: int = 512) -> None:
+    def __init__(self, counter: TokenCounter, *, max_texts: int = 8192, max_key_characters: int = 1_024) -> None:
         """Texts longer than `max_key_characters` are remembered by their 16-byte hash, so that memory stays bounded."""
         self.counter = counter
         self._max_texts = max_texts

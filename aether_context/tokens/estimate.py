@@ -53,7 +53,8 @@ MOST_WORD_CHARACTERS = 16
 
 _CHUNK = 1 << 15
 _BEFORE, _AFTER = 33, 18
-_PAD = "\n"
+_PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
+_PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
 _PIECE, _COMMON_PIECE = 1, 2
 _INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
@@ -64,14 +65,14 @@ class Table:
     """One vocabulary's figures, ready to be looked up.
 
     Attributes:
-        known: the filter, bool[2**21].
+        known: the filter, eight bits a byte, the lowest first. uint8[2**18].
         costs: uint32[2**16] in 1/16384 token.
         letters: the class of each code point, uint8[2**16].
         pair_costs: `costs` for two ASCII characters, at first + 256 * second. uint32[2**15].
         pair_edges: what the second is to words, as `_edges` tells it, at the same place. uint8[2**15].
     """
 
-    known: Flags
+    known: Bytes
     costs: Ints
     letters: Bytes
     pair_costs: Ints
@@ -106,15 +107,15 @@ class EstimateCounter:
 def padded_chunks(text: str) -> Iterator[str]:
     """The text in pieces of at most 32,768 characters, each with the 33 before it and the 18 after it.
 
-    Before and after the text stand newlines.
+    Before and after the text stand line ends, before it CR and LF in turn, so that no repetition starts outside it.
     """
-    text = _PAD * _BEFORE + text + _PAD * _AFTER
+    text = _PAD_BEFORE + text + _PAD_AFTER
     margin = _BEFORE + _AFTER
     for start in range(0, len(text) - margin, _CHUNK):
         yield text[start : start + _CHUNK + margin]
 
 
-def scan(chunk: str, known: Flags, letters: Bytes) -> tuple[Ints, Places, Places]:
+def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places]:
     """The context of each character of a padded chunk, and where the words that are one token start and end.
 
     Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, counted without the padding.
@@ -150,10 +151,10 @@ def load_table(names: tuple[str, ...]) -> Table:
     import numpy as np
 
     known, costs, letters = zip(*map(_read_table, names), strict=True)
-    return _with_pairs(functools.reduce(np.logical_and, known), functools.reduce(np.maximum, costs), letters[0])
+    return _with_pairs(functools.reduce(np.bitwise_and, known), functools.reduce(np.maximum, costs), letters[0])
 
 
-def _with_pairs(known: Flags, costs: Ints, letters: Bytes) -> Table:
+def _with_pairs(known: Bytes, costs: Ints, letters: Bytes) -> Table:
     import numpy as np
 
     first, second = np.tile(np.arange(256, dtype=np.uint32), 128), np.repeat(np.arange(128, dtype=np.uint32), 256)
@@ -167,10 +168,10 @@ def _cost(chunk: str, table: Table) -> int:
 
     if chunk.isascii():
         folded = chunk.encode()
-        pairs = _windows(folded, "<u2", _BEFORE - 1, len(chunk) - _BEFORE - _AFTER + 1).astype(np.intp)
-        costs, edges = table.pair_costs.take(pairs[:-1]), table.pair_edges.take(pairs)
+        pairs = _windows(folded, "<u2", _BEFORE - 2, len(chunk) - _BEFORE - _AFTER + 2).astype(np.intp)
+        costs, edges = table.pair_costs.take(pairs[1:-1]), table.pair_edges.take(pairs[1:])
         if (triples := pairs[1:-1] == pairs[:-2]).any():
-            _set_repeated_costs(costs, folded, triples.nonzero()[0] + 1, table)
+            _set_repeated_costs(costs, folded, triples.nonzero()[0], table)
     else:
         points = _code_points(chunk)
         folded = _folded(points)
@@ -212,7 +213,7 @@ def _windows(data: bytes, kind: str, offset: int, count: int) -> Any:
     return np.ndarray((count,), kind, data, offset, (1,))
 
 
-def _contexts(points: Ints, known: Flags) -> Ints:
+def _contexts(points: Ints, known: Bytes) -> Ints:
     here, before = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
     mixed = _pair_mix(before, here)
     places = (here >= WORDLESS).nonzero()[0]
@@ -255,7 +256,7 @@ def _repetitions(points: Ints) -> Ints:
     return repeated
 
 
-def _piece_mix(points: Ints, known: Flags) -> Ints:
+def _piece_mix(points: Ints, known: Bytes) -> Ints:
     """Contexts of the wordless characters only, by which pieces around each are known.
 
     They are the character, three pairs (each unknown, known or common) and three triples, those that touch the place.
@@ -325,7 +326,7 @@ def _pair_edges(before: Bytes, here: Bytes, space: Flags) -> Bytes:
     return np.where(edge, kind, _INSIDE).astype(np.uint8)
 
 
-def _known_words(edges: Bytes, folded: bytes, known: Flags) -> tuple[Places, Places]:
+def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Places]:
     """Where the words start and end that the filter knows, by their characters and the space before them."""
     places = (edges > 0).nonzero()[0]
     kinds = edges[places]
@@ -337,26 +338,30 @@ def _known_words(edges: Bytes, folded: bytes, known: Flags) -> tuple[Places, Pla
     eights = _windows(folded, "<u8", _BEFORE, len(folded) - _BEFORE - 7)
     low = eights[first] & low_masks.take(length, mode="clip")
     high = eights[first + 8] & high_masks.take(length, mode="clip")
-    found = (_is_known(low, high, known) & (length <= MOST_WORD_CHARACTERS)).nonzero()[0]
+    found = _is_known(low, high, known).nonzero()[0]
     return starts[found], ends[found]
 
 
 @functools.cache
 def _masks() -> tuple[Keys, Keys]:
-    """What keeps of two times eight bytes as many as a word has characters, uint64[18] each."""
+    """What keeps of two times eight bytes as many as a word has characters, uint64[18] each, the last for longer words.
+
+    Of those nothing is kept, and the key that is left, 0, is in no filter.
+    """
     import numpy as np
 
-    lengths = range(MOST_WORD_CHARACTERS + 2)
+    lengths = range(MOST_WORD_CHARACTERS + 1)
     low = [(1 << 8 * min(length, 8)) - 1 for length in lengths]
     high = [(1 << 8 * min(max(length - 8, 0), 8)) - 1 for length in lengths]
-    return np.array(low, np.uint64), np.array(high, np.uint64)
+    return np.array([*low, 0], np.uint64), np.array([*high, 0], np.uint64)
 
 
-def _is_known(low: Keys, high: Keys | int, known: Flags) -> Flags:
+def _is_known(low: Keys, high: Keys | int, known: Bytes) -> Flags:
     import numpy as np
 
-    found: Flags = known[filter_places(low, np.array([high], np.uint64) if isinstance(high, int) else high)]
-    return found
+    places = filter_places(low, np.array([high], np.uint64) if isinstance(high, int) else high)
+    bits: Bytes = known[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)
+    return bits.view(np.bool_)
 
 
 @functools.cache
@@ -369,4 +374,4 @@ def _read_table(name: str) -> tuple[Flags, Ints, Bytes]:
     import numpy as np
 
     with np.load(io.BytesIO(_table_bytes(name)), allow_pickle=False) as file:
-        return np.unpackbits(file["known"]).astype(np.bool_), file["roots"].astype(np.uint32) ** 2, file["letters"]
+        return file["known"], file["roots"].astype(np.uint32) ** 2, file["letters"]

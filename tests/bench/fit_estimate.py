@@ -475,7 +475,7 @@ def letter_classes() -> NDArray[np.uint8]:
     return classes
 
 
-def fit_filter(entries: list[str]) -> NDArray[np.bool_]:
+def fit_filter(entries: list[str]) -> NDArray[np.uint8]:
     words, pieces = [], []
     for entry in entries:
         points = [ord(character) for character in entry]
@@ -491,7 +491,8 @@ def fit_filter(entries: list[str]) -> NDArray[np.bool_]:
     low, high = np.array(keys, np.uint64).T
     known = np.zeros(1 << estimate.KNOWN_BITS, np.bool_)
     known[estimate.filter_places(low, high)] = True
-    return known
+    known[0] = False
+    return np.packbits(known, bitorder="little")
 
 
 def own_words(entries: list[str], rng: random.Random, texts: int) -> Iterator[str]:
@@ -510,7 +511,7 @@ def own_words(entries: list[str], rng: random.Random, texts: int) -> Iterator[st
             yield "".join(word + rng.choice((gap,) * 9 + (stop, "\n")) for word in rng.choices(words, weights, k=250))
 
 
-def free_contexts(text: str, known: NDArray[np.bool_]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+def free_contexts(text: str, known: NDArray[np.uint8]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """The context of every character, and whether it is one that the estimate adds up: not inside a known word."""
     buckets, free = [], []
     for chunk in estimate.padded_chunks(text):
@@ -523,7 +524,7 @@ def free_contexts(text: str, known: NDArray[np.bool_]) -> tuple[NDArray[np.uint3
     return np.concatenate(buckets), np.concatenate(free)
 
 
-def fit_costs(texts: list[str], tokenize: Tokenize, known: NDArray[np.bool_]) -> NDArray[np.float64]:
+def fit_costs(texts: list[str], tokenize: Tokenize, known: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Average tokens that start in each context, float64[2**16]; a context that was never seen costs one token."""
     size = 1 << estimate.COST_BITS
     seen, started = np.ones(size), np.ones(size)
@@ -535,7 +536,7 @@ def fit_costs(texts: list[str], tokenize: Tokenize, known: NDArray[np.bool_]) ->
 
 
 def held_out_errors(
-    groups: dict[str, list[str]], tokenize: Tokenize, known: NDArray[np.bool_], costs: NDArray[np.float64]
+    groups: dict[str, list[str]], tokenize: Tokenize, known: NDArray[np.uint8], costs: NDArray[np.float64]
 ) -> dict[str, float]:
     errors = {}
     for name, texts in groups.items():
@@ -555,9 +556,14 @@ def fit(vocabulary: Any, groups: dict[str, list[str]], margin: float, out: Path)
     training = [text for texts in groups.values() for n, text in enumerate(texts) if n % 5]
     training += own_words(entries, random.Random(1), 60)
     costs = fit_costs(training, tokenize, known)
-    print(out.name, "filter filled", round(float(known.mean()), 3), held_out_errors(groups, tokenize, known, costs))
+    print(
+        out.name,
+        "filter filled",
+        round(float(np.unpackbits(known).mean()), 3),
+        held_out_errors(groups, tokenize, known, costs),
+    )
     roots = np.clip(np.rint(np.sqrt(costs * margin * estimate.UNIT)), 1, 255).astype(np.uint8)
-    np.savez_compressed(out, known=np.packbits(known), roots=roots, letters=letter_classes())
+    np.savez_compressed(out, known=known, roots=roots, letters=letter_classes())
 
 
 def main() -> None:

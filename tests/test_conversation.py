@@ -1,0 +1,178 @@
+"""Exchanges stay whole, cuts take the oldest, and what stays begins with a human message."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aether_context.conversation import as_ranges, cut, live_positions, protected, torn, units
+from aether_context.pack import Content, Epoch
+from aether_context.wire import content_of_parts, part_of
+
+
+def human(text: str = "hello") -> Content:
+    return content_of_parts("user", [part_of({"text": text})])
+
+
+def says(text: str = "well") -> Content:
+    return content_of_parts("model", [part_of({"text": text})])
+
+
+def calls(*names: str, ids: tuple[str, ...] = ()) -> Content:
+    named = list(zip(names, ids or ("",) * len(names), strict=True))
+    parts = [
+        part_of({"function_call": {"name": name, "args": {}, **({"id": one} if one else {})}}) for name, one in named
+    ]
+    return content_of_parts("model", parts)
+
+
+def answers(*names: str, ids: tuple[str, ...] = ()) -> Content:
+    named = list(zip(names, ids or ("",) * len(names), strict=True))
+    parts = [
+        part_of({"function_response": {"name": name, "response": {"result": "x"}, **({"id": one} if one else {})}})
+        for name, one in named
+    ]
+    return content_of_parts("user", parts)
+
+
+def shape(contents: list[Content]) -> list[tuple[str, tuple[int, ...], int]]:
+    return [(unit.kind, unit.indices, unit.turn) for unit in units(contents)]
+
+
+def test_a_turn_is_a_human_message_up_to_the_next():
+    contents = [human(), says(), human(), calls("a"), answers("a"), says()]
+    assert shape(contents) == [
+        ("human", (0,), 0),
+        ("message", (1,), 0),
+        ("human", (2,), 1),
+        ("exchange", (3, 4), 1),
+        ("message", (5,), 1),
+    ]
+
+
+def test_consecutive_human_messages_are_one_turn():
+    assert [unit.turn for unit in units([human("a"), human("b"), says(), human("c")])] == [0, 0, 0, 1]
+
+
+def test_parallel_calls_answered_apart_stay_one_exchange():
+    contents = [human(), calls("a", "b"), answers("b"), answers("a")]
+    assert shape(contents)[1] == ("exchange", (1, 2, 3), 0)
+
+
+def test_calls_of_the_same_name_pair_by_id():
+    contents = [
+        human(),
+        calls("a", ids=("1",)),
+        calls("a", ids=("2",)),
+        answers("a", ids=("2",)),
+        answers("a", ids=("1",)),
+    ]
+    assert [unit[1] for unit in shape(contents)] == [(0,), (1, 4), (2, 3)]
+
+
+def test_without_ids_the_earliest_waiting_call_of_that_name_is_answered():
+    contents = [human(), calls("a"), calls("a"), answers("a"), answers("a")]
+    assert [unit[1] for unit in shape(contents)] == [(0,), (1, 3), (2, 4)]
+
+
+def test_a_content_that_answers_two_exchanges_makes_them_one():
+    contents = [human(), calls("a"), calls("b"), answers("a", "b")]
+    assert [unit[1] for unit in shape(contents)] == [(0,), (1, 2, 3)]
+
+
+def test_a_response_to_nothing_is_torn():
+    assert torn([human(), answers("a")]) == (1,)
+    assert torn([human(), calls("a"), answers("a")]) == ()
+
+
+def test_a_cut_takes_the_oldest_turns_first():
+    contents = [human("1"), says(), human("2"), says(), human("3"), says(), human("4")]
+    assert cut(units(contents), [10] * 7, target=40, human=6, last_turns=3) == (0, 1, 2, 3)
+
+
+def test_the_final_request_and_the_last_exchange_always_stay():
+    contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("b"), answers("b")]
+    gone = cut(units(contents), [10] * 7, target=0, human=2, last_turns=1)
+    assert gone == (0, 1, 3, 4)
+
+
+def test_neighbours_of_the_final_request_stay_with_it():
+    contents = [human("1"), says(), human("context"), human("question")]
+    assert protected(units(contents), 3) == {2, 3}
+
+
+def test_a_turns_human_message_outlives_its_answers():
+    contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5, last_turns=1) == (1, 2)
+
+
+def test_nothing_is_cut_where_everything_fits():
+    contents = [human(), says()]
+    assert cut(units(contents), [10, 10], target=20, human=0, last_turns=3) == ()
+
+
+kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
+
+
+def history(names: list[str]) -> list[Content]:
+    """A valid history that begins and ends with a human message."""
+    contents = [human("first")]
+    for at, name in enumerate(names):
+        if name == "human":
+            contents.append(human(f"m{at}"))
+        elif name == "says":
+            contents.append(says(f"m{at}"))
+        else:
+            tools = ("a", "b") if name == "calls2" else ("a",)
+            contents += [calls(*tools), answers(*tools)]
+    return [*contents, human("last")]
+
+
+@given(kinds, st.integers(0, 600), st.integers(1, 5), st.data())
+def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, last_turns, data):
+    contents = history(names)
+    tokens = [data.draw(st.integers(1, 60)) for _ in contents]
+    parts = units(contents)
+    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1, last_turns=last_turns))
+    kept = [content for at, content in enumerate(contents) if at not in gone]
+    assert kept[0].role == "user"
+    assert not kept[0].responses
+    assert torn(kept) == ()
+    for unit in parts:
+        assert len(gone.intersection(unit.indices)) in (0, len(unit.indices))
+    left = sum(cost for at, cost in enumerate(tokens) if at not in gone)
+    if left > target:
+        free = [unit for at, unit in enumerate(parts) if at not in protected(parts, len(contents) - 1)]
+        assert all(set(unit.indices) <= gone for unit in free if unit.kind != "human")
+    if sum(tokens) <= target:
+        assert not gone
+
+
+@given(kinds, st.integers(0, 400), st.integers(0, 400))
+def test_a_lower_target_never_keeps_what_a_higher_one_cuts(names, one, other):
+    contents = history(names)
+    tokens = [10] * len(contents)
+    low, high = sorted((one, other))
+    gone = [set(cut(units(contents), tokens, target=at, human=len(contents) - 1, last_turns=2)) for at in (low, high)]
+    assert gone[1] <= gone[0]
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_hold_their_indices(indices):
+    ranges = as_ranges(indices)
+    assert {at for start, stop in ranges for at in range(start, stop)} == indices
+    assert all(one[1] < other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+
+
+def test_live_positions_are_the_kept_ranges_and_all_that_follows():
+    epoch = Epoch(cut_count=5, cut_hash="x", kept=((0, 1), (3, 4)))
+    assert live_positions(epoch, 8) == (0, 3, 5, 6, 7)
+    assert live_positions(epoch, 3) == (0,)
+
+
+def test_a_content_keeps_what_it_does_not_know():
+    part = part_of({"executable_code": {"code": "1+1"}})
+    assert part.kind == "other"
+    assert json.loads(part.wire) == {"executable_code": {"code": "1+1"}}

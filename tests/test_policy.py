@@ -1,0 +1,103 @@
+"""Policies: profiles, TOML, overrides, and errors that name the field, the file and the cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from aether_context import PackPolicy
+from aether_context.errors import PolicyError
+from aether_context.policy import PROFILES
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_every_profile_loads_and_its_middles_are_feasible(profile):
+    policy = PackPolicy.load(profile)
+    assert policy.profile == profile
+    shares = policy.budget.shares
+    assert shares.evidence.low + shares.memory.low + shares.conversation.low <= 1
+    assert shares.evidence.high + shares.memory.high + shares.conversation.high >= 1
+
+
+def test_the_ranges_of_the_research_profile():
+    shares = PackPolicy.load("research").budget.shares
+    assert (shares.evidence.low, shares.evidence.high) == (0.55, 0.65)
+    assert (shares.memory.low, shares.memory.high) == (0.20, 0.25)
+    assert (shares.conversation.low, shares.conversation.high) == (0.10, 0.15)
+
+
+def test_the_default_is_chat():
+    assert PackPolicy() == PackPolicy.load() == PackPolicy.load("chat")
+
+
+def test_overrides_are_merged_into_sections(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('profile = "coding"\nmax_input_tokens = 9000\n[conversation]\nlast_turns = 7\n')
+    policy = PackPolicy.load(file, conversation={"high_water": 0.9})
+    assert (policy.profile, policy.max_input_tokens) == ("coding", 9_000)
+    assert (policy.conversation.last_turns, policy.conversation.high_water) == (7, 0.9)
+    assert policy.budget.shares == PackPolicy.load("coding").budget.shares
+
+
+def test_the_hash_is_stable_and_tells_policies_apart():
+    assert PackPolicy(max_input_tokens=5_000).digest == PackPolicy.load("chat", max_input_tokens=5_000).digest
+    assert PackPolicy().digest != PackPolicy(max_input_tokens=5_000).digest
+    again = PackPolicy.model_validate_json(PackPolicy.load("research").canonical)
+    assert again.digest == PackPolicy.load("research").digest
+
+
+def test_another_profile_keeps_what_was_set():
+    policy = PackPolicy(max_input_tokens=5_000).for_profile("research")
+    assert policy.max_input_tokens == 5_000
+    assert policy.budget.shares == PackPolicy.load("research").budget.shares
+
+
+def test_a_typo_names_field_file_and_nearest_name(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[conversation]\nhigh_watr = 0.9\n")
+    with pytest.raises(PolicyError) as caught:
+        PackPolicy.load(file)
+    assert "conversation.high_watr" in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "did you mean 'high_water'" in str(caught.value)
+    assert caught.value.field == "conversation.high_watr"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
+        ({"conversation": {"low_water": 0.9}}, ("low_water 0.9 is above high_water 0.8",)),
+        ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
+        ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
+        ({"record": "some"}, ("record = 'some'", "'full'")),
+        ({"profile": "reserch"}, ("profile = 'reserch'",)),
+        ({"retrieval": {"floor": float("nan")}}, ("retrieval.floor",)),
+    ],
+)
+def test_a_wrong_value_is_named(settings, words):
+    with pytest.raises(PolicyError) as caught:
+        PackPolicy(**settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_unknown_profile_suggests_one():
+    with pytest.raises(PolicyError, match="did you mean 'research'"):
+        PackPolicy.load("reserch")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PolicyError, match=r"nowhere\.toml does not exist"):
+        PackPolicy.load(tmp_path / "nowhere.toml")
+
+
+def test_broken_toml_is_named(tmp_path):
+    file = tmp_path / "broken.toml"
+    file.write_text("profile = ")
+    with pytest.raises(PolicyError, match=r"broken\.toml cannot be read"):
+        PackPolicy.load(file)
+
+
+def test_a_policy_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        PackPolicy().max_input_tokens = 5  # type: ignore[misc]
