@@ -226,6 +226,10 @@ class LayerTokens:
     final: int
     used: int
 
+    def using(self, tokens: int) -> LayerTokens:
+        """The same account with another use."""
+        return LayerTokens(floor=self.floor, nominal=self.nominal, lent=self.lent, final=self.final, used=tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:

@@ -17,7 +17,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
-from aether_context.adk.gathering import Gatherer, Last, hands_off, scope_of
+from aether_context.adk.gathering import Call, Gatherer, Last, scope_of
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
@@ -105,19 +105,20 @@ class Edge:
     # packing
 
     async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        planned = self._gatherer.planned(context)
+        call = Call.of(context, request)
+        planned = self._gatherer.planned(call)
         policy = self._policy_for(planned.profile, context.agent_name)
-        if planned.validity == "invalid" and policy.on_invalid != "warn" and not hands_off(context, request):
+        if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
-        scope = scope_of(context)
+        scope = scope_of(context, call.invocation.branch)
         counter = counter_for(request.model or "")
         last = self._last.get(scope)
-        gathered = self._gatherer.grown(context, request, planned, policy, last) if last is not None else None
+        gathered = self._gatherer.grown(call, planned, policy, last) if last is not None else None
         pack = None
         if gathered is not None and last is not None:
             pack = extend_pack(last.pack, gathered.source, policy, counter=counter, memo=self._memo)
         if gathered is None or pack is None:
-            gathered = await self._gatherer.gather(context, request, planned, policy, last)
+            gathered = await self._gatherer.gather(call, planned, policy, last)
             pack = await self._build(gathered.source, policy, counter)
         source = gathered.source
         stored: Mapping[str, Any] | None = None
@@ -165,7 +166,7 @@ class Edge:
     def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
-        last = self._last.get(scope_of(context))
+        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
         if last is None or last.pack.identity.invocation != context.invocation_id:
             return
         response.custom_metadata = {**(response.custom_metadata or {}), "aether_context": {"pack_id": last.name}}

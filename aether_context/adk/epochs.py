@@ -25,8 +25,6 @@ from aether_context.pack import Epoch, Identity, PackedMessage
 class SessionState(Protocol):
     """What is used of ADK's ``State``."""
 
-    def get(self, key: str, default: Any = None) -> Any: ...
-
     def __setitem__(self, key: str, value: Any) -> None: ...
 
 
@@ -55,7 +53,7 @@ class _StoredPayload(BaseModel):
     used: dict[str, int] = {}
 
 
-def load(state: SessionState, identity: Identity) -> Epoch:
+def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
     """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound."""
     scope = _scope(identity)
     held = state.get(f"aether:epoch:{scope}")
@@ -81,7 +79,7 @@ def load(state: SessionState, identity: Identity) -> Epoch:
     )
 
 
-def holds(state: SessionState, identity: Identity, stored: Mapping[str, Any] | None) -> bool:
+def holds(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
     """Whether a session's state still holds what `save` put there."""
     return bool(state.get(f"aether:epoch:{_scope(identity)}") == stored)
 
@@ -168,7 +166,7 @@ def _shifted(epoch: Epoch, shift: int) -> Epoch:
     return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept)
 
 
-def _payload(state: SessionState, scope: str, name: str, identity: Identity) -> PackedMessage | None:
+def _payload(state: Mapping[str, Any], scope: str, name: str, identity: Identity) -> PackedMessage | None:
     try:
         stored = _StoredPayload.model_validate(state.get(f"aether:payload:{scope}:{name}"))
     except ValidationError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -34,6 +35,33 @@ from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One model call: ADK's request and contexts. ADK copies the invocation context at each look, so one is kept."""
+
+    context: CallbackContext
+    request: LlmRequest
+    invocation: InvocationContext
+
+    @classmethod
+    def of(cls, context: CallbackContext, request: LlmRequest) -> Call:
+        return cls(context=context, request=request, invocation=context.get_invocation_context())
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The session's state as it is; ADK's own view copies every value that is read."""
+        return self.context.session.state
+
+    @property
+    def hands_off(self) -> str:
+        """Why the request must not be touched; empty where it may be."""
+        if self.invocation.live_request_queue is not None:
+            return "live mode: the request was left alone"
+        if self.request.previous_interaction_id:
+            return "interactions API: only the current turn is sent, the request was left alone"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +107,9 @@ class Gatherer:
         self._reader = Reader()
         self._plans: OrderedDict[object, Planned] = OrderedDict()
 
-    def planned(self, context: CallbackContext) -> Planned:
+    def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state."""
-        state = {key: context.state.get(key) for key in _KEYS}
+        state = {key: call.state.get(key) for key in _KEYS}
         key = structure(state)
         found = self._plans.get(key)
         if found is None:
@@ -90,16 +118,14 @@ class Gatherer:
                 self._plans.popitem(last=False)
         return found
 
-    def grown(
-        self, context: CallbackContext, request: LlmRequest, planned: Planned, policy: PackPolicy, last: Last
-    ) -> Gathered | None:
+    def grown(self, call: Call, planned: Planned, policy: PackPolicy, last: Last) -> Gathered | None:
         """The ingredients where this request is the last one with contents appended, None where that is not certain.
 
         It is certain where the session has only gained plain events of this invocation whose responses answer calls
         among them, nothing else of the request has changed, and the contents at both ends of the known part are the
         same.
         """
-        before, pack = last.seen, last.pack
+        before, pack, request = last.seen, last.pack, call.request
         source = pack.source
         raw = request.contents
         if (
@@ -107,12 +133,12 @@ class Gatherer:
             or last.planned != planned
             or source.request.model != (request.model or "")
             or source.request.system != system_text(request.config)[0]
-            or hands_off(context, request)
-            or not epochs.holds(context.state, source.identity, last.stored)
+            or call.hands_off
+            or not epochs.holds(call.state, source.identity, last.stored)
         ):
             return None
-        identity = _next_identity(context, source.identity, before.events)
-        seen, block = self._seen(context, request)
+        identity = _next_identity(call, source.identity, before.events)
+        seen, block = self._seen(call)
         if identity is None or seen.declared != before.declared or not _same(seen.tools, before.tools):
             return None
         if seen.contents <= before.contents or (block is not None and block.position < before.contents):
@@ -143,27 +169,26 @@ class Gatherer:
         contents = [raw[at] for at in grown.request.positions]
         return Gathered(source=grown, contents=contents, epoch=pack.epoch, seen=seen)
 
-    async def gather(
-        self, context: CallbackContext, request: LlmRequest, planned: Planned, policy: PackPolicy, last: Last | None
-    ) -> Gathered:
+    async def gather(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
         """The ingredients of any request."""
-        identity = identity_of(context)
-        untouched = hands_off(context, request)
-        seen, block = self._seen(context, request)
+        request = call.request
+        identity = identity_of(call)
+        untouched = call.hands_off
+        seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
-        stored = epochs.load(context.state, identity)
+        stored = epochs.load(call.state, identity)
         aligned, live = self._live(raw, stored if not untouched else Epoch(), family_of(request.model or ""))
-        human = human_index(raw, context.user_content)
+        human = human_index(raw, call.context.user_content)
         positions = aligned.positions
         if human is not None and human not in positions:
             positions = tuple(sorted((*positions, human)))
             live = self._contents(raw, positions, request)
         system, is_text = system_text(request.config)
-        remembers = context.get_invocation_context().memory_service is not None
+        remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
         candidates = planned.candidates + (block.memories if block is not None else ())
         if identity.call == 1 and remembers and block is None and not untouched:
-            candidates += await _search(context, planned, policy, problems)
+            candidates += await _search(call.context, planned, policy, problems)
         window = model_window(request.model)
         source = Ingredients(
             identity=identity,
@@ -210,8 +235,9 @@ class Gatherer:
         family = family_of(request.model or "")
         return tuple(self._reader.content(raw[at], family) for at in positions)
 
-    def _seen(self, context: CallbackContext, request: LlmRequest) -> tuple[Seen, Preloaded | None]:
-        block = preloaded(request.contents, context.user_content)
+    def _seen(self, call: Call) -> tuple[Seen, Preloaded | None]:
+        request = call.request
+        block = preloaded(request.contents, call.context.user_content)
         tools = (request.config.tools if request.config is not None else None) or ()
         declared = tuple(
             (one.name, one.description)
@@ -220,7 +246,7 @@ class Gatherer:
             for one in tool.function_declarations or ()
         )
         seen = Seen(
-            events=len(context.session.events),
+            events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
             declared=declared,
             tools=tuple(request.tools_dict.values()),
@@ -228,44 +254,33 @@ class Gatherer:
         return seen, block
 
 
-def scope_of(context: CallbackContext) -> epochs.Scope:
+def scope_of(context: CallbackContext, branch: str | None) -> epochs.Scope:
     """What a process keeps things by: app, user, session, branch, agent."""
-    invocation = context.get_invocation_context()
-    session = invocation.session
-    return (session.app_name, session.user_id, session.id, invocation.branch or "", context.agent_name)
+    session = context.session
+    return (session.app_name, session.user_id, session.id, branch or "", context.agent_name)
 
 
-def identity_of(context: CallbackContext) -> Identity:
+def identity_of(call: Call) -> Identity:
     """Whose model call this is; the call's number is read off the session's events."""
-    invocation = context.get_invocation_context()
-    session = invocation.session
-    app, user, name, branch, agent = scope_of(context)
-    call = 1
-    for event in reversed(session.events):
-        if event.invocation_id != invocation.invocation_id:
+    invocation, events = call.invocation.invocation_id, call.context.session.events
+    app, user, session, branch, agent = scope_of(call.context, call.invocation.branch)
+    number = 1
+    for event in reversed(events):
+        if event.invocation_id != invocation:
             break
-        call += _is_answer(event, agent, branch)
-    last = session.events[-1] if session.events else None
+        number += _is_answer(event, agent, branch)
+    last = events[-1] if events else None
     return Identity(
         app=app,
         user=user,
-        session=name,
-        invocation=invocation.invocation_id,
+        session=session,
+        invocation=invocation,
         agent=agent,
         branch=branch,
-        call=call,
+        call=number,
         last_event_id=last.id if last is not None else "",
         last_event_time=last.timestamp if last is not None else 0.0,
     )
-
-
-def hands_off(context: CallbackContext, request: LlmRequest) -> str:
-    """Why a request must not be touched; empty where it may be."""
-    if context.get_invocation_context().live_request_queue is not None:
-        return "live mode: the request was left alone"
-    if request.previous_interaction_id:
-        return "interactions API: only the current turn is sent, the request was left alone"
-    return ""
 
 
 def _is_answer(event: Event, agent: str, branch: str) -> bool:
@@ -274,14 +289,13 @@ def _is_answer(event: Event, agent: str, branch: str) -> bool:
     return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
 
 
-def _next_identity(context: CallbackContext, before: Identity, events: int) -> Identity | None:
+def _next_identity(call: Call, before: Identity, events: int) -> Identity | None:
     """The identity of a call that follows another, None where anything but plain events came between."""
-    invocation = context.get_invocation_context()
-    session = invocation.session
-    if invocation.invocation_id != before.invocation or len(session.events) <= events:
+    session = call.context.session
+    if call.invocation.invocation_id != before.invocation or len(session.events) <= events:
         return None
     asked: set[str | None] = set()
-    call = before.call
+    number = before.call
     for event in session.events[events:]:
         actions = event.actions
         plain = event.invocation_id == before.invocation and event.author == before.agent and not event.partial
@@ -295,9 +309,9 @@ def _next_identity(context: CallbackContext, before: Identity, events: int) -> I
         asked |= {one.id for one in event.get_function_calls()}
         if not asked.issuperset(one.id for one in event.get_function_responses()):
             return None
-        call += _is_answer(event, before.agent, before.branch)
+        number += _is_answer(event, before.agent, before.branch)
     last = session.events[-1]
-    return replace(before, call=call, last_event_id=last.id, last_event_time=last.timestamp)
+    return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
 
 
 def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:

@@ -1,6 +1,7 @@
 """Writes recordings off the model call's path: one thread a process, in order, all there after a flush.
 
-The thread starts with the first recording and again after a fork. A write that fails is tried again with the next one
+The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
+needed, in a forked process, too. A write that fails is tried again with the next one
 and at each flush; the oldest are given up, with an error in the log, once more than a thousand wait.
 """
 
@@ -27,6 +28,8 @@ logger = logging.getLogger("aether_context")
 _MOST_WAITING = 1_000
 _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
+_LOOK_SECONDS = 0.05
+_QUIET_SECONDS = 10.0
 
 
 class Recorder:
@@ -35,9 +38,10 @@ class Recorder:
     def __init__(self, store: PackStore) -> None:
         self.store = store
         self._waiting: deque[Callable[[], None]] = deque()
-        self._ready = threading.Condition()
-        self._busy = False
+        self._start = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._process = 0
+        self._hurry = threading.Event()
         self._tips: OrderedDict[Scope, Tip] = OrderedDict()
         self._written: OrderedDict[str, Manifest] = OrderedDict()
         self._warned = False
@@ -54,41 +58,44 @@ class Recorder:
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until everything queued is written; False where that took too long."""
         deadline = time.monotonic() + timeout_seconds
-        with self._ready:
-            while self._waiting or self._busy:
-                self._ready.notify_all()
-                left = deadline - time.monotonic()
-                if left <= 0 or self._process != os.getpid():
-                    return False
-                self._ready.wait(min(left, 0.2))
+        self._hurry.set()
+        while self._waiting:
+            self._ensure_thread()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
         return True
 
     def _put(self, job: Callable[[], None]) -> None:
-        with self._ready:
-            if self._process != os.getpid():
-                self._process, self._busy = os.getpid(), False
-                threading.Thread(target=self._run, name="aether-context-recorder", daemon=True).start()
-            self._waiting.append(job)
-            if len(self._waiting) > _MOST_WAITING:
-                self._waiting.popleft()
-                logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
-            self._ready.notify_all()
+        """Adds a job without waking the thread: a thread that wakes here takes its time from the model call."""
+        self._waiting.append(job)
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
+        self._ensure_thread()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is not None and self._process == os.getpid() and self._thread.is_alive():
+            return
+        with self._start:
+            if self._thread is None or self._process != os.getpid() or not self._thread.is_alive():
+                self._process = os.getpid()
+                self._thread = threading.Thread(target=self._run, name="aether-context-recorder", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            with self._ready:
-                while not self._waiting:
-                    self._ready.wait()
+        """Writes what waits, looks again every few milliseconds, and ends after a quiet while."""
+        quiet = 0.0
+        while quiet < _QUIET_SECONDS:
+            self._hurry.wait(_LOOK_SECONDS)
+            quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
+            while self._waiting:
                 job = self._waiting[0]
-                self._busy = True
-            done = self._attempt(job)
-            with self._ready:
-                self._busy = False
-                if done and self._waiting and self._waiting[0] is job:
+                if not self._attempt(job):
+                    time.sleep(_RETRY_SECONDS)
+                elif self._waiting and self._waiting[0] is job:
                     self._waiting.popleft()
-                self._ready.notify_all()
-                if not done:
-                    self._ready.wait(_RETRY_SECONDS)
+            self._hurry.clear()
 
     def _attempt(self, job: Callable[[], None]) -> bool:
         """Runs a job; False where it should be tried again."""

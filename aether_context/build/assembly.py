@@ -290,7 +290,7 @@ def _spent(
         "slack": 0,
     }
     layers: Mapping[Layer, LayerTokens] = {
-        layer: replace(tokens, used=real[layer]) for layer, tokens in shares.allocation.layers.items()
+        layer: tokens.using(real[layer]) for layer, tokens in shares.allocation.layers.items()
     }
     return replace(shares.allocation, layers=layers)
 

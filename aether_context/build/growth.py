@@ -48,7 +48,7 @@ def extend_pack(
     if spoken > min(marks(policy, allocation, fixed).high, allocation.budget - fixed):
         return None
     layers: Mapping[Layer, LayerTokens] = {
-        layer: replace(account, used=spoken if layer == "conversation" else used[layer])
+        layer: account.using(spoken if layer == "conversation" else used[layer])
         for layer, account in allocation.layers.items()
     }
     sent = Sent(
