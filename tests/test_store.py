@@ -1,0 +1,238 @@
+"""The store: written once, whole or not at all, by content, inside its own folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aether_context import Manifest, PackPolicy, PackStore, build_pack, replay
+from aether_context.errors import (
+    BlobNotFound,
+    ChecksumMismatch,
+    ManifestError,
+    PackNotFound,
+    ReplayIncomplete,
+    ReplayMismatch,
+    SchemaVersionError,
+    StoreError,
+)
+from aether_context.manifest import Recording, record, schema
+from aether_context.playback import Replayer
+from aether_context.store import segment
+from test_build import IDENTITY, memory, source
+from test_conversation import human, says
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path):
+    if request.param == "local":
+        return PackStore(tmp_path / "packs")
+    url = f"memory://{tmp_path.name}"
+    return PackStore(url)
+
+
+def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: object) -> Recording:
+    found = (memory("m1", "The dog is called Rex", time=1.0), memory("m2", "Tax law of 1971"))
+    ingredients = source(
+        [human("hi"), says("hello"), human(text)], candidates=found, identity=replace(IDENTITY, **identity)
+    )
+    policy = policy or PackPolicy(max_input_tokens=16_000)
+    return record(build_pack(ingredients, policy), policy, "estimate", None)
+
+
+def test_a_pack_comes_back_as_it_was_written(store):
+    written = store.write(recording())
+    (read,) = store.manifests()
+    assert read == written
+    read.verify()
+    assert store.manifest(written.pack_id[:-3]) == written
+
+
+def test_writing_again_changes_nothing(store):
+    assert store.write(recording()) == store.write(recording())
+    assert len(list(store.manifests())) == 1
+
+
+def test_another_pack_under_the_same_id_gets_the_next_number(store):
+    first = store.write(recording())
+    second = store.write(recording("What is my cat called?"))
+    assert second.pack_id == first.pack_id + "-2"
+    assert replay(second, store).matches
+    assert len(list(store.manifests())) == 2
+
+
+def test_manifests_come_in_the_order_of_their_packs(store):
+    for at in (3, 1, 2):
+        store.write(recording(last_event_time=1_768_900_000.0 + at, call=at))
+    assert [one.call for one in store.manifests()] == [1, 2, 3]
+
+
+def test_manifests_are_filtered_by_app_user_and_session(store):
+    for user in ("ann", "bob"):
+        for session in ("s1", "s2"):
+            store.write(recording(user=user, session=session))
+    assert len(list(store.manifests(user="ann"))) == 2
+    assert [one.session for one in store.manifests(app="app", user="bob", session="s2")] == ["s2"]
+    assert list(store.manifests(user="eve")) == []
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_segments_are_safe_bounded_and_tell_names_apart(one, other):
+    name = segment(one)
+    assert 0 < len(name) <= 64
+    assert "/" not in name
+    assert "\\" not in name
+    assert not name.startswith(".")
+    assert name.isascii()
+    if one != other:
+        assert segment(one).casefold() != segment(other).casefold()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc", "a/b", "..", ".", "", "CON", "nul.txt", "x" * 5_000, "Ärger", "a\0b", "blobs", "packs"]
+)
+def test_hostile_names_stay_inside_the_store(tmp_path, name):
+    root = tmp_path / "inner" / "packs"
+    store = PackStore(root)
+    store.write(recording(app=name, user=name, session=name))
+    (manifest,) = store.manifests(app=name, user=name, session=name)
+    assert (manifest.app, manifest.user, manifest.session) == (name, name, name)
+    outside = [path for path in tmp_path.rglob("*") if path.is_file() and root not in path.parents]
+    assert outside == []
+    named = [json.loads(path.read_text())["name"] for path in root.rglob("name.json")]
+    assert named == [name] * 3
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    store = PackStore(tmp_path)
+    store.write(recording())
+    (path,) = tmp_path.rglob("manifest.json")
+    good = path.read_bytes()
+    Manifest.parse(good).verify()
+    found = 0
+    for at in range(0, len(good), 7):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        try:
+            Manifest.parse(path.read_bytes()).verify()
+        except ManifestError:
+            found += 1
+    assert found == len(range(0, len(good), 7))
+
+
+def test_a_changed_blob_is_found(tmp_path):
+    store = PackStore(tmp_path)
+    manifest = store.write(recording())
+    for path in (tmp_path / "app" / "user" / "blobs").rglob("*.json"):
+        good = path.read_bytes()
+        path.write_bytes(good.replace(b"e", b"f", 1))
+        with pytest.raises(ChecksumMismatch):
+            replay(manifest, PackStore(tmp_path))
+        path.write_bytes(good)
+    assert replay(manifest, PackStore(tmp_path)).matches
+
+
+def test_a_missing_blob_is_named(tmp_path):
+    store = PackStore(tmp_path)
+    manifest = store.write(recording())
+    for path in (tmp_path / "app" / "user" / "blobs").rglob("*.json"):
+        path.unlink()
+    with pytest.raises(BlobNotFound):
+        store.blob(manifest, manifest.setting)
+    with pytest.raises((ReplayIncomplete, BlobNotFound), match="sha256:"):
+        replay(manifest, store)
+
+
+def test_hashes_only_keeps_no_text(tmp_path):
+    store = PackStore(tmp_path)
+    secret = "my dog Fenris bites"
+    manifest = store.write(recording(secret, PackPolicy(record="hashes")))
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"Fenris" not in path.read_bytes()
+    manifest.verify()
+    with pytest.raises(ReplayIncomplete, match="recorded hashes only"):
+        replay(manifest, store)
+
+
+def test_a_replay_with_another_policy_says_what_it_would_have_sent(store):
+    manifest = store.write(recording())
+    again = replay(manifest, store, PackPolicy(retrieval={"memory_k": 0}, max_input_tokens=16_000))
+    assert not again.matches
+    assert "Rex" not in again.request
+    assert "Rex" in replay(manifest, store).request
+
+
+def test_a_replay_names_the_stage_that_differs(store):
+    made = recording()
+    changed, text = made.manifest.model_copy(update={"window": 9_000}).sealed()
+    manifest = store.write(replace(made, manifest=changed, text=text))
+    with pytest.raises(ReplayMismatch) as caught:
+        Replayer(store).replay(manifest.model_copy(update={"checksum": "sha256:0"}))
+    assert caught.value.stage == "allocate"
+
+
+def test_a_later_schema_is_refused_by_name():
+    text = recording().text.replace('"schema_version":1', '"schema_version":99')
+    with pytest.raises(SchemaVersionError, match="99"):
+        Manifest.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema_version":1}', '{"schema_version":"x"}'])
+def test_what_is_no_manifest_is_refused(text):
+    with pytest.raises(ManifestError):
+        Manifest.parse(text)
+
+
+def test_the_published_schema_takes_a_manifest():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(json.loads(recording().text), schema())
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(StoreError, match="nosuch"):
+        PackStore("nosuch://x")
+
+
+def test_a_pack_that_is_not_there_is_named(store):
+    with pytest.raises(PackNotFound, match="pack_nowhere"):
+        store.manifest("pack_nowhere")
+
+
+def test_of_many_writers_each_pack_is_there_once_and_whole(tmp_path):
+    made = [recording(call=at, last_event_time=float(at)) for at in range(20)]
+
+    def work() -> None:
+        store = PackStore(tmp_path)
+        for one in made:
+            store.write(one)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = list(PackStore(tmp_path).manifests())
+    assert len(found) == 20
+    for one in found:
+        one.verify()
+    assert not list(tmp_path.rglob(".draft-*"))
+
+
+def test_an_outcome_is_written_once(store):
+    manifest = store.write(recording())
+    assert store.outcome(manifest) is None
+    store.write_outcome(manifest, {"input_tokens": 5})
+    store.write_outcome(manifest, {"input_tokens": 7})
+    assert store.outcome(manifest) == {"input_tokens": 5}
+
+
+def test_the_memory_protocol_sees_what_was_written(tmp_path):
+    store = PackStore(f"memory://{tmp_path.name}-seen")
+    store.write(recording())
+    fs = fsspec.filesystem("memory")
+    assert any(path.endswith("manifest.json") for path in fs.find(f"/{tmp_path.name}-seen"))
