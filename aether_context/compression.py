@@ -137,9 +137,7 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
     bullets = [line for line in earlier.splitlines() if not line.startswith(_MISSING)]
-    before = sum(
-        int(line.removeprefix(_MISSING).split()[0]) for line in earlier.splitlines() if line.startswith(_MISSING)
-    )
+    before = sum(int(found) for found in _COUNT.findall(earlier))
     bullets += [line for content in contents if (line := _bullet(content))]
     budget = max_tokens - 12
     chosen: set[int] = set()
@@ -159,6 +157,7 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
 
 _USER = "- user: "
 _MISSING = "- messages left out: "
+_COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
 
 
 def _bullet(content: Content) -> str:

@@ -281,14 +281,16 @@ class Epoch:
     """Where a conversation stands between two cuts; what a later call, worker or process needs to go on.
 
     Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
-    ``cut_hash`` is the digest of the last content cut. ``extracts`` maps digests of contents to the tokens that each
-    of their responses was shortened to. ``marks`` are short digests of what the epoch began with:
-    ``system``, ``tools``, ``step``, ``role``, ``acceptance``.
+    ``cut_hash`` is the digest of the last content cut; ``anchors`` are a few more contents below ``cut_count``, by
+    index and short digest, since short answers repeat. ``extracts`` maps digests of contents to the tokens that each of
+    their responses was shortened to. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
+    ``step``, ``role``, ``acceptance``.
     """
 
     number: int = 0
     cut_count: int = 0
     cut_hash: str = ""
+    anchors: tuple[tuple[int, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
     summary: str = ""
     contract: bool = False

@@ -125,8 +125,8 @@ def step_text(step: Step) -> str:
 
 def memory_line(candidate: Candidate) -> str:
     """A memory as a bullet that carries its date."""
-    date = f" ({day(candidate.time)})" if candidate.time is not None else ""
-    return bullet(candidate.text + date)
+    date = day(candidate.time) if candidate.time is not None else ""
+    return bullet(f"{candidate.text} ({date})" if date else candidate.text)
 
 
 def evidence_line(candidate: Candidate) -> str:
@@ -162,8 +162,11 @@ def fenced(text: str) -> str:
 
 
 def day(time: float) -> str:
-    """The UTC date of a time, ``YYYY-MM-DD``."""
-    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=time)
+    """The UTC date of a time, ``YYYY-MM-DD``; empty for a time outside the calendar's years 1 to 9999."""
+    try:
+        moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=time)
+    except (OverflowError, ValueError):
+        return ""
     return moment.strftime("%Y-%m-%d")
 
 

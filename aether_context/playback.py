@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aether_context.build import build_pack
-from aether_context.canonical import JSON, canonical_json, short
-from aether_context.errors import BlobNotFound, ReplayIncomplete, ReplayMismatch
-from aether_context.manifest import Manifest, Row, epoch_of, splice, stage_hashes
+from aether_context.canonical import JSON, canonical_json
+from aether_context.errors import BlobNotFound, PolicyError, ReplayIncomplete, ReplayMismatch
+from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -22,18 +22,9 @@ from aether_context.pack import (
     Tool,
 )
 from aether_context.policy import PackPolicy
+from aether_context.resolution import Resolver
 from aether_context.store import PackStore
 from aether_context.wire import content_from_wire
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """A manifest with what its ancestors hold: contents that went in, rows by id, counts, and texts by hash."""
-
-    manifest: Manifest
-    contents: tuple[str, ...]
-    rows: Mapping[str, Row]
-    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,45 +37,14 @@ class Replayed:
     matches: bool
 
 
-class Replayer:
+class Replayer(Resolver):
     """Replays manifests of one store, keeping what they share between calls."""
 
     def __init__(self, store: PackStore) -> None:
-        self.store = store
-        self._resolved: dict[str, Resolved] = {}
+        super().__init__(store)
         self._texts: dict[str, dict[str, JSON]] = {}
         self._contents: dict[str, Content] = {}
         self._said: dict[str, str] = {}
-
-    def resolve(self, manifest: Manifest) -> Resolved:
-        """The manifest with its ancestors' part.
-
-        Raises:
-            PackNotFound: an ancestor is missing.
-        """
-        waiting = [manifest]
-        while waiting[-1].parent is not None and waiting[-1].parent not in self._resolved:
-            parent = self.store.parent(waiting[-1])
-            assert parent is not None
-            waiting.append(parent)
-        for one in reversed(waiting):
-            self._resolved[one.pack_id] = self._extend(one)
-        return self._resolved[manifest.pack_id]
-
-    def _extend(self, manifest: Manifest) -> Resolved:
-        own = {row.id: row for row in manifest.rows}
-        if manifest.parent is None:
-            counts = {**manifest.counts, **_row_counts(manifest.rows)}
-            return Resolved(manifest=manifest, contents=manifest.contents.added, rows=own, counts=counts)
-        parent = self._resolved[manifest.parent]
-        standing = _standing(parent)
-        rows = {name: row for name, row in parent.rows.items() if is_content(row) and row.state != "dropped"} | own
-        return Resolved(
-            manifest=manifest,
-            contents=splice(standing, manifest.contents),
-            rows=rows,
-            counts={**parent.counts, **manifest.counts, **_row_counts(manifest.rows)},
-        )
 
     def ingredients(self, manifest: Manifest) -> Ingredients:
         """What the pack was built from.
@@ -124,6 +84,8 @@ class Replayer:
             epoch=epoch_of(before, self._said),
             first_call=manifest.first_call,
             rewritten=manifest.rewritten,
+            can_mask=manifest.can_mask,
+            hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),
         )
 
@@ -161,7 +123,10 @@ class Replayer:
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
-        return PackPolicy.model_validate_json(self.store.blob(manifest, manifest.policy))
+        try:
+            return PackPolicy(**json.loads(self.store.blob(manifest, manifest.policy)))
+        except PolicyError as error:
+            raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None) -> Replayed:
         """Builds the pack again, with another policy where one is given.
@@ -198,25 +163,6 @@ def request_json(pack: Pack) -> str:
             "allowed_tools": pack.allowed_tools,
         }
     )
-
-
-def is_content(row: Row) -> bool:
-    """Whether a row is one of the host's own contents."""
-    return row.layer in ("conversation", "task")
-
-
-def _standing(resolved: Resolved) -> list[str]:
-    """The contents that a pack left standing, in order."""
-    rows = [row for row in resolved.rows.values() if is_content(row)]
-    gone = [row.hash for row in rows if row.state == "dropped"]
-    kept = list(resolved.contents)
-    for digest in gone:
-        kept.remove(digest)
-    return kept
-
-
-def _row_counts(rows: tuple[Row, ...]) -> dict[str, int]:
-    return {short(row.hash, 16): row.tokens for row in rows if is_content(row)}
 
 
 def _step(value: Mapping[str, JSON]) -> Step:

@@ -179,7 +179,7 @@ class PackPolicy(_Settings):
     profile: Literal["chat", "coding", "research", "requirements", "test_cases"] = "chat"
     """The kind of task whose ranges this policy starts from."""
     max_input_tokens: int | None = Field(default=None, ge=256)
-    """Tokens that cap the model's window. None takes the model's own."""
+    """The window in tokens, whatever is known of the model. None takes the model's own."""
     windows: Mapping[str, int] = {}
     """Windows in tokens by model name; they override what is known of a model."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}

@@ -12,6 +12,15 @@ from aether_context.policy import RetrievalSettings
 
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
 _K1, _B = 1.5, 0.75
+_ENOUGH_WORDS = 8
+_STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """a about all an and any are as at be but by can do does for from had has have he her his how i if in into is
+        it its me my no not of on or our she so than that the their them then there these they this to was we were what
+        when where which who will with would you your""",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +105,13 @@ def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
 
 
 def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
-    """BM25 of each text, raw and as a share of the most that any text could reach for this query.
+    """BM25 of each text, raw and as a share (at most 1) of what a text reaches that says the query's rarest words.
 
-    The weights come from rank-bm25's ``BM25Plus`` idf, ``log((N + 1) / n)``, which stays positive in small pools.
+    Eight words are enough for a full share, so that a long query asks no more of a text than a short one. The weights
+    come from rank-bm25's ``BM25Plus`` idf, ``log((N + 1) / n)``, which stays positive in small pools.
     """
     words = set(tokenize(query))
+    words = words - _STOP_WORDS or words
     documents = [tokenize(text) for text in texts]
     if not words or not any(documents):
         return [(0.0, 0.0) for _ in texts]
@@ -109,7 +120,8 @@ def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
     index = BM25Plus([document or [""] for document in documents], k1=_K1, b=_B, delta=0)
     known = sorted(word for word in words if word in index.idf)
     unseen = math.log(len(documents) + 1)
-    limit = (_K1 + 1) * (sum(index.idf[word] for word in known) + unseen * (len(words) - len(known)))
+    weights = sorted((index.idf.get(word, unseen) for word in words), reverse=True)
+    limit = (_K1 + 1) * sum(weights[:_ENOUGH_WORDS])
     raw = [float(value) for value in index.get_scores(known)] if known else [0.0] * len(documents)
     return [(value, min(1.0, value / limit) if limit else 0.0) for value in raw]
 

@@ -10,15 +10,17 @@ the application and are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
 
+_T = TypeVar("_T")
 _MOST_TEXT = 20_000
 
 
@@ -35,9 +37,10 @@ def _as_text(value: object) -> object:
 
 
 def _as_names(value: object) -> object:
-    return value.get("names") if isinstance(value, Mapping) else value
+    return value["names"] if isinstance(value, Mapping) and "names" in value else value
 
 
+Time = Annotated[float, Field(ge=-62_135_596_800, le=253_402_300_799, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT)]
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
 
@@ -124,9 +127,9 @@ class NoteShape(_Shape):
     """Name of the note."""
     text: Text
     """What it says."""
-    time: float | None = None
+    time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
-    expires: float | None = None
+    expires: Time | None = None
     """When it stops being true, seconds since 1970 UTC."""
 
 
@@ -141,7 +144,7 @@ class EvidenceShape(_Shape):
     """What it shows."""
     covers: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
     """Ids of the acceptance items it proves."""
-    time: float | None = None
+    time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
 
 
@@ -186,23 +189,12 @@ class Planned:
 def read_state(state: Mapping[str, Any]) -> Planned:
     """The step and the candidates in a session's state. Each key is read for itself, so a wrong one costs no other."""
     problems: list[str] = []
-    shapes: dict[str, Any] = {}
-    for key in ("plan", "tools", "knowledge"):
-        value = state.get(key)
-        if value is None:
-            continue
-        try:
-            shapes[key] = getattr(StateShape.model_validate({key: value}), key)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(piece) for piece in first["loc"])
-            problems.append(f"state {where} was ignored: {first['type'].replace('_', ' ')}")
-    plan: PlanShape | None = shapes.get("plan")
-    knowledge: KnowledgeShape = shapes.get("knowledge") or KnowledgeShape()
-    candidates = tuple(_candidates(knowledge))
+    plan = _read(_PLAN, state.get("plan"), "plan", problems)
+    tools = _read(_TOOLS, state.get("tools"), "tools", problems)
+    candidates = unique(_candidates(_knowledge(state.get("knowledge"), problems)))
     if plan is None:
-        return Planned(step=Step(tools=shapes.get("tools")), candidates=candidates, problems=tuple(problems))
-    step = _step(plan, shapes.get("tools"))
+        return Planned(step=Step(tools=tools), candidates=candidates, problems=tuple(problems))
+    step = _step(plan, tools)
     lacking = [name for name, held in (("step", step.text), ("acceptance list", step.acceptance)) if not held]
     return Planned(
         step=step,
@@ -212,6 +204,46 @@ def read_state(state: Mapping[str, Any]) -> Planned:
         candidates=candidates,
         problems=tuple(problems),
     )
+
+
+_PLAN: TypeAdapter[PlanShape] = TypeAdapter(PlanShape)
+_TOOLS: TypeAdapter[tuple[str, ...]] = TypeAdapter(Annotated[tuple[str, ...], BeforeValidator(_as_names)])
+_ITEMS: Mapping[str, TypeAdapter[Any]] = {
+    "notes": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
+    "memories": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
+    "evidence": TypeAdapter(Annotated[EvidenceShape, BeforeValidator(_as_uri)]),
+}
+
+
+def _read(adapter: TypeAdapter[_T], value: object, where: str, problems: list[str]) -> _T | None:
+    """A validated value, None where there is none; what does not fit is reported by its place, not by what it holds."""
+    if value is None:
+        return None
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([where, *(str(piece) for piece in first["loc"])])
+        problems.append(f"state {place} was ignored: {first['type'].replace('_', ' ')}")
+        return None
+
+
+def _knowledge(value: object, problems: list[str]) -> KnowledgeShape:
+    """The knowledge that can be read, item by item."""
+    if value is None:
+        return KnowledgeShape()
+    if not isinstance(value, Mapping):
+        problems.append("state knowledge was ignored: it is not a mapping")
+        return KnowledgeShape()
+    held: dict[str, tuple[Any, ...]] = {}
+    for name, adapter in _ITEMS.items():
+        items = value.get(name) or ()
+        if isinstance(items, (str, Mapping)) or not isinstance(items, Sequence):
+            problems.append(f"state knowledge.{name} was ignored: it is not a list")
+            continue
+        read = (_read(adapter, item, f"knowledge.{name}.{at}", problems) for at, item in enumerate(items))
+        held[name] = tuple(item for item in read if item is not None)
+    return KnowledgeShape.model_construct(None, **held)
 
 
 def _step(plan: PlanShape, tools: tuple[str, ...] | None) -> Step:
@@ -276,12 +308,23 @@ def _candidates(knowledge: KnowledgeShape) -> list[Candidate]:
                 covers=record.covers,
             )
         )
-    return _unique(found)
+    return found
 
 
-def _unique(candidates: list[Candidate]) -> list[Candidate]:
-    """One candidate an id; the first stays."""
-    return list({one.id: one for one in reversed(candidates)}.values())[::-1]
+_CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
+
+
+def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates with a name of their own each; one that says the same under the same name is left out."""
+    named: dict[str, Candidate] = {}
+    for one in candidates:
+        name = f"{one.source}_{one.id}" if _CONTENT_NAME.fullmatch(one.id) else one.id
+        number = 1
+        while name in named and named[name].digest != one.digest:
+            number += 1
+            name = f"{one.id}_{number}"
+        named.setdefault(name, replace(one, id=name))
+    return tuple(named.values())
 
 
 def state_schema() -> dict[str, Any]:

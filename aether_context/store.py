@@ -17,6 +17,7 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,9 @@ class PackStore:
         Raises:
             StoreError: the store could not be read.
         """
-        for path in sorted(self._pack_folders(app, user, session), key=_order):
-            yield self._read_manifest(f"{path}/manifest.json")
+        for _, folders in groupby(self.folders(app, user, session), key=_moment):
+            found = [self.read(folder) for folder in folders]
+            yield from sorted(found, key=lambda one: (one.last_event_time, one.call, one.pack_id))
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of a pack; the id may be cut short where it stays unique.
@@ -155,14 +157,14 @@ class PackStore:
             PackNotFound: there is none, or more than one.
             StoreError: the store could not be read.
         """
-        found = [path for path in self._pack_folders(app, user, None) if path.rsplit("/", 1)[-1].startswith(pack_id)]
+        found = [path for path in self.folders(app, user) if path.rsplit("/", 1)[-1].startswith(pack_id)]
         exact = [path for path in found if path.endswith(f"/{pack_id}")]
         if len(exact or found) > 1:
             names = ", ".join(sorted(path.rsplit("/", 1)[-1] for path in found)[:3])
             raise PackNotFound(f"{pack_id!r} names {len(found)} packs ({names}, …): give more of the id")
         if not found:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `aether-context list` shows what is there")
-        return self._read_manifest(f"{(exact or found)[0]}/manifest.json")
+        return self.read((exact or found)[0])
 
     def parent(self, manifest: Manifest) -> Manifest | None:
         """The manifest that this one extends, None where it stands alone.
@@ -209,7 +211,10 @@ class PackStore:
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """What became of a pack's model call; None where nothing was written."""
         path = f"{self._folder(manifest)}/outcome.json"
-        return json.loads(self._fs.cat_file(path)) if self._fs.exists(path) else None
+        try:
+            return json.loads(self._fs.cat_file(path)) if self._fs.exists(path) else None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
 
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""
@@ -223,14 +228,28 @@ class PackStore:
         except OSError as error:
             raise StoreError(f"{path} could not be read: {error}") from error
 
-    def _pack_folders(self, app: str | None, user: str | None, session: str | None) -> list[str]:
+    def folders(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
+        """The folders of packs, by the times in their names.
+
+        Raises:
+            StoreError: the store could not be listed.
+        """
         folders = [self._root]
         for name in (app, user, session):
             if name is None:
                 folders = [inner for folder in folders for inner in self._subfolders(folder)]
             else:
                 folders = [f"{folder}/{segment(name)}" for folder in folders]
-        return [pack for folder in folders for pack in self._subfolders(f"{folder}/packs")]
+        return sorted((pack for folder in folders for pack in self._subfolders(f"{folder}/packs")), key=_order)
+
+    def read(self, folder: str) -> Manifest:
+        """The manifest in a pack's folder.
+
+        Raises:
+            PackNotFound: there is none.
+            ManifestError: it is not a manifest.
+        """
+        return self._read_manifest(f"{folder}/manifest.json")
 
     def _subfolders(self, folder: str) -> list[str]:
         try:
@@ -264,6 +283,11 @@ def segment(name: str) -> str:
 def _order(path: str) -> tuple[str, str]:
     name = path.rsplit("/", 1)[-1]
     return name, path
+
+
+def _moment(path: str) -> str:
+    """The time in a pack's name."""
+    return path.rsplit("/", 1)[-1].split("_")[1]
 
 
 def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:

@@ -6,10 +6,10 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from test_conversation import answers, calls, human, says
 
 from aether_context.compression import extract, summarize
 from aether_context.tokens import counter_for
-from test_conversation import answers, calls, human, says
 
 COUNTER = counter_for("gemini-2.5-flash")
 NOTE = re.compile(r"\[… lines? (\d+)(?:-(\d+))? of (\d+) left out …\]")

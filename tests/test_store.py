@@ -10,6 +10,8 @@ import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_build import IDENTITY, memory, source
+from test_conversation import human, says
 
 from aether_context import Manifest, PackPolicy, PackStore, build_pack, replay
 from aether_context.errors import (
@@ -25,8 +27,6 @@ from aether_context.errors import (
 from aether_context.manifest import Recording, record, schema
 from aether_context.playback import Replayer
 from aether_context.store import segment
-from test_build import IDENTITY, memory, source
-from test_conversation import human, says
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -80,12 +80,15 @@ class Edge:
         """Packs one request in place. Returns an answer only where the policy responds to an invalid plan itself."""
         try:
             return await self._pack(context, request)
+        except InvalidPlan:
+            raise
+        except StepTooLarge as error:
+            return self._refuse(error)
         except Exception as error:
-            if self.on_error == "raise" or isinstance(error, InvalidPlan):
+            if self.on_error == "raise":
                 raise
-            if isinstance(error, StepTooLarge):
-                return self._refuse(error)
             self._tell(f"{type(error).__name__}: {error}", error)
+            await self._pack_plainly(context, request, type(error).__name__)
             return None
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
@@ -133,6 +136,23 @@ class Edge:
             self._recorder.pack(pack, policy, counter.name)
         self._log(pack, name)
         return None
+
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
+        """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
+        try:
+            planned = Planned(problems=(f"packed plainly after {reason}",))
+            policy = self.policy.model_copy(update={"on_invalid": "warn"})
+            call = Call.of(context, request)
+            gathered = await Gatherer().gather(call, planned, policy, None)
+            counter = counter_for("")
+            pack = build_pack(gathered.source, policy, counter=counter)
+            if not gathered.source.hands_off:
+                write(pack, request, gathered.contents)
+                epochs.save(context.state, gathered.source.identity, gathered.epoch, pack.epoch)
+            if policy.record != "off":
+                self._recorder.pack(pack, policy, counter.name)
+        except Exception as error:
+            self._tell(f"as it came: {type(error).__name__}: {error}", error)
 
     async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
         """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
@@ -201,7 +221,7 @@ class Edge:
         """Logs a failure, each kind of it once."""
         if reason not in self._told and len(self._told) < 1_000:
             self._told.add(reason)
-            logger.warning("a request went out as it was: %s", reason, exc_info=error)
+            logger.warning("a request could not be packed in full: %s", reason, exc_info=error)
 
 
 def _warm() -> None:

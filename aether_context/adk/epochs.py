@@ -2,7 +2,7 @@
 
     aether:epoch:{scope}                 boundary, marks, extract ceilings, names of packed messages
     aether:summary:{scope}               the summary of what was cut, written once an epoch
-    aether:payload:{scope}:{invocation}  a packed message, written once an invocation
+    aether:payload:{scope}:{number}      a packed message, written once an invocation
 
 ``scope`` stands for agent and branch. A state that another session left there (ADK copies a parent's state into child
 sessions) is not this session's and is ignored.
@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Protocol, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from aether_context.canonical import hash_json, hash_text, short
+from aether_context.canonical import hash_json, short
 from aether_context.conversation import live_positions
 from aether_context.pack import Epoch, Identity, PackedMessage
+
+_MOST_PAYLOADS = 64
 
 
 class SessionState(Protocol):
@@ -35,11 +38,21 @@ class _Stored(BaseModel):
     number: int
     cut_count: int = 0
     cut_hash: str = ""
+    anchors: tuple[tuple[int, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
     contract: bool = False
     extracts: dict[str, int] = {}
-    payloads: tuple[str, ...] = ()
+    payloads: int = 0
     marks: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        """Ranges that ascend below the boundary, so that no content can be sent twice."""
+        ends = [0, *(end for pair in self.kept for end in pair), self.cut_count]
+        rising = all(one <= other for one, other in pairwise(ends))
+        if not rising or any(start == stop for start, stop in self.kept) or not 0 <= self.payloads <= _MOST_PAYLOADS:
+            raise ValueError("not an epoch")
+        return self
 
 
 class _StoredPayload(BaseModel):
@@ -70,11 +83,14 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         number=stored.number,
         cut_count=stored.cut_count,
         cut_hash=stored.cut_hash,
+        anchors=stored.anchors,
         kept=stored.kept,
         summary=summary if isinstance(summary, str) and stored.cut_count else "",
         contract=stored.contract,
         extracts=stored.extracts,
-        payloads=tuple(one for name in stored.payloads if (one := _payload(state, scope, name, identity)) is not None),
+        payloads=tuple(
+            one for slot in range(stored.payloads) if (one := _payload(state, scope, slot, identity)) is not None
+        ),
         marks=stored.marks,
     )
 
@@ -86,24 +102,25 @@ def holds(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any
 
 def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -> Mapping[str, Any]:
     """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
-    names = [_name(one.invocation) for one in after.payloads]
+    payloads = after.payloads[-_MOST_PAYLOADS:]
     value = {
         "session": identity.session,
         "number": after.number,
         "cut_count": after.cut_count,
         "cut_hash": after.cut_hash,
+        "anchors": [list(one) for one in after.anchors],
         "kept": [list(one) for one in after.kept],
         "contract": after.contract,
         "extracts": dict(after.extracts),
-        "payloads": names,
+        "payloads": len(payloads),
         "marks": dict(after.marks),
     }
     if before == after:
         return value
     scope = _scope(identity)
-    for one in after.payloads:
-        if one not in before.payloads:
-            state[f"aether:payload:{scope}:{_name(one.invocation)}"] = {
+    for slot, one in enumerate(payloads):
+        if before.payloads[slot : slot + 1] != (one,):
+            state[f"aether:payload:{scope}:{slot}"] = {
                 "session": identity.session,
                 "of": one.of,
                 "invocation": one.invocation,
@@ -111,9 +128,8 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
                 "after": _sound(one.after),
                 "used": dict(one.used),
             }
-    for one in before.payloads:
-        if _name(one.invocation) not in names:
-            state[f"aether:payload:{scope}:{_name(one.invocation)}"] = None
+    for slot in range(len(payloads), len(before.payloads)):
+        state[f"aether:payload:{scope}:{slot}"] = None
     if after.summary != before.summary:
         state[f"aether:summary:{scope}"] = _sound(after.summary)
     state[f"aether:epoch:{scope}"] = value
@@ -143,16 +159,23 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
     if not epoch.cut_count:
         return Aligned(epoch=epoch, positions=tuple(range(total)))
     last = epoch.cut_count - 1
-    if last < total and digest_at(last) == epoch.cut_hash:
+    if last < total and _stands(epoch, 0, digest_at):
         return Aligned(epoch=epoch, positions=live_positions(epoch, total))
-    found = [at for at in range(total) if digest_at(at) == epoch.cut_hash]
-    if not found:
+    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash]
+    shifts = [shift for shift in shifts if _stands(epoch, shift, digest_at)]
+    if len(shifts) != 1:
         return reset(epoch, total, "the boundary of the last cut is gone")
-    shift = min(found, key=lambda at: (abs(at - last), at)) - last
-    moved = _shifted(epoch, shift)
+    moved = _shifted(epoch, shifts[0])
     return Aligned(
-        epoch=moved, positions=live_positions(moved, total), note=f"the boundary of the last cut moved by {shift}"
+        epoch=moved, positions=live_positions(moved, total), note=f"the boundary of the last cut moved by {shifts[0]}"
     )
+
+
+def _stands(epoch: Epoch, shift: int, digest_at: Callable[[int], str]) -> bool:
+    """Whether the last content cut, and the other anchors that are still in the list, stand ``shift`` further."""
+    if digest_at(epoch.cut_count - 1 + shift) != epoch.cut_hash:
+        return False
+    return all(short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0)
 
 
 def reset(epoch: Epoch, total: int, note: str) -> Aligned:
@@ -162,13 +185,14 @@ def reset(epoch: Epoch, total: int, note: str) -> Aligned:
 
 
 def _shifted(epoch: Epoch, shift: int) -> Epoch:
-    kept = tuple((max(0, start + shift), max(0, stop + shift)) for start, stop in epoch.kept if stop + shift > 0)
-    return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept)
+    kept = tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0)
+    anchors = tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0)
+    return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept, anchors=anchors)
 
 
-def _payload(state: Mapping[str, Any], scope: str, name: str, identity: Identity) -> PackedMessage | None:
+def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity) -> PackedMessage | None:
     try:
-        stored = _StoredPayload.model_validate(state.get(f"aether:payload:{scope}:{name}"))
+        stored = _StoredPayload.model_validate(state.get(f"aether:payload:{scope}:{slot}"))
     except ValidationError:
         return None
     if stored.session != identity.session:
@@ -185,10 +209,6 @@ def _scope(identity: Identity) -> str:
 @lru_cache(maxsize=1_000)
 def _scope_of(branch: str, agent: str) -> str:
     return short(hash_json([branch, agent]))
-
-
-def _name(invocation: str) -> str:
-    return short(hash_text(invocation), 12)
 
 
 def _sound(text: str) -> str:

@@ -29,7 +29,7 @@ from aether_context.adk.reading import (
 from aether_context.conversation import torn
 from aether_context.pack import Candidate, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
-from aether_context.state import Planned, read_state
+from aether_context.state import Planned, read_state, unique
 from aether_context.tokens import family_of
 from aether_context.windows import model_window
 
@@ -186,10 +186,9 @@ class Gatherer:
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
-        candidates = planned.candidates + (block.memories if block is not None else ())
+        candidates = planned.candidates + (block.memories if block is not None else ()) + _found_before(identity, last)
         if identity.call == 1 and remembers and block is None and not untouched:
             candidates += await _search(call.context, planned, policy, problems)
-        window = model_window(request.model)
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -202,12 +201,12 @@ class Gatherer:
                 positions=positions,
                 human=positions.index(human) if human is not None else None,
             ),
-            window=_window(policy, request.model, window.input_tokens),
-            output_tokens=_output_limit(request, window.shared),
+            window=_window(policy, request.model or ""),
+            output_tokens=_output_limit(request),
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
-            candidates=_distinct(candidates),
+            candidates=unique(candidates),
             epoch=aligned.epoch,
             first_call=identity.call == 1,
             rewritten=aligned.rewritten,
@@ -340,20 +339,23 @@ async def _search(
     return tuple(memories)
 
 
-def _window(policy: PackPolicy, model: str | None, known: int) -> int:
-    window = policy.windows.get(model or "", known)
-    return min(window, policy.max_input_tokens) if policy.max_input_tokens else window
+def _window(policy: PackPolicy, model: str) -> int:
+    """The policy's word where it has one, else what is known of the model."""
+    return policy.max_input_tokens or policy.windows.get(model) or model_window(model).input_tokens
 
 
-def _output_limit(request: LlmRequest, shared: bool) -> int | None:
+def _output_limit(request: LlmRequest) -> int | None:
+    """The answer's limit where answer and input share one window."""
     limit = request.config.max_output_tokens if request.config is not None else None
-    return limit if shared else None
+    return limit if limit and model_window(request.model).shared else None
 
 
 def _can_mask(request: LlmRequest) -> bool:
     return "gemini" in (request.model or "") and (request.config is None or request.config.tool_config is None)
 
 
-def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """One candidate an id; the first stays."""
-    return tuple({one.id: one for one in reversed(candidates)}.values())[::-1]
+def _found_before(identity: Identity, last: Last | None) -> tuple[Candidate, ...]:
+    """The memories that an earlier call of this invocation found."""
+    if last is None or last.pack.identity.invocation != identity.invocation:
+        return ()
+    return tuple(one for one in last.pack.source.candidates if one.source == "memory")

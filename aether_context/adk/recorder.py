@@ -45,6 +45,7 @@ class Recorder:
         self._tips: OrderedDict[Scope, Tip] = OrderedDict()
         self._written: OrderedDict[str, Manifest] = OrderedDict()
         self._warned = False
+        self._failures = 0
 
     def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
         """Queues a pack."""
@@ -56,12 +57,16 @@ class Recorder:
         self._put(lambda: self._write_outcome(key, values))
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Waits until everything queued is written; False where that took too long."""
+        """Waits until everything queued is written; False where that took too long.
+
+        A store that fails while it is waited for is given up on at once: what it lacks is written when it is back.
+        """
         deadline = time.monotonic() + timeout_seconds
+        failures = self._failures
         self._hurry.set()
         while self._waiting:
             self._ensure_thread()
-            if time.monotonic() > deadline:
+            if self._failures > failures or time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
         return True
@@ -92,7 +97,9 @@ class Recorder:
             while self._waiting:
                 job = self._waiting[0]
                 if not self._attempt(job):
-                    time.sleep(_RETRY_SECONDS)
+                    self._hurry.clear()
+                    self._failures += 1
+                    self._hurry.wait(_RETRY_SECONDS)
                 elif self._waiting and self._waiting[0] is job:
                     self._waiting.popleft()
             self._hurry.clear()

@@ -32,7 +32,8 @@ def build_pack(
 ) -> Pack:
     """Builds the request of one model call, with the account of it.
 
-    Equal arguments give equal packs, byte for byte, on every machine.
+    Equal arguments give equal packs, byte for byte, on every machine. Where a cut is made, candidates are chosen once
+    more: what stood in the conversation may not stand there any longer.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
@@ -46,7 +47,12 @@ def build_pack(
     tally = Tally(counter or counter_for(source.request.model), memo, recorded)
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
-    chosen = choose(source, policy, carried, tally)
+    chosen = choose(source, policy, carried, carried.items, tally)
     shares = share(source, policy, carried, chosen)
     fitted = fit(source, policy, carried, chosen, shares, tally)
+    if fitted.cut and source.candidates:
+        carried = carry(source, policy, scope, tally, afresh=True)
+        chosen = choose(source, policy, carried, fitted.items, tally)
+        shares = share(source, policy, carried, chosen)
+        fitted = fit(source, policy, carried, chosen, shares, tally)
     return assemble(source, policy, scope, carried, chosen, shares, fitted, tally)

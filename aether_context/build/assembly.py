@@ -14,6 +14,7 @@ from aether_context.build.rewriting import message, summary_content
 from aether_context.build.scope import Scope
 from aether_context.build.shares import Shares
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
+from aether_context.compression import extract
 from aether_context.conversation import as_ranges
 from aether_context.counting import Tally
 from aether_context.pack import (
@@ -41,6 +42,9 @@ from aether_context.pack import (
 )
 from aether_context.policy import PackPolicy
 
+_NEW_ANCHORS = 4
+_MOST_ANCHORS = 8
+
 
 def assemble(
     source: Ingredients,
@@ -53,7 +57,7 @@ def assemble(
     tally: Tally,
 ) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
-    packed = _packed(source, policy, scope, carried, fitted)
+    packed = _packed(source, policy, scope, carried, fitted, tally)
     contents = _contents(source, policy, carried, fitted, packed, tally)
     sent = Sent(
         system=Block(hash_text(carried.system), carried.measured["system"]),
@@ -105,8 +109,17 @@ def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
     return hash_json({"allowed": allowed, "contents": folds.sent, "fixed": fixed})
 
 
+def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally: Tally) -> tuple[str, str]:
+    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens."""
+    if ceiling is None:
+        return rendered.before, rendered.after
+    said = (rendered.before + rendered.after).removesuffix(request)
+    cut = extract(said.rstrip("\n"), max_tokens=ceiling, counter=tally).text
+    return f"{cut}\n", request
+
+
 def _packed(
-    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, fitted: Fitted
+    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, fitted: Fitted, tally: Tally
 ) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
     human = source.request.human
@@ -130,7 +143,8 @@ def _packed(
     used = {"memory": _cost(fitted.memory), "evidence": _cost(fitted.evidence)}
     made = PackedMessage(of=raw.digest, invocation=source.identity.invocation, before="", after="", used=used)
     if rendered is not None:
-        return replace(made, before=rendered.before, after=rendered.after)
+        before, after = _within(rendered, request, fitted.task_ceiling, tally)
+        return replace(made, before=before, after=after)
     return replace(made, before=request, used={}) if fitted.request is not None else None
 
 
@@ -320,11 +334,16 @@ def _epoch(
     last = max(item.origin for item in fitted.cut)
     count = max(before.cut_count, request.positions[last] + 1)
     kept = [request.positions[item.origin] for item in fitted.items if request.positions[item.origin] < count]
-    is_last = request.positions[last] + 1 == count
+    if request.positions[last] + 1 < count:
+        return replace(changed, kept=as_ranges(kept))
+    places = [(request.positions[item.origin], item) for item in carried.items]
+    known = [(at, short(item.raw.digest)) for at, item in places if at < count]
+    anchors = before.anchors or tuple(known[:1])
     return replace(
         changed,
         cut_count=count,
-        cut_hash=request.contents[last].digest if is_last else before.cut_hash,
+        cut_hash=request.contents[last].digest,
+        anchors=(*anchors, *(one for one in known[-_NEW_ANCHORS:] if one not in anchors))[-_MOST_ANCHORS:],
         kept=as_ranges(kept),
     )
 

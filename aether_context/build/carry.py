@@ -15,6 +15,7 @@ from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outcom
 from aether_context.policy import PackPolicy
 
 _FRAMING = 8
+_SCAFFOLD = "\n".join([payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +40,32 @@ class Carried:
         return self.items[human].tokens if human is not None else 0
 
 
-def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -> Carried:
-    """Applies what the epoch has decided, and measures the layers that are not chosen but given."""
+def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *, afresh: bool = False) -> Carried:
+    """Applies what the epoch has decided, and measures the layers that are not chosen but given.
+
+    Args:
+        afresh: chooses again, whatever this invocation chose at an earlier call.
+    """
     contract = _contract(source, policy)
     system = _system(source.request.system, contract)
     marks = _marks(source, scope, system)
     changed = _changed(source, marks)
-    keeps = not source.first_call and changed not in (
-        "first_call",
-        "step_changed",
-        "role_changed",
-        "acceptance_changed",
+    keeps = (
+        not afresh
+        and not source.first_call
+        and changed
+        not in (
+            "first_call",
+            "step_changed",
+            "role_changed",
+            "acceptance_changed",
+        )
     )
     packed = _packed(source) if keeps else None
     items = _items(source, policy, tally, keeps)
     task = tally.count(payload.step_text(source.step))
+    if source.validity != "unplanned" or source.candidates:
+        task += tally.count(_SCAFFOLD) + _FRAMING
     if packed is not None and packed.before:
         task = 0
     elif policy.payload.tool_lines and scope.mode != "off":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aether_context import payload, retrieval
 from aether_context.build.carry import Carried
+from aether_context.build.rewriting import strings
 from aether_context.counting import Tally
-from aether_context.pack import Candidate, Ingredients
+from aether_context.pack import Candidate, Ingredients, Outgoing, Part
 from aether_context.policy import PackPolicy
 
 _NOTHING = retrieval.Found(chosen=(), left=())
@@ -21,14 +24,18 @@ class Chosen:
     evidence: retrieval.Found = _NOTHING
 
 
-def choose(source: Ingredients, policy: PackPolicy, carried: Carried, tally: Tally) -> Chosen:
-    """Ranks the candidates, once an invocation: later calls keep what was chosen then."""
+def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequence[Outgoing], tally: Tally) -> Chosen:
+    """Ranks the candidates, once an invocation: later calls keep what was chosen then.
+
+    Args:
+        kept: the contents that are sent; a candidate that stands in them verbatim is left out.
+    """
     if carried.keeps or source.hands_off or not source.candidates:
         return Chosen()
     request, step = source.request, source.step
     wish = request.contents[request.human].text if request.human is not None else ""
     query = retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
-    tail = "\n".join(part.text for content in request.contents for part in content.parts)
+    tail = "\n".join(_readable(part) for item in kept for part in item.raw.parts)
 
     def found(layer: str, k: int) -> retrieval.Found:
         result = retrieval.retrieve(
@@ -44,6 +51,13 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, tally: Tal
     return Chosen(
         memory=found("memory", policy.retrieval.memory_k), evidence=found("evidence", policy.retrieval.evidence_k)
     )
+
+
+def _readable(part: Part) -> str:
+    """What a part says, without the escapes of JSON."""
+    if part.kind != "response":
+        return part.text
+    return "\n".join(text for _, text in strings(json.loads(part.text)))
 
 
 def _priced(candidate: Candidate, tally: Tally) -> Candidate:

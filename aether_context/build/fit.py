@@ -26,7 +26,8 @@ class Fitted:
     """What is sent and what is not.
 
     ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``request`` is the shortened
-    user request, None where it is whole; ``saved`` holds what was taken out of it, by URI.
+    user request, None where it is whole; ``saved`` holds what was taken out of it, by URI. ``task_ceiling`` are the
+    tokens that the payload before the request is cut down to, None where it is whole.
     """
 
     items: tuple[Outgoing, ...]
@@ -38,6 +39,7 @@ class Fitted:
     summary: str = ""
     extracts: Mapping[str, int] = field(default_factory=dict)
     request: str | None = None
+    task_ceiling: int | None = None
     saved: Mapping[str, str] = field(default_factory=dict)
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
@@ -207,6 +209,8 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
         if made.digest != items[at].content.digest:
             items[at] = replace(items[at], content=made, outcome="extract", tokens=tally.content(made))
             extracts[items[at].raw.digest] = ceiling
+    if tuple(items) == fitted.items:
+        return fitted
     changed = replace(fitted, items=tuple(items), extracts=extracts)
     event = TruncationEvent(
         layer="conversation",
@@ -241,7 +245,7 @@ def _shorten_request(
     raw = source.request.contents[human] if human is not None else None
     size = tally.count(raw.text) if raw is not None else 0
     if raw is None or size <= _LEAST_REQUEST:
-        return replace(fitted, degradations=(*fitted.degradations, f"{over} tokens over the input budget"))
+        return _shorten_task(carried, fitted, over, size)
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     kept = "" if policy.record != "full" else f"; the whole of it is {uri}"
     note = f"[The middle of this message is left out{kept}]"
@@ -256,8 +260,22 @@ def _shorten_request(
         tokens_after=tally.count(text),
     )
     saved = {uri: raw.text} if policy.record == "full" else {}
+    fitted = replace(fitted, request=text, saved=saved, events=(*fitted.events, event))
     left = over - (size - tally.count(text))
-    notes = (f"{left} tokens over the input budget",) if left > 0 else ()
-    return replace(
-        fitted, request=text, saved=saved, events=(*fitted.events, event), degradations=(*fitted.degradations, *notes)
+    return _shorten_task(carried, fitted, left, tally.count(text)) if left > 0 else fitted
+
+
+def _shorten_task(carried: Carried, fitted: Fitted, over: int, request: int) -> Fitted:
+    """Last of all: the plan's own text is cut down, where there is one."""
+    room = carried.measured["task"] - request - over
+    if carried.keeps or carried.measured["task"] - request < 2 * _LEAST_EXTRACT:
+        return replace(fitted, degradations=(*fitted.degradations, f"{over} tokens over the input budget"))
+    event = TruncationEvent(
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(),
+        tokens_before=carried.measured["task"],
+        tokens_after=max(_LEAST_EXTRACT, room) + request,
     )
+    return replace(fitted, task_ceiling=max(_LEAST_EXTRACT, room), events=(*fitted.events, event))

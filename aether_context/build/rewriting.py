@@ -64,7 +64,7 @@ def _shortened(part: Part, ceiling: int, query: str, tally: Tally) -> Part:
 def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
     """The response with its one dominant text reduced to an extract, or an extract of its JSON, a value a line."""
     whole = canonical_json(response)
-    leaf = max(_strings(response, ()), key=lambda one: (len(one[1]), one[0]), default=None)
+    leaf = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=None)
     if leaf is not None and len(leaf[1]) >= _DOMINANT * len(whole):
         path, text = leaf
     else:
@@ -79,13 +79,14 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
         budget = max(1, budget - over - budget // 20)
 
 
-def _strings(value: JSON, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], str]]:
+def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], str]]:
+    """Every text in a JSON value, with the path to it."""
     if isinstance(value, str):
         return [(path, value)]
     if isinstance(value, dict):
-        return [found for key in value for found in _strings(value[key], (*path, key))]
+        return [found for key in value for found in strings(value[key], (*path, key))]
     if isinstance(value, list):
-        return [found for at, one in enumerate(value) for found in _strings(one, (*path, at))]
+        return [found for at, one in enumerate(value) for found in strings(one, (*path, at))]
     return []
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
@@ -36,7 +37,9 @@ from aether_context.pack import (
     Step,
     Tool,
 )
-from aether_context.policy import PackPolicy
+
+if TYPE_CHECKING:
+    from aether_context.policy import PackPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     parent = tip if tip is not None and not any(event.stage == "cut" for event in pack.events) else None
     grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
     fates = pack.fates if grown is None else pack.fates[len(pack.fates) - grown :]
-    keys = [f"{fate.id} {fate.state} {fate.sent_tokens}" for fate in fates]
+    keys = [f"{fate.id} {fate.layer} {fate.state} {fate.sent_tokens}" for fate in fates]
     known = parent.rows if parent is not None else frozenset()
     rows = tuple(_row(fate) for fate, key in zip(fates, keys, strict=True) if key not in known)
     contents = _content_list(source, parent, grown)
@@ -133,7 +136,10 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         positions=as_ranges(source.request.positions),
         human=source.request.human,
         first_call=source.first_call,
+        chose=pack.chose,
         rewritten=source.rewritten,
+        can_mask=source.can_mask,
+        hands_off=source.hands_off,
         rows=rows,
         truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
         epoch=epoch,
@@ -224,6 +230,7 @@ def epoch_record(epoch: Epoch) -> EpochRecord:
         number=epoch.number,
         cut_count=epoch.cut_count,
         cut_hash=epoch.cut_hash,
+        anchors=epoch.anchors,
         kept=epoch.kept,
         summary=hash_text(epoch.summary) if epoch.summary else "",
         contract=epoch.contract,
@@ -251,6 +258,7 @@ def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
         number=record.number,
         cut_count=record.cut_count,
         cut_hash=record.cut_hash,
+        anchors=record.anchors,
         kept=record.kept,
         summary=texts[record.summary] if record.summary else "",
         contract=record.contract,

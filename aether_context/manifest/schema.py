@@ -154,6 +154,8 @@ class EpochRecord(_Record):
     """So many contents of the host's list have been decided on by cuts."""
     cut_hash: str = ""
     """Hash of the last content cut."""
+    anchors: tuple[tuple[int, str], ...] = ()
+    """A few more contents below ``cut_count``, by index and short hash, since short answers repeat."""
     kept: tuple[tuple[int, int], ...] = ()
     """Index ranges below ``cut_count`` that are still sent."""
     summary: str = ""
@@ -239,8 +241,14 @@ class Manifest(_Record):
     """Index of the final human message among them."""
     first_call: bool = True
     """Whether this was the invocation's first model call."""
+    chose: bool = False
+    """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates stand."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut relied on."""
+    can_mask: bool = True
+    """Whether the model takes a list of allowed function names."""
+    hands_off: str = ""
+    """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...]
     """The candidates that are new here or whose state changed."""
     truncation_events: tuple[Event, ...] = ()
@@ -287,7 +295,7 @@ class Manifest(_Record):
         """
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestError(f"not a manifest: {error}") from error
         version = value.get("schema_version") if isinstance(value, dict) else None
         if not isinstance(version, int):

@@ -1,0 +1,192 @@
+"""The commands, their options and exit codes.
+
+    0    fine
+    1    a check failed
+    2    wrong usage
+    3    something is not there, or the store cannot be read
+
+What a command needs is imported when it runs: ``--help`` then takes a tenth of a second, and no command pays for what
+another one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from aether_context import __version__
+from aether_context.errors import (
+    AetherContextError,
+    ChecksumMismatch,
+    PolicyError,
+    ReplayMismatch,
+    StepTooLarge,
+)
+
+FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _exit_code(error: AetherContextError) -> int:
+    if isinstance(error, PolicyError):
+        return WRONG_USAGE
+    return FAILED if isinstance(error, (ChecksumMismatch, ReplayMismatch, StepTooLarge)) else NOT_THERE
+
+
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AetherContextError as error:
+            from aether_context.cli.terminal import plain
+
+            click.echo(f"Error: {plain(error)}", err=True)
+            ctx.exit(_exit_code(error))
+
+
+def _end(code: int) -> NoReturn:
+    click.get_current_context().exit(code)
+
+
+def _store_option(command: _Command) -> _Command:
+    return click.option(
+        "--store",
+        "url",
+        metavar="URL",
+        envvar="AETHER_CONTEXT_STORE",
+        default="artifacts",
+        show_default=True,
+        show_envvar=True,
+        help="The store of packs: a folder or any fsspec URL.",
+    )(command)
+
+
+def _json_option(meaning: str) -> Callable[[_Command], _Command]:
+    return click.option("--json", "as_json", is_flag=True, help=meaning)
+
+
+def _examples(*lines: str) -> str:
+    """An epilog whose lines click leaves alone."""
+    return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples("demo", "list", "inspect", "verify --replay", "inspect --help"),
+)
+@click.version_option(__version__, prog_name="aether-context")
+def main() -> None:
+    """Shows what an agent's model got to read at each call, what was left out, and why.
+
+    Packs are recorded by the plugin `aether_context.adk.ContextPackPlugin`.
+
+    Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 something is not there or the store cannot be read.
+    """
+
+
+@main.command("list", epilog=_examples("list", "list --limit 20", "list --store s3://bucket/packs --app shop --json"))
+@_store_option
+@click.option("--app", help="Packs of this application only.")
+@click.option("--user", help="Packs of this user only.")
+@click.option("--session", help="Packs of this session only.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
+@_json_option("A JSON list, an object for each pack.")
+def list_packs(
+    url: str, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool
+) -> None:
+    """Lists packs, the oldest first."""
+    from aether_context.cli import listing
+
+    readable = listing.show(url, app=app, user=user, session=session, limit=limit, as_json=as_json)
+    _end(0 if readable else NOT_THERE)
+
+
+@main.command(
+    epilog=_examples(
+        "inspect", "inspect pack_20250102T0304", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events"
+    )
+)
+@click.argument("pack_id", required=False)
+@_store_option
+@click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
+@_json_option("The manifest as JSON, with what the packs before it hold filled in.")
+def inspect(pack_id: str | None, url: str, everything: bool, as_json: bool) -> None:
+    """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
+
+    PACK_ID is the beginning of an id, or the hash at its end; without it the newest pack is shown.
+    """
+    from aether_context.cli import inspection
+
+    whole = inspection.show(url, pack_id, everything=everything, as_json=as_json)
+    _end(0 if whole else NOT_THERE)
+
+
+@main.command(
+    epilog=_examples(
+        "replay pack_20250102T0304",
+        "replay 9f86d081 --json",
+        "replay 9f86d081 --policy research",
+        "replay 9f86d081 --policy my.toml",
+    )
+)
+@click.argument("pack_id")
+@_store_option
+@click.option(
+    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same material."
+)
+@_json_option("The request as canonical JSON; with --policy, a comparison with the other request.")
+def replay(pack_id: str, url: str, policy: str | None, as_json: bool) -> None:
+    """Builds a pack's request again, checks it against the recorded checksum, and prints it.
+
+    What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
+    policy names one.
+    """
+    from aether_context.cli import replaying
+
+    replaying.show(url, pack_id, policy=policy, as_json=as_json)
+
+
+@main.command(epilog=_examples("verify", "verify --replay", "verify 9f86d081 --store memory://packs"))
+@click.argument("pack_ids", nargs=-1)
+@_store_option
+@click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
+def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
+    """Checks that packs are what was written: digests of manifests, the texts that they name, the packs they extend.
+
+    Without PACK_IDS all packs are checked. The exit code is 1 where any failed.
+    """
+    from aether_context.cli import verification
+
+    _end(0 if verification.show(url, pack_ids, replays=replays) else FAILED)
+
+
+@main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
+@click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
+def schema(kind: str) -> None:
+    """Prints a JSON Schema: of manifests, of the session state that is read, or of policies."""
+    from aether_context.cli import terminal
+
+    module, name = {
+        "manifest": ("manifest", "schema"),
+        "state": ("state", "state_schema"),
+        "policy": ("policy", "PackPolicy"),
+    }[kind]
+    found = getattr(import_module(f"aether_context.{module}"), name)
+    terminal.print_json(found.model_json_schema() if kind == "policy" else found(), indent=2)
+
+
+@main.command(epilog=_examples("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo"))
+@click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
+@_store_option
+@click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
+def demo(model: str | None, url: str, window: int) -> None:
+    """Runs a small agent with the plugin attached, and shows what its packs held."""
+    from aether_context.cli import terminal
+    from aether_context.demo import run_demo
+
+    _end(run_demo(model=model, store=url, window=window, console=terminal.console()))

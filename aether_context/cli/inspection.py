@@ -1,0 +1,251 @@
+"""`aether-context inspect`: everything that a manifest says about one pack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from aether_context.canonical import JSON, short
+from aether_context.cli import lookup
+from aether_context.cli.terminal import bar, cell, console, difference, grid, moment, number, percent, print_json
+from aether_context.errors import PackNotFound
+from aether_context.manifest import Manifest, Row
+from aether_context.pack import LAYERS
+from aether_context.resolution import Resolved, Resolver
+from aether_context.store import PackStore
+
+_FEW = 12
+_FEW_ITEMS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A manifest, its rows with those of its ancestors, and what the model answered.
+
+    ``gap`` says which ancestor is missing; the rows are then the manifest's own.
+    """
+
+    manifest: Manifest
+    rows: tuple[Row, ...]
+    outcome: Mapping[str, JSON] | None
+    gap: str = ""
+
+
+def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> bool:
+    """Prints a pack; False where an ancestor is missing and so part of the rows.
+
+    Raises:
+        PackNotFound: there is no such pack, or, where JSON is asked for, an ancestor is missing.
+    """
+    store = PackStore(url)
+    manifest = store.read(lookup.find(store, pack_id))
+    resolver = Resolver(store)
+    if as_json:
+        print_json(_filled(resolver.resolve(manifest)).model_dump(mode="json"))
+        return True
+    seen = _see(store, resolver, manifest)
+    out = console()
+    for title, parts in _sections(seen, everything):
+        _print(out, title, parts)
+    if seen.gap:
+        console(stderr=True).print(cell(f"{seen.gap}: rows of earlier packs are not shown", "red"))
+    return not seen.gap
+
+
+def _filled(resolved: Resolved) -> Manifest:
+    """The manifest as it would be without a parent, except for its digest, which stays that of the stored one."""
+    one = resolved.manifest
+    contents = one.contents.model_copy(update={"head": 0, "added": resolved.contents, "tail": 0})
+    return one.model_copy(
+        update={"contents": contents, "rows": tuple(resolved.rows.values()), "counts": dict(resolved.counts)}
+    )
+
+
+def _see(store: PackStore, resolver: Resolver, manifest: Manifest) -> _Seen:
+    rows, gap = manifest.rows, ""
+    try:
+        rows = tuple(resolver.resolve(manifest).rows.values())
+    except PackNotFound as error:
+        gap = str(error)
+    try:
+        outcome = store.outcome(manifest)
+    except ValueError:
+        outcome = None
+    return _Seen(manifest=manifest, rows=rows, outcome=outcome if isinstance(outcome, dict) else None, gap=gap)
+
+
+def _print(out: Console, title: str, parts: Sequence[RenderableType]) -> None:
+    if not parts:
+        return
+    out.print(Text(title, style="bold"))
+    for part in parts:
+        out.print(Padding(part, (0, 0, 0, 2), expand=False))
+    out.print()
+
+
+def _sections(seen: _Seen, everything: bool) -> Iterator[tuple[str, Sequence[RenderableType]]]:
+    """Titles and what stands under them; a section with nothing in it is left out."""
+    one = seen.manifest
+    yield f"PACK {cell(one.pack_id).plain}", [_facts(one)]
+    yield "LAYERS", [_layers(one)]
+    yield "SIGNALS", [_signals(one)]
+    yield "CACHE", [_cache(seen)]
+    yield "CANDIDATES", list(_candidates(seen.rows, everything))
+    yield "TRUNCATION EVENTS", [_events(one, everything)] if one.truncation_events else ["none"]
+    yield "TOOLS", list(_tools(one, everything))
+    yield "EVIDENCE NEEDED", [cell(f"- {item}") for item in one.evidence_needed]
+    yield "DEGRADATIONS", [cell(f"- {note}", "yellow") for note in one.degradations]
+
+
+def _facts(one: Manifest) -> RenderableType:
+    table = grid("", "")
+    table.show_header = False
+    named = (("task", one.task_id), ("step", one.step_id), ("role", one.role))
+    step = " · ".join(f"{label} {value}" for label, value in named if value)
+    plan = one.validity + (f": {one.invalid_reason}" if one.invalid_reason else "")
+    branch = f" · branch {one.branch}" if one.branch else ""
+    parent = f"extends {one.parent}" if one.parent else "stands alone"
+    facts = {
+        "session": f"{one.app} · {one.user} · {one.session}",
+        "call": f"agent {one.agent}{branch} · invocation {one.invocation} · call {one.call}",
+        "time": f"{moment(one.last_event_time)} UTC",
+        "plan": f"{plan} · {step}" if step else plan,
+        "model": f"{one.model} · window {number(one.window)}",
+        "request": f"{number(one.request_tokens)} tokens ({one.request_tokens_method}, by {one.counter}) · "
+        f"{percent(one.request_tokens, one.window)} of the window",
+        "policy": f"{one.profile} · {short(one.policy)}",
+        "epoch": f"{one.epoch.number}, " + (f"begun here: {one.epoch_reason}" if one.epoch_reason else "going on"),
+        "record": ("texts recorded" if one.texts else "hashes only") + f" · {parent}",
+        "checksum": one.checksum,
+    }
+    for label, value in facts.items():
+        table.add_row(Text(label, style="dim"), cell(value))
+    return table
+
+
+def _layers(one: Manifest) -> RenderableType:
+    table = grid("layer", "of the window", ">floor", ">nominal", ">lent", ">final", ">used")
+    for layer in (layer for layer in LAYERS if layer in one.allocation):
+        tokens = one.allocation[layer]
+        lent = difference(0, tokens.lent)
+        over = tokens.used > tokens.final
+        used = Text(number(tokens.used), style="red" if over else "")
+        picture = Text(bar(tokens.used, tokens.final, one.window), style="red" if over else "cyan")
+        table.add_row(layer, picture, number(tokens.floor), number(tokens.nominal), lent, number(tokens.final), used)
+    final = sum(tokens.final for tokens in one.allocation.values())
+    used_whole = sum(tokens.used for tokens in one.allocation.values())
+    table.add_row("all", bar(used_whole, final, one.window), "", "", "", number(final), number(used_whole), style="dim")
+    return table
+
+
+def _signals(one: Manifest) -> RenderableType:
+    table = grid("signal", "value")
+    for name, value in one.signals.items():
+        known = f"{value:.3g}" if isinstance(value, float) else value
+        table.add_row(cell(name), cell(known) if value is not None else Text("neutral ½ (unknown)", style="dim"))
+    shares = " · ".join(f"{layer} {weight:.0%}" for layer, weight in one.weights.items())
+    table.add_row("shares that they led to", cell(shares))
+    return table
+
+
+def _cache(seen: _Seen) -> RenderableType:
+    one = seen.manifest
+    table = grid("", "")
+    table.show_header = False
+    table.add_row("could be served", _prefix(one))
+    outcome = seen.outcome
+    if outcome is None:
+        table.add_row("provider served", "unknown: no outcome is recorded")
+        return table
+    served, read = _count(outcome.get("cached_tokens")), _count(outcome.get("input_tokens"))
+    said = f"{number(served)} of {number(read)} input tokens" if read is not None else number(served)
+    table.add_row("provider served", said if served is not None else "unknown: the provider said nothing")
+    if read is not None:
+        table.add_row("estimate", f"{number(one.request_tokens)} for {number(read)} input tokens reported")
+    finish = outcome.get("error_code") or outcome.get("finish_reason")
+    if finish is not None:
+        table.add_row("answer", cell(f"{number(_count(outcome.get('output_tokens')))} tokens · {finish}"))
+    return table
+
+
+def _count(value: JSON) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _prefix(one: Manifest) -> Text:
+    shared, broken = one.prefix.shared_tokens, one.prefix.broken_by
+    if shared is None:
+        why = "this is the first request" if broken is None else "the request before is not known"
+        return Text(f"unknown: {why}")
+    end = f"broken by {broken}" if broken else "nothing broke the prefix"
+    text = f"{number(shared)} of {number(one.request_tokens)} tokens in common with the request before; {end}"
+    return Text(text, style="yellow" if broken else "")
+
+
+def _candidates(rows: Sequence[Row], everything: bool) -> Iterator[RenderableType]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.state] = counts.get(row.state, 0) + 1
+    tally = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    yield cell(f"{number(len(rows))} in all: {tally}" if rows else "none")
+    table = grid("layer", "id", "source", ">tokens", "state", "reason", "scores", "more")
+    for layer in LAYERS:
+        here = [row for row in rows if row.layer == layer]
+        kept = [row for row in here if row.state == "kept" and row.sent_tokens is None]
+        collapsed = len(here) > _FEW and len(kept) > 1 and not everything
+        for row in here:
+            if collapsed and row.state == "kept" and row.sent_tokens is None:
+                continue
+            table.add_row(*_row(row))
+        if collapsed:
+            note = Text(f"… and {number(len(kept))} kept whole (--all shows them)", style="dim")
+            table.add_row(layer, note, "", number(sum(row.tokens for row in kept)), Text("kept", style="green"))
+    if table.row_count:
+        yield table
+
+
+def _row(row: Row) -> list[RenderableType]:
+    colour = {"kept": "green", "dropped": "red", "redacted": "red"}.get(row.state, "yellow")
+    sent = f" → {number(row.sent_tokens)}" if row.sent_tokens is not None else ""
+    scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
+    covers = f"covers {', '.join(row.covers)}" if row.covers else ""
+    more = " · ".join(piece for piece in (moment(row.time), row.uri, covers) if piece)
+    return [
+        row.layer,
+        cell(row.id, limit=60),
+        cell(row.source, limit=24),
+        number(row.tokens) + sent,
+        Text(row.state, style=colour),
+        row.reason or "",
+        cell(scores, limit=60),
+        cell(more, limit=120),
+    ]
+
+
+def _events(one: Manifest, everything: bool) -> RenderableType:
+    table = grid(">#", "layer", "stage", "reason", ">tokens", "items")
+    for at, event in enumerate(one.truncation_events, start=1):
+        shown = event.item_ids if everything else event.item_ids[:_FEW_ITEMS]
+        left = len(event.item_ids) - len(shown)
+        items = ", ".join(shown) + (f" and {number(left)} more" if left else "")
+        tokens = f"{number(event.tokens_before)} → {number(event.tokens_after)}"
+        table.add_row(str(at), event.layer, event.stage, event.reason, tokens, cell(items))
+    return table
+
+
+def _tools(one: Manifest, everything: bool) -> Iterator[RenderableType]:
+    tools = one.tools
+    if not tools.sent and not tools.left_out:
+        return
+    shown = tools.sent if everything else tools.sent[:_FEW]
+    left = len(tools.sent) - len(shown)
+    names = ", ".join(shown) + (f" and {number(left)} more" if left else "")
+    yield cell(f"{number(len(tools.sent))} declared (scope {tools.mode}): {names}")
+    if tools.allowed is not None:
+        yield cell(f"calls restricted to: {', '.join(tools.allowed) or 'none'}")
+    for name, reason in tools.left_out.items():
+        yield cell(f"left out: {name} ({reason})", "yellow")

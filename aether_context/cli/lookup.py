@@ -1,0 +1,39 @@
+"""Packs of a store by place or by a piece of their id. A place is the folder of one pack."""
+
+from __future__ import annotations
+
+from aether_context.errors import PackNotFound
+from aether_context.store import PackStore
+
+
+def name(place: str) -> str:
+    """The id of the pack at a place."""
+    return place.rsplit("/", 1)[-1]
+
+
+def find(store: PackStore, pack_id: str | None) -> str:
+    """The place of the pack with this id, or of the newest one.
+
+    Args:
+        pack_id: an id, its beginning, or the hash at its end.
+
+    Raises:
+        PackNotFound: there is none, or more than one.
+    """
+    known = store.folders()
+    if not known:
+        raise PackNotFound(f"no packs in {store.url}")
+    if pack_id is None:
+        return known[-1]
+    exact = [place for place in known if name(place) == pack_id]
+    found = exact or [place for place in known if _abbreviates(pack_id, name(place))]
+    if not found:
+        raise PackNotFound(f"no pack {pack_id!r} in {store.url}: `aether-context list` shows what is there")
+    if len(found) > 1:
+        some = ", ".join(name(place) for place in found[:3])
+        raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({some}, …): give more of the id")
+    return found[0]
+
+
+def _abbreviates(piece: str, whole: str) -> bool:
+    return bool(piece) and (whole.startswith((piece, f"pack_{piece}")) or whole.rsplit("_", 1)[-1].startswith(piece))

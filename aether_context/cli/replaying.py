@@ -1,0 +1,178 @@
+"""`aether-context replay`: a request again, and what another policy would have made of the same material."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from aether_context.build import build_pack
+from aether_context.canonical import JSON, short
+from aether_context.cli import lookup
+from aether_context.cli.terminal import cell, console, difference, grid, number, plain, print_canonical, print_json
+from aether_context.manifest import Manifest
+from aether_context.pack import LAYERS, Fate, Outgoing, Pack, Part
+from aether_context.playback import Replayed, Replayer, request_json
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+_MOST_LINES, _MOST_CHARACTERS = 8, 140
+
+
+def show(url: str, pack_id: str, *, policy: str | None, as_json: bool) -> None:
+    """Prints a request that was built again, or how another policy's request differs from it.
+
+    Raises:
+        PolicyError: the other policy is none.
+        ReplayIncomplete: the recording lacks what a replay needs.
+        ReplayMismatch: a stage gave another result than the recorded one.
+        StepTooLarge: the other policy leaves too little room for system, task and tools, and has it raise.
+    """
+    other = PackPolicy.load(policy) if policy is not None else None
+    store = PackStore(url)
+    manifest = store.read(lookup.find(store, pack_id))
+    replayer = Replayer(store)
+    replayed = replayer.replay(manifest)
+    if other is not None:
+        _show_other(replayed.pack, _rebuilt(replayer, manifest, other), other, as_json)
+    elif as_json:
+        print_canonical(replayed.request)
+    else:
+        _show_request(console(), replayed)
+
+
+def _rebuilt(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pack:
+    source = replace(replayer.ingredients(manifest), window=_window(manifest, policy))
+    return build_pack(source, policy, recorded=replayer.resolve(manifest).counts)
+
+
+def _window(manifest: Manifest, policy: PackPolicy) -> int:
+    """The recorded window, unless the policy states one."""
+    stated, cap = policy.windows.get(manifest.model), policy.max_input_tokens
+    if cap is None:
+        return stated or manifest.window
+    if stated is None and cap > manifest.window:
+        from aether_context.windows import model_window
+
+        stated = max(manifest.window, model_window(manifest.model).input_tokens)
+    return min(cap, stated or manifest.window)
+
+
+def _show_request(out: Console, replayed: Replayed) -> None:
+    pack = replayed.pack
+    out.print(Text(f"REQUEST of {plain(replayed.manifest.pack_id)}", style="bold"))
+    out.print(Text(f"system · {number(pack.sent.system.tokens)} tokens", style="cyan"))
+    _print_lines(out, _shortened(pack.system))
+    names = ", ".join(tool.name for tool in pack.tools)
+    out.print(Text(f"tools · {len(pack.sent.tools)}", style="cyan"))
+    _print_lines(out, [names[: 4 * _MOST_CHARACTERS]] if names else [])
+    if pack.allowed_tools is not None:
+        _print_lines(out, [f"calls restricted to: {', '.join(pack.allowed_tools)}"])
+    for at, one in enumerate(pack.contents):
+        title = f"[{at}] {one.content.role} · {number(one.tokens)} tokens · {one.outcome}"
+        out.print(cell(title, "cyan"))
+        _print_lines(out, _lines(one))
+    out.print()
+    checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
+    out.print(Text(checked, style="green"))
+
+
+def _print_lines(out: Console, lines: Sequence[str]) -> None:
+    """Lines of a text, set in, so that none of them can pass for a heading."""
+    for line in lines:
+        out.print(cell(f"    {line}"), no_wrap=True, overflow="ellipsis", crop=True)
+
+
+def _lines(one: Outgoing) -> list[str]:
+    return [line for part in one.content.parts for line in _shortened(_said(part))]
+
+
+def _said(part: Part) -> str:
+    if part.kind in ("call", "response"):
+        return f"{part.kind} {part.name}: {part.text}"
+    if part.kind == "media":
+        return f"media {part.mime_type}, {number(part.media_tokens)} tokens"
+    return part.text if part.kind == "text" else f"{part.kind}: {part.text}"
+
+
+def _shortened(text: str) -> list[str]:
+    """The first and the last lines of a text, long ones cut, with a note of what lies between."""
+    lines = text.split("\n") if text else []
+    if len(lines) > _MOST_LINES + 2:
+        half = _MOST_LINES // 2
+        gap = f"… {number(len(lines) - 2 * half)} lines …"
+        lines = [*lines[:half], gap, *lines[-half:]]
+    return [plain(line, _MOST_CHARACTERS) for line in lines]
+
+
+def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) -> None:
+    if as_json:
+        print_json(_comparison(recorded, other, policy))
+        return
+    out = console()
+    out.print(Text(f"RECORDED POLICY and {policy.profile} {short(policy.digest)}", style="bold"))
+    out.print(_layers(recorded, other))
+    out.print()
+    if recorded.checksum == other.checksum:
+        out.print(Text("both send the same request", style="green"))
+        return
+    for title, rows in (
+        ("SENT BY THE RECORDED POLICY ONLY", _only(recorded, other)),
+        ("SENT BY THE OTHER POLICY ONLY", _only(other, recorded)),
+    ):
+        out.print(Text(title, style="bold"))
+        out.print(_fates(rows) if rows else "nothing")
+        out.print()
+
+
+def _layers(recorded: Pack, other: Pack) -> RenderableType:
+    table = grid("layer", ">recorded: final", ">used", ">other: final", ">used", ">difference")
+    pairs = [(layer, recorded.allocation.layers[layer], other.allocation.layers[layer]) for layer in LAYERS]
+    for layer, a, b in pairs:
+        numbers = (number(value) for value in (a.final, a.used, b.final, b.used))
+        table.add_row(layer, *numbers, difference(a.used, b.used))
+    change = difference(recorded.request_tokens, other.request_tokens)
+    cells = [number(value) for pack in (recorded, other) for value in (pack.source.window, pack.request_tokens)]
+    table.add_row("window, request", *cells, change, style="bold")
+    return table
+
+
+def _fates(rows: Sequence[tuple[Fate, Fate | None]]) -> RenderableType:
+    table = grid("layer", "id", "source", ">tokens", "the other's reason")
+    for fate, there in rows:
+        reason = "not a candidate" if there is None else (there.reason or there.state)
+        table.add_row(fate.layer, cell(fate.id, limit=60), cell(fate.source, limit=24), number(fate.tokens), reason)
+    return table
+
+
+def _only(pack: Pack, other: Pack) -> list[tuple[Fate, Fate | None]]:
+    """What one pack sends and the other does not, with what became of it there."""
+    there = {fate.id: fate for fate in other.fates}
+    sent = (fate for fate in pack.fates if _is_sent(fate))
+    return [(fate, there.get(fate.id)) for fate in sent if fate.id not in there or not _is_sent(there[fate.id])]
+
+
+def _is_sent(fate: Fate) -> bool:
+    return fate.state not in ("dropped", "redacted")
+
+
+def _comparison(recorded: Pack, other: Pack, policy: PackPolicy) -> JSON:
+    def tokens() -> Iterator[tuple[str, JSON]]:
+        for layer in LAYERS:
+            pair = {"recorded": recorded.allocation.layers[layer], "other": other.allocation.layers[layer]}
+            yield layer, {name: {"final": one.final, "used": one.used} for name, one in pair.items()}
+
+    return {
+        "policy": policy.digest,
+        "profile": policy.profile,
+        "same": recorded.checksum == other.checksum,
+        "window": {"recorded": recorded.source.window, "other": other.source.window},
+        "request_tokens": {"recorded": recorded.request_tokens, "other": other.request_tokens},
+        "layers": dict(tokens()),
+        "only_recorded": [fate.id for fate, _ in _only(recorded, other)],
+        "only_other": [fate.id for fate, _ in _only(other, recorded)],
+        "checksum": {"recorded": recorded.checksum, "other": other.checksum},
+        "request": request_json(other),
+    }

@@ -1,0 +1,116 @@
+"""What is printed: for people through rich, for programs as UTF-8 JSON.
+
+Names and texts in a manifest come from users, models and tools. They are printed as plain text, never as markup, and
+characters that move the cursor, hide or reorder text are printed as escapes, so that a name cannot forge output.
+"""
+
+from __future__ import annotations
+
+import codecs
+import datetime
+import io
+import json
+import sys
+import unicodedata
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aether_context.canonical import JSON, canonical_json
+
+PIPED_WIDTH = 160
+"""Columns where the output is no terminal."""
+
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_ASCII = {"█": "#", "░": ".", "½": "1/2", "→": "->", "…": "...", "·": "|", "−": "-", "━": "-", "─": "-"}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr; where that is no terminal, without colour and of a fixed width."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        codecs.register_error("aether_context.ascii", _replaced)
+        stream.reconfigure(errors="aether_context.ascii")
+    width, height = (None, None) if stream.isatty() else (PIPED_WIDTH, 50)
+    return Console(file=stream, width=width, height=height, markup=False, highlight=False, emoji=False)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that the terminal's encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking: str = error.object[error.start : error.end]
+    return "".join(_ASCII.get(one) or ascii(one)[1:-1] for one in lacking), error.end
+
+
+def print_json(value: JSON, *, indent: int | None = None) -> None:
+    """JSON in UTF-8, whatever the terminal's encoding; canonical without ``indent``."""
+    text = canonical_json(value) if indent is None else json.dumps(value, indent=indent, sort_keys=True)
+    print_canonical(text)
+
+
+def print_canonical(text: str) -> None:
+    """Canonical JSON as it is, and a line break."""
+    click.echo(text.encode())
+
+
+def plain(text: object, limit: int | None = None) -> str:
+    """A text on one line: control, format and line break characters as escapes, cut to ``limit`` characters."""
+    whole = str(text)
+    if limit is not None and len(whole) > limit:
+        whole = whole[: limit - 1] + "…"
+    if whole.isascii() and whole.isprintable():
+        return whole
+    return "".join(ascii(one)[1:-1] if unicodedata.category(one) in _UNPRINTABLE else one for one in whole)
+
+
+def cell(text: object, style: str = "", limit: int | None = None) -> Text:
+    """A text from a manifest, ready to be printed."""
+    return Text(plain(text, limit), style=style, overflow="fold")
+
+
+def grid(*columns: str, title: str = "") -> Table:
+    """A table without lines. A column whose name begins with ``>`` is one of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
+    for name in columns:
+        number = name.startswith(">")
+        table.add_column(name.removeprefix(">"), justify="right" if number else "left", no_wrap=number, overflow="fold")
+    return table
+
+
+def number(value: int | None) -> str:
+    """A count with separators; ``unknown`` for None."""
+    return "unknown" if value is None else f"{value:,}"
+
+
+def difference(before: int, after: int) -> str:
+    """What was added, with its sign; 0 has none."""
+    return f"{after - before:+,}" if after != before else "0"
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "0%"
+
+
+def moment(time: float | None) -> str:
+    """A time in UTC, to the second."""
+    if time is None:
+        return ""
+    try:
+        return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return f"{time:g} s"
+
+
+def bar(used: int, ceiling: int, whole: int, cells: int = 32) -> str:
+    """``used`` within ``ceiling``, both as shares of ``whole``."""
+    filled = _cells(used, whole, cells)
+    return "█" * filled + "░" * max(0, _cells(ceiling, whole, cells) - filled)
+
+
+def _cells(tokens: int, whole: int, cells: int) -> int:
+    if tokens <= 0 or whole <= 0:
+        return 0
+    return min(cells, max(1, round(cells * tokens / whole)))

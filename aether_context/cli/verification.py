@@ -1,0 +1,156 @@
+"""`aether-context verify`: whether packs are what was written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+
+from rich.progress import Progress
+
+from aether_context.cli import lookup
+from aether_context.cli.terminal import cell, console, number
+from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
+from aether_context.manifest import Manifest
+from aether_context.playback import Replayer
+from aether_context.store import PackStore
+
+_PATIENCE_SECONDS = 1.0
+
+
+class Verifier:
+    """Checks packs of one store; what they share is checked once.
+
+    ``unrecorded`` counts packs that cannot be replayed, since their texts were never recorded.
+    """
+
+    def __init__(self, store: PackStore) -> None:
+        self.unrecorded = 0
+        self._store = store
+        self._replayer = Replayer(store)
+        self._session = ""
+        self._faults: dict[str, str] = {}
+        self._manifests: dict[str, Manifest] = {}
+        self._lines: set[str] = set()
+        self._blobs: set[tuple[str, str, str]] = set()
+
+    def fault(self, place: str, *, replays: bool) -> str:
+        """What is wrong with the pack at a place; empty where nothing is.
+
+        Args:
+            place: places of one session are best checked one after the other, since what they share is kept meanwhile.
+        """
+        session = place.rsplit("/", 1)[0]
+        if session != self._session:
+            self._session, self._replayer = session, Replayer(self._store)
+            self._faults, self._manifests, self._lines = {}, {}, set()
+        return self._stored(place) or (self._replayed(place) if replays else "")
+
+    def _stored(self, place: str) -> str:
+        if place not in self._faults:
+            try:
+                manifest = self._store.read(place)
+                self._check(place, manifest)
+            except AetherContextError as error:
+                self._faults[place] = str(error)
+            else:
+                self._faults[place], self._manifests[place] = "", manifest
+        return self._faults[place]
+
+    def _check(self, place: str, manifest: Manifest) -> None:
+        manifest.verify()
+        if not self._store.uri(manifest).endswith(f"{place.lstrip('/')}/manifest.json"):
+            raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's folder")
+        self._check_parent(manifest)
+        for digest in (manifest.policy, *((manifest.setting, *manifest.texts) if manifest.texts else ())):
+            blob = (manifest.app, manifest.user, digest)
+            if blob not in self._blobs:
+                self._store.blob(manifest, digest)
+                self._blobs.add(blob)
+
+    def _check_parent(self, manifest: Manifest) -> None:
+        """Whether the parent is there; one that is there and broken fails for itself."""
+        if f"{self._session}/{manifest.parent}" not in self._faults:
+            with suppress(ManifestError):
+                self._store.parent(manifest)
+
+    def _replayed(self, place: str) -> str:
+        broken = self._broken_line(place)
+        if broken:
+            return broken
+        manifest = self._manifests[place]
+        try:
+            self._replayer.replay(manifest)
+        except ReplayIncomplete as error:
+            if not self._is_recorded(place):
+                self.unrecorded += 1
+                return ""
+            return str(error)
+        except AetherContextError as error:
+            return str(error)
+        except (ValueError, LookupError, TypeError) as error:
+            # What passed its hashes and still cannot be read was written by another version.
+            return f"it could not be replayed: {type(error).__name__}: {error}"
+        return ""
+
+    def _ancestors(self, place: str) -> Iterator[str]:
+        """Places of a pack's ancestors, the nearest first, up to one that is broken."""
+        while (manifest := self._manifests.get(place)) is not None and manifest.parent is not None:
+            place = f"{self._session}/{manifest.parent}"
+            yield place
+
+    def _broken_line(self, place: str) -> str:
+        """Which ancestor is broken; empty where the line is sound."""
+        line = [place]
+        for ancestor in self._ancestors(place):
+            if ancestor in self._lines:
+                break
+            if self._stored(ancestor):
+                return f"it extends {lookup.name(ancestor)}, which failed"
+            line.append(ancestor)
+        self._lines.update(line)
+        return ""
+
+    def _is_recorded(self, place: str) -> bool:
+        return all(self._manifests[one].texts for one in (place, *self._ancestors(place)))
+
+
+def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
+    """Prints which packs failed and how many passed; False where any failed.
+
+    Raises:
+        PackNotFound: a pack that was named is not there, or there are none at all.
+    """
+    store = PackStore(url)
+    places = [lookup.find(store, one) for one in pack_ids] or store.folders()
+    if not places:
+        raise PackNotFound(f"no packs in {store.url}")
+    verifier = Verifier(store)
+    faults = {place: verifier.fault(place, replays=replays) for place in _watched(sorted(places))}
+    out = console()
+    failed = 0
+    for place, fault in faults.items():
+        if fault:
+            failed += 1
+            out.print(cell(f"failed  {lookup.name(place)}: {fault}", "red"), soft_wrap=True)
+    what = "manifests, texts and replays" if replays else "manifests and texts"
+    passed = f"{number(len(faults) - failed)} of {number(len(faults))} packs passed ({what})"
+    out.print(cell(passed, "red" if failed else "green"))
+    if verifier.unrecorded:
+        out.print(f"{number(verifier.unrecorded)} could not be replayed: hashes only were recorded")
+    return not failed
+
+
+def _watched(places: Sequence[str]) -> Iterator[str]:
+    """The places, with a bar on a terminal's stderr once they take longer than a second."""
+    begun = time.monotonic()
+    screen = console(stderr=True)
+    with ExitStack() as shown:
+        bar = None
+        for done, place in enumerate(places):
+            if bar is None and screen.is_terminal and time.monotonic() - begun > _PATIENCE_SECONDS:
+                bar = shown.enter_context(Progress(console=screen, transient=True))
+                bar.add_task("checking", total=len(places))
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done)
+            yield place

@@ -1,0 +1,48 @@
+"""The demo: a research agent reads this package's own source in a window that is too small for it.
+
+Everything is real but the model: ADK's runner, tools that read files, packs in a store. Without a model's name a script
+stands in for the model, so that it runs offline and takes the same calls on every machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from aether_context.demo import report
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def run_demo(*, model: str | None, store: str, window: int, console: Console) -> int:
+    """Runs the agent, and prints what its model got to read and what was left out.
+
+    Args:
+        model: a Gemini model to call with ``GOOGLE_API_KEY``; None for the script.
+        store: where the packs go, any fsspec URL.
+        window: tokens that cap the model's window.
+
+    Returns:
+        0; 1 where a pack does not verify or its replay differs; 2 where a live model lacks its key.
+    """
+    if model is not None and not os.environ.get("GOOGLE_API_KEY"):
+        console.print(f"{model} needs GOOGLE_API_KEY: set it, or leave the model out to run the demo offline.")
+        return 2
+    from aether_context.demo.agent import research
+
+    packs = PackStore(store)
+    policy = PackPolicy.load("research", max_input_tokens=window)
+    report.opening(console, model=model, window=window)
+    run = asyncio.run(research(model=model, policy=policy, store=packs, folder=_PACKAGE))
+    manifests = list(packs.manifests(run.app, run.user, run.session))
+    report.answers(console, run.answers)
+    report.table(console, manifests)
+    report.left_out(console, manifests)
+    same = report.replays(console, packs, manifests)
+    report.next_commands(console, packs, manifests)
+    return 0 if same else 1

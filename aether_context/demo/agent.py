@@ -1,0 +1,130 @@
+"""The demo's agent on ADK's own runner: its tools, its session, and the scripted model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.memory import InMemoryMemoryService
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from pydantic import PrivateAttr
+
+from aether_context.adk import ContextPackPlugin
+from aether_context.demo.folder import Folder
+from aether_context.demo.script import Move, Play, Results, researcher
+from aether_context.demo.task import FOLLOW_UP, INSTRUCTION, KNOWLEDGE, QUESTION, STEPS, plan_at
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+_APP, _USER = "demo", "reader"
+_SCRIPTED = "gemini-2.5-flash-scripted"
+"""Named after the model whose token counts it is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished run: whose packs to look for, and the pairs of question and answer."""
+
+    app: str
+    user: str
+    session: str
+    answers: tuple[tuple[str, str], ...]
+
+
+class ScriptedModel(BaseLlm):
+    """Plays a script: each request is answered with its next move, given the results of the calls before."""
+
+    _play: Play = PrivateAttr(default_factory=researcher)
+    _begun: bool = PrivateAttr(default=False)
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        move = self._play.send(_results(llm_request)) if self._begun else next(self._play)
+        self._begun = True
+        # 0 is "no data" to the packs; without any usage ADK logs a warning at every call.
+        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
+        yield LlmResponse(content=types.Content(role="model", parts=_parts(move)), usage_metadata=usage)
+
+
+def _parts(move: Move) -> list[types.Part]:
+    said = [types.Part(text=move.say)] if move.say else []
+    calls = [types.Part(function_call=types.FunctionCall(name=name, args=dict(args))) for name, args in move.calls]
+    return said + calls
+
+
+def _results(request: LlmRequest) -> Results:
+    """The texts of the responses that end a request, as they stand in it."""
+    parts = (request.contents[-1].parts if request.contents else None) or ()
+    responses = [part.function_response.response for part in parts if part.function_response is not None]
+    return tuple(str(next(iter((response or {"": ""}).values()))) for response in responses)
+
+
+async def research(*, model: str | None, policy: PackPolicy, store: PackStore, folder: Path) -> Run:
+    """Runs the agent over a folder of Python files, once through its plan and once for a question."""
+    agent = LlmAgent(
+        name="researcher",
+        model=model or ScriptedModel(model=_SCRIPTED),
+        instruction=INSTRUCTION,
+        tools=_tools(Folder(folder, without="demo")),
+    )
+    app = App(name=_APP, root_agent=agent, plugins=[ContextPackPlugin(policy=policy, store=store)])
+    sessions = InMemorySessionService()
+    runner = Runner(
+        app=app,
+        session_service=sessions,
+        artifact_service=InMemoryArtifactService(),
+        memory_service=InMemoryMemoryService(),
+    )
+    session = await sessions.create_session(
+        app_name=_APP, user_id=_USER, state={"plan": plan_at(0), "knowledge": KNOWLEDGE}
+    )
+    answers = [(question, await _ask(runner, session.id, question)) for question in (QUESTION, FOLLOW_UP)]
+    await runner.close()
+    return Run(app=_APP, user=_USER, session=session.id, answers=tuple(answers))
+
+
+async def _ask(runner: Runner, session: str, question: str) -> str:
+    message = types.Content(role="user", parts=[types.Part(text=question)])
+    answer = ""
+    async for event in runner.run_async(user_id=_USER, session_id=session, new_message=message):
+        if event.is_final_response() and event.content is not None:
+            answer = "".join(part.text or "" for part in event.content.parts or ())
+    return answer
+
+
+def _tools(folder: Folder) -> list[Callable[..., Any]]:
+    async def add_evidence(
+        path: str, first_line: int, last_line: int, summary: str, covers: list[str], tool_context: ToolContext
+    ) -> str:
+        """Keeps lines of a file as proof. covers names the ids of the acceptance items that they prove."""
+        lines = folder.read_file(path, first_line, last_line)
+        knowledge = tool_context.state["knowledge"]
+        name = f"evidence/{len(knowledge['evidence'])}.txt"
+        await tool_context.save_artifact(name, types.Part(text=lines))
+        record = {"uri": f"artifact://{name}", "summary": summary, "covers": covers, "time": time.time()}
+        tool_context.state["knowledge"] = {**knowledge, "evidence": [*knowledge["evidence"], record]}
+        return f"{record['uri']}\n{lines}"
+
+    def finish_step(tool_context: ToolContext) -> str:
+        """Ends the plan's current step and begins the next one."""
+        names = [step["id"] for step in STEPS]
+        at = names.index(tool_context.state["plan"]["step"]["id"])
+        if at + 1 == len(names):
+            return "This is the last step."
+        tool_context.state["plan"] = plan_at(at + 1)
+        return f"Step {names[at]} is finished. The step is now {names[at + 1]}."
+
+    return [folder.list_files, folder.read_file, folder.search_text, add_evidence, finish_step]

@@ -1,0 +1,115 @@
+"""What the demo's model does when no live one is called: moves that depend on what the tools return.
+
+A play is a generator. It yields moves, each a set of calls or an answer, and is sent the results of the calls as the
+model got to see them: shortened, where the pack had to shorten them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Results: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One answer of the model: what it says, and the tools it calls, by name with arguments."""
+
+    say: str = ""
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+
+Play: TypeAlias = Generator[Move, Results, None]
+
+_HIT = re.compile(r"^(\S+\.py):(\d+): (.*)$", re.MULTILINE)
+_FILE = re.compile(r"^(\S+\.py) (\d+) (\d+)$", re.MULTILINE)
+_MANY = 4
+_PROOF_LINES = 12
+_REASONS = "The reasons for leaving out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A claim with its proof: where it stands, the line that matched, and what add_evidence returned."""
+
+    claim: str
+    place: str
+    line: str
+    recorded: str
+
+    @property
+    def uri(self) -> str:
+        return self.recorded.split(maxsplit=1)[0] if self.recorded.startswith("artifact://") else self.place
+
+
+def researcher() -> Play:
+    """The plan's steps, the report, and one question on it."""
+    listing = yield from _call("list_files")
+    largest = sorted(_FILE.findall(listing), key=lambda one: (-int(one[2]), one[0]))[:_MANY]
+    yield Move(
+        say=f"The listing has {len(_FILE.findall(listing))} files. The largest come first.",
+        calls=tuple(("read_file", {"path": path}) for path, _, _ in largest),
+    )
+    limits = yield from _prove("limits", "class BudgetSettings", "The budget's settings")
+    yield from _call("finish_step")
+    reasons = yield from _prove("set", "Reason: TypeAlias", _REASONS, whole=True)
+    cut = yield from _prove("cut", "def cut(", "The code that cuts a conversation", whole=True)
+    yield from _call("finish_step")
+    verify = yield from _prove("verify", "def verify(self", "The check of a manifest", whole=True)
+    replay = yield from _prove("replay", "class Replayer", "The code that replays a request")
+    yield from _call("finish_step")
+    yield Move(say=_report([limits, reasons, cut, verify, replay]))
+    found = yield from _call("search_text", text="{base}/")
+    yield Move(say=_answer(found))
+    while True:
+        yield Move(say="The report is finished.")
+
+
+def _call(name: str, /, **arguments: Any) -> Generator[Move, Results, str]:
+    results = yield Move(calls=((name, arguments),))
+    return results[0] if results else ""
+
+
+def _prove(item: str, text: str, claim: str, *, whole: bool = False) -> Generator[Move, Results, Finding | str]:
+    """Searches for a text and records the lines at the first hit as evidence; the claim is unknown without a hit.
+
+    Args:
+        whole: whether the file is read from beginning to end first.
+    """
+    hit = _HIT.search((yield from _call("search_text", text=text)))
+    if hit is None:
+        return f"{claim}: unknown, no line contains {text!r}."
+    path, first, line = hit[1], int(hit[2]), hit[3]
+    if whole:
+        yield from _call("read_file", path=path)
+    recorded = yield from _call(
+        "add_evidence",
+        path=path,
+        first_line=first,
+        last_line=first + _PROOF_LINES - 1,
+        summary=f"{claim} begins at line {first} of {path}: {line}",
+        covers=[item],
+    )
+    return Finding(claim=claim, place=f"{path}:{first}", line=line, recorded=recorded)
+
+
+def _report(findings: list[Finding | str]) -> str:
+    lines = ["What limits a request, what is left out of it, and how a recorded one is checked:"]
+    for one in findings:
+        lines.append(f"- {one}" if isinstance(one, str) else f"- {one.claim}: {one.place} `{one.line}` ({one.uri})")
+    reasons = [one.recorded for one in findings if isinstance(one, Finding) and one.claim == _REASONS]
+    names = re.findall(r'"(\w+)"', reasons[0]) if reasons else []
+    if names:
+        lines.append(f"The reasons are {', '.join(names)}.")
+    return "\n".join(lines)
+
+
+def _answer(found: str) -> str:
+    hits = _HIT.findall(found)
+    if not hits:
+        return "Unknown: no tool showed where the store keeps texts."
+    path, first, _ = hits[0]
+    return "\n".join([f"The layout is written down in {path}, from line {first}:", *(line for _, _, line in hits)])

@@ -1,0 +1,231 @@
+"""Writes the parts of the pages that come from the code, between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+
+``python docs/generate.py`` brings every page up to date. With ``--check`` it writes nothing, names the pages that are
+stale, and exits with 1 where there are any.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from aether_context import pack, payload, policy, state
+from aether_context.manifest import Manifest
+
+PAGES = Path(__file__).parent
+_PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
+_Paths: TypeAlias = dict[type[BaseModel], str]
+_PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
+
+
+def policy_fields() -> str:
+    return _reference(policy.PackPolicy, with_defaults=True)
+
+
+def state_fields() -> str:
+    return _reference(state.StateShape, with_defaults=True, top="state")
+
+
+def manifest_fields() -> str:
+    return _reference(Manifest, with_defaults=False)
+
+
+def profiles() -> str:
+    """The ranges that each profile's shares stay in, in percent of the remainder."""
+    rows = []
+    for name in policy.PROFILES:
+        shares = policy.PackPolicy.load(name).budget.shares
+        ranges = [getattr(shares, layer) for layer in pack.FLEXIBLE_LAYERS]
+        rows.append([f"`{name}`", *(f"{one.low:.0%}–{one.high:.0%}".replace("%–", "–") for one in ranges)])
+    return _table(["profile", *pack.FLEXIBLE_LAYERS], rows)
+
+
+def headers() -> str:
+    return "\n".join(f"{at}. `{header}`" for at, header in enumerate((payload.FIRST_LINE, *payload.HEADERS), start=1))
+
+
+def closed_sets() -> str:
+    """The values that fields with a closed set can take."""
+    sets = {
+        "layer": pack.Layer,
+        "how counted": pack.Accuracy,
+        "state of a candidate": pack.State,
+        "reason": pack.Reason,
+        "stage of an event": pack.Stage,
+        "why an epoch began": pack.EpochReason,
+        "what broke the prefix": pack.PrefixBreak,
+        "validity": pack.Validity,
+    }
+    return _table(["set", "values"], [[name, _listed(get_args(values))] for name, values in sets.items()])
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "policy-fields": policy_fields,
+    "profiles": profiles,
+    "state-fields": state_fields,
+    "manifest-fields": manifest_fields,
+    "closed-sets": closed_sets,
+    "headers": headers,
+}
+
+
+def rendered(page: str) -> str:
+    """A page's text with its generated parts made anew.
+
+    Raises:
+        KeyError: it names a part that does not exist.
+    """
+    return _PART.sub(lambda found: f"{found['open']}{PARTS[found['name']]()}\n{found['close']}", page)
+
+
+def stale() -> list[Path]:
+    """The pages whose generated parts differ from what the code says now."""
+    return [path for path in sorted(PAGES.glob("*.md")) if rendered(_text(path)) != _text(path)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    outdated = stale()
+    if "--check" in arguments:
+        for path in outdated:
+            print(f"{path.name} is stale: run python docs/generate.py")
+        return int(bool(outdated))
+    for path in outdated:
+        path.write_text(rendered(_text(path)), encoding="utf-8")
+        print(f"{path.name} is written")
+    return 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _reference(model: type[BaseModel], *, with_defaults: bool, top: str = "") -> str:
+    """A table for a model and for each one inside it, under the path that leads there first."""
+    paths = _paths(model, top)
+    pieces = []
+    for one, path in paths.items():
+        about = "" if one is model else f"### `{path}`\n\n{_paragraph(one)}\n\n"
+        pieces.append(about + _fields(one, paths, with_defaults=with_defaults))
+    return "\n\n".join(pieces)
+
+
+def _paths(model: type[BaseModel], path: str, known: dict[type[BaseModel], str] | None = None) -> _Paths:
+    """Where each model is found: itself first, then those inside it, depth first."""
+    paths = known if known is not None else {}
+    paths[model] = path
+    for name, field in model.model_fields.items():
+        for inner in _models(field.annotation):
+            if inner not in paths:
+                suffix = "[]" if _many(field.annotation) else ""
+                _paths(inner, f"{path}.{name}{suffix}".lstrip("."), paths)
+    return paths
+
+
+def _fields(model: type[BaseModel], paths: _Paths, *, with_defaults: bool) -> str:
+    columns = ["field", "type", "default", "what it is"] if with_defaults else ["field", "type", "what it is"]
+    rows = []
+    for name, field in model.model_fields.items():
+        kind = _kind(field.annotation, paths) + _bounds(field)
+        about = field.description or next(map(_paragraph, _models(field.annotation)), "")
+        rows.append([f"`{name}`", kind, *([_default(field)] if with_defaults else []), _line(about)])
+    return _table(columns, rows)
+
+
+def _paragraph(model: type[BaseModel]) -> str:
+    return _line((model.__doc__ or "").strip().split("\n\n", 1)[0])
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
+def _kind(annotation: Any, paths: _Paths) -> str:
+    """A type in words; a model links to its own table."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0], paths)
+    if origin is Literal:
+        return _listed(arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(one, paths) for one in arguments if one is not type(None))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return "pair of " + _plural(_kind(arguments[0], paths))
+    if origin is tuple:
+        return "list of " + _plural(_kind(arguments[0], paths))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"{_plural(_kind(arguments[1], paths))} by name"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[table](#{re.sub(r'[^a-z0-9_-]', '', paths[annotation].lower())})"
+    return _PLAIN[annotation]
+
+
+def _plural(kind: str) -> str:
+    """A type's name where there are several of them; what is in code marks stays as it is."""
+    if kind.startswith("`"):
+        return kind
+    return re.sub(r"\b(string|integer|number|pair|list|table)\b", r"\1s", kind, count=0 if " or " in kind else 1)
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The bounds of a value, in mathematicians' signs."""
+    said = []
+    for one in field.metadata:
+        if isinstance(one, Ge):
+            said.append(f"≥ {one.ge}")
+        if isinstance(one, Gt):
+            said.append(f"> {one.gt}")
+        if isinstance(one, Le):
+            said.append(f"≤ {one.le}")
+        if isinstance(one, Lt):
+            said.append(f"< {one.lt}")
+        if isinstance(one, MaxLen):
+            said.append(f"at most {one.max_length:,} characters")
+    return f", {', '.join(said)}" if said else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, policy.Range):
+        return f"{value.low:g} to {value.high:g}"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if isinstance(value, (int, float)) or (isinstance(value, str) and value) else ""
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models named in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not Literal:
+        for one in get_args(annotation):
+            yield from _models(one)
+
+
+def _many(annotation: Any) -> bool:
+    """Whether an annotation is a list, whatever stands around it."""
+    if get_origin(annotation) is Annotated:
+        return _many(get_args(annotation)[0])
+    return get_origin(annotation) is tuple
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

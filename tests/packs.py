@@ -1,0 +1,241 @@
+"""Recorded packs without ADK: contents, ingredients, and sessions that end up in a store.
+
+`Session` is a host in miniature: it keeps the history, carries the epoch from call to call, and records each pack the
+way the plugin does. `talk`, `chain` and `remembering` are sessions that tests need again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aether_context.build import build_pack, extend_pack
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation import is_human, live_positions
+from aether_context.counting import Memo
+from aether_context.manifest import Manifest, Tip, record
+from aether_context.pack import (
+    AcceptanceItem,
+    Candidate,
+    Content,
+    Epoch,
+    Identity,
+    Ingredients,
+    Pack,
+    Request,
+    Step,
+    Tool,
+)
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+from aether_context.tokens import counter_for
+from aether_context.wire import content_of_parts, part_of
+
+MODEL = "gemini-2.5-flash"
+BEGIN = 1_735_700_000.0
+"""The time of a session's first event, 2025-01-01 UTC."""
+
+IDENTITY = Identity(
+    app="shop", user="ada", session="s1", invocation="i1", agent="writer", last_event_id="e1", last_event_time=BEGIN
+)
+
+# contents
+
+
+def said(text: str, role: str = "user") -> Content:
+    """A message."""
+    return content_of_parts(role, [part_of({"text": text})])
+
+
+def called(name: str, call_id: str, **arguments: Any) -> Content:
+    """A model's call of a function."""
+    return content_of_parts("model", [part_of({"function_call": {"id": call_id, "name": name, "args": arguments}})])
+
+
+def answered(name: str, call_id: str, text: str) -> Content:
+    """A function's response."""
+    response = {"id": call_id, "name": name, "response": {"result": text}}
+    return content_of_parts("user", [part_of({"function_response": response})])
+
+
+def tool(name: str, purpose: str = "does its work") -> Tool:
+    """A declaration."""
+    wire = canonical_json({"name": name, "description": purpose})
+    return Tool(name=name, signature=f"{name}(): {purpose}", wire=wire, digest=hash_text(wire))
+
+
+def memory(name: str, text: str, time: float | None = None) -> Candidate:
+    """A memory that could enter a pack."""
+    return Candidate(id=name, layer="memory", source="memory", text=text, digest=hash_text(text), time=time)
+
+
+def evidence(name: str, text: str, covers: Sequence[str] = ()) -> Candidate:
+    """An evidence record that could enter a pack."""
+    uri = f"artifact://evidence/{name}.md"
+    digest = hash_text(f"{uri}\n{text}")
+    return Candidate(id=name, layer="evidence", source="state", text=text, digest=digest, uri=uri, covers=tuple(covers))
+
+
+STEP = Step(
+    task_id="42",
+    task="Write the refund guide",
+    step_id="3",
+    text="Describe how a refund is approved",
+    role="Operator",
+    acceptance=(
+        AcceptanceItem(id="a1", text="Names who approves a refund", needs_evidence=True),
+        AcceptanceItem(id="a2", text="Cites the limit in euros", needs_evidence=True),
+    ),
+)
+
+
+def lines(topic: str, count: int) -> str:
+    """So many different lines about a topic, about ten tokens each."""
+    return "\n".join(f"{topic}: line {at} says that item {at * 7} is due on day {at % 28}" for at in range(count))
+
+
+# packs
+
+
+def ingredients(
+    contents: Sequence[Content],
+    *,
+    identity: Identity = IDENTITY,
+    window: int = 16_000,
+    system: str = "You help with the shop's papers.",
+    tools: Sequence[Tool] = (),
+    step: Step | None = None,
+    candidates: Sequence[Candidate] = (),
+    **more: Any,
+) -> Ingredients:
+    """What a pack is built from. ``contents`` are all of the host's list; ``more`` are further fields."""
+    humans = [at for at, content in enumerate(contents) if is_human(content)]
+    request = Request(
+        model=MODEL,
+        system=system,
+        system_is_text=True,
+        tools=tuple(tools),
+        other_tools=(),
+        contents=tuple(contents),
+        positions=tuple(range(len(contents))),
+        human=humans[-1] if humans else None,
+    )
+    fields = {"validity": "valid" if step is not None else "unplanned", **more}
+    return Ingredients(
+        identity=identity, request=request, window=window, step=step or Step(), candidates=tuple(candidates), **fields
+    )
+
+
+def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:
+    """Records a pack and writes it."""
+    return store.write(record(pack, policy or PackPolicy(), counter_for(MODEL).name, tip)).model_copy()
+
+
+class Session:
+    """A host in miniature.
+
+    Args:
+        given: further arguments of `ingredients` for every call.
+    """
+
+    def __init__(
+        self, store: PackStore, policy: PackPolicy | None = None, *, identity: Identity = IDENTITY, **given: Any
+    ) -> None:
+        self.store = store
+        self.policy = policy or PackPolicy()
+        self.history: list[Content] = []
+        self.packs: list[Pack] = []
+        self.manifests: list[Manifest] = []
+        self._identity = replace(identity, call=0)
+        self._given = given
+        self._tip: Tip | None = None
+        self._memo = Memo()
+
+    def ask(self, text: str) -> Manifest:
+        """A new invocation begins with this message; its first model call."""
+        number = sum(map(is_human, self.history)) + 1
+        self.history.append(said(text))
+        self._identity = replace(self._identity, invocation=f"i{number}", call=0)
+        return self._call()
+
+    def answer(self, text: str) -> None:
+        """The model's answer ends the invocation."""
+        self.history.append(said(text, "model"))
+
+    def use(self, name: str, result: str) -> Manifest:
+        """The model calls a function, which answers; the next model call."""
+        call_id = f"call-{len(self.history)}"
+        self.history += [called(name, call_id, query=name), answered(name, call_id, result)]
+        return self._call()
+
+    def _call(self) -> Manifest:
+        time = BEGIN + 10 * len(self.manifests)
+        self._identity = replace(
+            self._identity, call=self._identity.call + 1, last_event_id=f"e{time:.0f}", last_event_time=time
+        )
+        source = self._source()
+        counter = counter_for(MODEL)
+        pack = None
+        if self.packs and self._identity.call > 1:
+            pack = extend_pack(self.packs[-1], source, self.policy, counter=counter, memo=self._memo)
+        pack = pack or build_pack(source, self.policy, counter=counter, memo=self._memo)
+        recording = record(pack, self.policy, counter.name, self._tip)
+        self._tip = recording.tip
+        self.packs.append(pack)
+        self.manifests.append(self.store.write(recording))
+        return self.manifests[-1]
+
+    def _source(self) -> Ingredients:
+        before = self.packs[-1] if self.packs else None
+        epoch = before.epoch if before is not None else Epoch()
+        positions = live_positions(epoch, len(self.history))
+        source = ingredients(
+            [self.history[at] for at in positions],
+            identity=self._identity,
+            epoch=epoch,
+            first_call=self._identity.call == 1,
+            previous=before.sent if before is not None else None,
+            previous_pack=self.manifests[-1].pack_id if self.manifests else "",
+            **self._given,
+        )
+        return replace(source, request=replace(source.request, positions=positions))
+
+
+# sessions
+
+
+def talk(store: PackStore, turns: int = 12, window: int = 2_000, policy: PackPolicy | None = None) -> list[Manifest]:
+    """A conversation of so many turns, a manifest each; by default long enough to be cut."""
+    session = Session(store, policy, window=window)
+    for turn in range(turns):
+        session.ask(f"Question {turn}: {lines('refunds', 6)}")
+        session.answer(f"Answer {turn}: {lines('approval', 6)}")
+    return session.manifests
+
+
+def chain(store: PackStore, calls: int = 4, policy: PackPolicy | None = None, **given: Any) -> list[Manifest]:
+    """An invocation with so many model calls, one tool result more at each; every manifest extends the one before."""
+    session = Session(store, policy, tools=[tool("search"), tool("read_file")], **given)
+    session.ask("Find out who approves refunds.")
+    for at in range(1, calls):
+        session.use("search", lines(f"result {at}", 5))
+    return session.manifests
+
+
+MEMORIES = (
+    memory("m_approver", "Refunds above 200 euros are approved by the branch manager", time=BEGIN - 86_400),
+    memory("m_limit", "The refund limit without approval is 200 euros", time=BEGIN - 172_800),
+    memory("m_lunch", "Zebras graze before dawn"),
+)
+
+
+def remembering(store: PackStore, policy: PackPolicy | None = None, **given: Any) -> Manifest:
+    """A planned pack with evidence and memories; one of those is dropped, and one tool is not the step's."""
+    fields: Mapping[str, Any] = {
+        "candidates": [*MEMORIES, evidence("ev_rules", "Rules of approval, section 4", covers=["a1"])],
+        "step": replace(STEP, tools=("search",)),
+        "tools": [tool("search"), tool("delete_all")],
+        **given,
+    }
+    return Session(store, policy, **fields).ask("Who approves refunds above 200 euros?")

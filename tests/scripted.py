@@ -1,0 +1,382 @@
+"""A scripted model and a conversation through ADK's own Runner, with a witness on either side of the plugin.
+
+The witnesses see each request as the plugin got it and as the plugin left it, and compare every event of the session
+before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.apps import App
+from google.adk.events.event import Event
+from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
+from google.adk.memory.memory_entry import MemoryEntry
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.genai import types
+
+from aether_context import Manifest, PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.playback import Replayer
+
+_numbers = itertools.count(1)
+
+
+def new_store() -> PackStore:
+    """An in-memory store that no other test sees."""
+    return PackStore(f"memory://scripted-{next(_numbers)}")
+
+
+# what a model was sent
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request as it was at one moment, all copies."""
+
+    model: str
+    agent: str
+    system: Any
+    contents: tuple[types.Content, ...]
+    declared: tuple[str, ...]
+    other_tools: tuple[str, ...]
+    dispatched: tuple[str, ...]
+    tool_config: types.ToolConfig | None
+    call: int = 0
+
+    @property
+    def wires(self) -> tuple[str, ...]:
+        """Each content by all its fields, comparable."""
+        return tuple(exact(content) for content in self.contents)
+
+    @property
+    def text(self) -> str:
+        """All text parts, a line break between two."""
+        return "\n".join(part.text for content in self.contents for part in content.parts or () if part.text)
+
+    def human(self) -> str:
+        """The text of the last content that is somebody's words."""
+        for content in reversed(self.contents):
+            if content.role == "user" and not any(part.function_response for part in content.parts or ()):
+                return "\n".join(part.text for part in content.parts or () if part.text)
+        return ""
+
+
+def exact(value: Any) -> str:
+    """Everything a pydantic value holds, as text: set fields, bytes, NaN and lone surrogates included."""
+    return repr(value.model_dump(exclude_unset=True)) if hasattr(value, "model_dump") else repr(value)
+
+
+def sent(request: LlmRequest, agent: str = "") -> Sent:
+    """A deep snapshot of a request."""
+    config = request.config
+    tools = list(config.tools or ()) if config is not None else []
+    functions = [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
+    return Sent(
+        model=request.model or "",
+        agent=agent,
+        system=config.system_instruction if config is not None else None,
+        contents=tuple(content.model_copy(deep=True) for content in request.contents),
+        declared=tuple(one.name or "" for tool in functions for one in tool.function_declarations or ()),
+        other_tools=tuple(exact(tool) for tool in tools if tool not in functions),
+        dispatched=tuple(request.tools_dict),
+        tool_config=config.tool_config.model_copy(deep=True) if config is not None and config.tool_config else None,
+    )
+
+
+def faults(contents: Sequence[types.Content]) -> list[str]:
+    """What a strict provider would reject: in the spirit of the bench's own check, written apart from the library."""
+    found: list[str] = []
+    if not contents:
+        return ["no contents"]
+    first = contents[0]
+    if first.role != "user" or any(part.function_response for part in first.parts or ()):
+        found.append("does not begin with a user message")
+    pending: list[tuple[str, str]] = []
+    for at, content in enumerate(contents):
+        parts = content.parts or []
+        if not parts:
+            found.append(f"content {at} has no parts")
+        for part in parts:
+            if not part.model_dump(exclude_none=True):
+                found.append(f"content {at} has an empty part")
+        calls = [(one.function_call.id or "", one.function_call.name or "") for one in parts if one.function_call]
+        answers = [
+            (one.function_response.id or "", one.function_response.name or "") for one in parts if one.function_response
+        ]
+        if answers:
+            if sorted(answers) != sorted(pending):
+                found.append(f"content {at} does not answer the calls before it")
+            pending = []
+        elif pending:
+            found.append(f"calls before content {at} have no responses")
+            pending = []
+        if calls and content.role != "model":
+            found.append(f"content {at} calls as {content.role}")
+        if answers and content.role == "model":
+            found.append(f"content {at} answers as the model")
+        pending = calls or pending
+    if pending:
+        found.append("the last calls have no responses")
+    return found
+
+
+# the scripted model
+
+
+class Failure(Exception):
+    """What a scripted model or service raises."""
+
+
+Reply = Any
+"""A text, a part, a list of parts, an `LlmResponse`, a tuple of responses (a stream), or an exception to raise."""
+
+
+class Scripted(BaseLlm):
+    """Answers from a script, then with ``ok``; keeps a deep snapshot of every request it was sent."""
+
+    model: str = "gemini-2.5-flash"
+    script: list[Any] = []
+    sent: list[Any] = []
+    usage: bool = True
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        self.sent.append(sent(llm_request))
+        reply = self.script.pop(0) if self.script else "ok"
+        if isinstance(reply, BaseException):
+            raise reply
+        for one in reply if isinstance(reply, tuple) else (reply,):
+            yield self._response(one)
+
+    def _response(self, reply: Reply) -> LlmResponse:
+        if isinstance(reply, LlmResponse):
+            return reply
+        parts = reply if isinstance(reply, list) else [reply]
+        made = [types.Part(text=part) if isinstance(part, str) else part for part in parts]
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=120, cached_content_token_count=40, candidates_token_count=7, total_token_count=127
+        )
+        return LlmResponse(
+            content=types.Content(role="model", parts=made),
+            usage_metadata=usage if self.usage else None,
+            finish_reason=types.FinishReason.STOP,
+        )
+
+
+def call(name: str, /, **args: Any) -> types.Part:
+    """A part with a function call."""
+    return types.Part(function_call=types.FunctionCall(name=name, args=args))
+
+
+# helper tools
+
+
+def look_up(key: str) -> dict[str, Any]:
+    """Looks a key up. It answers with the key and forty lines."""
+    return {"key": key, "lines": "\n".join(f"line {number} of {key}" for number in range(40))}
+
+
+def big_file(name: str, lines: int = 400) -> dict[str, Any]:
+    """Reads a file, which is long."""
+    return {"result": "\n".join(f"{number}: value {number * 37 % 1009} in {name}" for number in range(lines))}
+
+
+def send_mail(to: str) -> str:
+    """Sends a mail."""
+    return f"sent to {to}"
+
+
+def delete_all() -> str:
+    """Deletes everything."""
+    return "gone"
+
+
+# memory
+
+
+class Memories(BaseMemoryService):
+    """Finds the given entries for every query, after a delay, or raises."""
+
+    def __init__(self, *entries: MemoryEntry, error: Exception | None = None, delay_seconds: float = 0.0) -> None:
+        self.entries, self.error, self.delay_seconds = list(entries), error, delay_seconds
+        self.queries: list[tuple[str, str, str]] = []
+
+    async def add_session_to_memory(self, session: Any) -> None:
+        return None
+
+    async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
+        self.queries.append((app_name, user_id, query))
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        if self.error is not None:
+            raise self.error
+        return SearchMemoryResponse(memories=self.entries)
+
+
+def remembered(text: str, author: str | None = "user", timestamp: str | None = "2025-03-09T10:00:00") -> MemoryEntry:
+    """A memory entry with one text part."""
+    return MemoryEntry(
+        content=types.Content(role="user", parts=[types.Part(text=text)]), author=author, timestamp=timestamp
+    )
+
+
+# witnesses
+
+
+class Before(BasePlugin):
+    """Sees what the plugin is about to get."""
+
+    def __init__(self, alter: Callable[[CallbackContext, LlmRequest], None] | None = None) -> None:
+        super().__init__(name="before")
+        self.alter = alter
+        self.sent: list[Sent] = []
+        self.events: list[str] = []
+
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        if self.alter is not None:
+            self.alter(callback_context, llm_request)
+        self.sent.append(sent(llm_request, callback_context.agent_name))
+        self.events = [event.model_dump_json() for event in callback_context.session.events]
+
+
+class After(BasePlugin):
+    """Sees what the plugin left, and that the session's events are what they were."""
+
+    def __init__(self, before: Before) -> None:
+        super().__init__(name="after")
+        self.before = before
+        self.sent: list[Sent] = []
+        self.touched: list[str] = []
+
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        self.sent.append(sent(llm_request, callback_context.agent_name))
+        after = [event.model_dump_json() for event in callback_context.session.events]
+        if after[: len(self.before.events)] != self.before.events:
+            self.touched.append(f"call {len(self.sent)}: an event of the session changed")
+
+
+@dataclass
+class Chat:
+    """A conversation with one app. ``say`` runs a user message and returns the events.
+
+    ``raw`` and ``sent`` are the requests as the plugin got and left them, in order.
+    """
+
+    script: Sequence[Reply] = ()
+    tools: Sequence[Any] = ()
+    policy: PackPolicy | str | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    store: PackStore = field(default_factory=new_store)
+    plugin: BasePlugin | None = None
+    on_error: Any = "raise"
+    memory: BaseMemoryService | None = None
+    sessions: BaseSessionService = field(default_factory=InMemorySessionService)
+    model: str = "gemini-2.5-flash"
+    instruction: str = "You help."
+    agent: BaseAgent | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    app_settings: Mapping[str, Any] = field(default_factory=dict)
+    app_name: str = "shop"
+    user: str = "ann"
+    session: str = "s1"
+    alter: Callable[[CallbackContext, LlmRequest], None] | None = None
+    use_plugin: bool = True
+
+    def __post_init__(self) -> None:
+        self.llm = Scripted(model=self.model, script=list(self.script), sent=[])
+        if self.plugin is None:
+            self.plugin = ContextPackPlugin(policy=self.policy, store=self.store, on_error=self.on_error)
+        elif isinstance(self.plugin, ContextPackPlugin):
+            self.store = self.plugin.store
+        if self.agent is None:
+            self.agent = LlmAgent(
+                name="clerk", model=self.llm, instruction=self.instruction, tools=list(self.tools), **self.settings
+            )
+        self.before = Before(self.alter)
+        self.after = After(self.before)
+        plugins = [self.before, *([self.plugin] if self.use_plugin else []), self.after]
+        self.app = App(name=self.app_name, root_agent=self.agent, plugins=plugins, **self.app_settings)
+        self.runner = Runner(app=self.app, session_service=self.sessions, memory_service=self.memory)
+
+    @property
+    def raw(self) -> list[Sent]:
+        return self.before.sent
+
+    @property
+    def sent(self) -> list[Sent]:
+        return self.after.sent
+
+    async def tell(
+        self, message: str | types.Content, *, user: str | None = None, session: str | None = None, stream: bool = False
+    ) -> list[Event]:
+        """Runs one user message to the end of its run, and checks what must hold after any run."""
+        user, session = user or self.user, session or self.session
+        held = await self.sessions.get_session(app_name=self.app_name, user_id=user, session_id=session)
+        if held is None:
+            await self.sessions.create_session(
+                app_name=self.app_name, user_id=user, session_id=session, state=dict(self.state)
+            )
+        content = types.UserContent(parts=[types.Part(text=message)]) if isinstance(message, str) else message
+        config = RunConfig(streaming_mode=StreamingMode.SSE) if stream else None
+        run = self.runner.run_async(user_id=user, session_id=session, new_message=content, run_config=config)
+        events = [event async for event in run]
+        self.check()
+        return events
+
+    def say(self, *messages: str | types.Content, **options: Any) -> list[Event]:
+        """Runs messages one after another, each in an event loop of its own, as `Runner.run` does."""
+        return [event for message in messages for event in asyncio.run(self.tell(message, **options))]
+
+    def check(self) -> None:
+        """No event was changed, and no valid request became an invalid one."""
+        assert self.after.touched == []
+        assert len(self.raw) >= len(self.sent)
+        for raw, left in zip(self.raw, self.sent, strict=False):
+            if not faults(raw.contents):
+                assert faults(left.contents) == []
+
+    async def held(self, user: str | None = None, session: str | None = None) -> Any:
+        """The session as its service keeps it."""
+        return await self.sessions.get_session(
+            app_name=self.app_name, user_id=user or self.user, session_id=session or self.session
+        )
+
+    def manifests(self) -> list[Manifest]:
+        return list(self.store.manifests())
+
+    def replays(self) -> None:
+        """Every pack in the store is intact and can be built again."""
+        replayer = Replayer(self.store)
+        for manifest in self.manifests():
+            manifest.verify()
+            assert replayer.replay(manifest).matches
+            accounted(replayer, manifest)
+
+
+def accounted(replayer: Replayer, manifest: Manifest) -> None:
+    """``kept + dropped == candidates``: a row for each content and candidate, and no other."""
+    resolved = replayer.resolve(manifest)
+    source = replayer.ingredients(manifest)
+    rows = [row for row in resolved.rows.values() if row.layer in ("conversation", "task")]
+    others = [row.id for row in resolved.rows.values() if row.layer not in ("conversation", "task")]
+    assert sorted(row.hash for row in rows) == sorted(resolved.contents)
+    if manifest.chose:
+        assert sorted(others) == sorted(one.id for one in source.candidates)
+    for row in resolved.rows.values():
+        if row.state == "dropped":
+            assert row.reason is not None

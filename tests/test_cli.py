@@ -1,0 +1,544 @@
+"""The command line over stores that are built here: what it prints, what it returns, and what it does not load."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import jsonschema  # type: ignore[import-untyped]
+import packs
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from aether_context import Manifest, PackPolicy, PackStore, __version__
+from aether_context.build import build_pack
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.cli import main, terminal
+from aether_context.cli.terminal import bar, moment, plain
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> PackStore:
+    """An empty store that no other test sees, in memory and in a folder."""
+    folder = tmp_path / "packs"
+    return PackStore(f"memory://cli-{next(_numbers)}" if request.param == "memory" else folder)
+
+
+def run(*arguments: str, store: PackStore | None = None, code: int = 0) -> Result:
+    """Runs a command and checks its exit code."""
+    url = ["--store", store.url] if store is not None else []
+    result = CliRunner().invoke(main, [*arguments, *url])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def change(store: PackStore, manifest: Manifest, before: bytes, after: bytes) -> None:
+    """Replaces bytes in a stored manifest."""
+    with fsspec.open(store.uri(manifest), "rb") as file:
+        data: bytes = file.read()
+    assert before in data
+    with fsspec.open(store.uri(manifest), "wb") as file:
+        file.write(data.replace(before, after))
+
+
+def delete(store: PackStore, manifest: Manifest) -> None:
+    """Removes a pack."""
+    fs, path = fsspec.core.url_to_fs(store.uri(manifest))
+    fs.rm(path.rsplit("/", 1)[0], recursive=True)
+
+
+def blob_uri(store: PackStore, digest: str) -> str:
+    fs, root = fsspec.core.url_to_fs(store.url)
+    (path,) = [path for path in fs.find(root) if digest.removeprefix("sha256:") in path]
+    return str(fs.unstrip_protocol(path))
+
+
+# list
+
+
+def test_list_has_a_row_per_pack_in_order(store: PackStore) -> None:
+    manifests = packs.talk(store)
+    rows = run("list", store=store).stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [one.pack_id for one in manifests]
+    cut = next(at for at, one in enumerate(manifests) if one.epoch_reason == "high_water")
+    assert f"{manifests[cut].epoch.number} high_water" in rows[cut]
+    assert f"{manifests[0].request_tokens:,} / 2,000" in rows[0]
+
+
+def test_list_as_json_says_the_same(store: PackStore) -> None:
+    manifests = packs.talk(store)
+    values = json.loads(run("list", "--json", store=store).stdout)
+    assert [one["pack_id"] for one in values] == [one.pack_id for one in manifests]
+    assert values[-1]["request_tokens"] == manifests[-1].request_tokens
+    assert sum(one["events"] for one in values) == sum(len(one.truncation_events) for one in manifests) > 0
+
+
+def test_list_takes_one_session_and_the_newest(store: PackStore) -> None:
+    packs.talk(store, turns=3)
+    other = packs.chain(store, 4, identity=replace(packs.IDENTITY, session="s2"))
+    named = json.loads(run("list", "--session", "s2", "--json", store=store).stdout)
+    assert [one["pack_id"] for one in named] == [one.pack_id for one in other]
+    output = run("list", "--app", "shop", "--user", "ada", "--session", "s2", "--limit", "1", store=store).stdout
+    assert other[-1].pack_id in output
+    assert other[-2].pack_id not in output
+    assert "… and 3 earlier" in output
+
+
+def test_list_shows_the_hash_of_an_id_where_a_line_is_short(monkeypatch: pytest.MonkeyPatch, store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    monkeypatch.setattr(terminal, "PIPED_WIDTH", 100)
+    row = run("list", store=store).stdout.splitlines()[1]
+    assert row.split()[0] == manifest.pack_id[-8:]
+    run("inspect", row.split()[0], store=store)
+
+
+def test_list_of_nothing_says_so(store: PackStore) -> None:
+    assert "no packs in" in run("list", store=store).stderr
+    assert json.loads(run("list", "--json", store=store).stdout) == []
+
+
+def test_list_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
+    manifests = packs.talk(store, turns=3)
+    change(store, manifests[1], b'"schema_version":1', b'"schema_version":9')
+    output = run("list", store=store, code=3).stdout
+    assert "unreadable: this manifest has schema version 9" in " ".join(output.split())
+    assert manifests[2].pack_id in output
+    assert "error" in json.loads(run("list", "--json", store=store, code=3).stdout)[1]
+
+
+# inspect
+
+
+def test_inspect_shows_the_whole_receipt(store: PackStore) -> None:
+    manifest = packs.remembering(store)
+    output = run("inspect", store=store).stdout
+    for heading in ("LAYERS", "SIGNALS", "CACHE", "CANDIDATES", "TRUNCATION EVENTS", "TOOLS", "EVIDENCE NEEDED"):
+        assert f"\n{heading}\n" in output
+    lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
+    assert "below_floor" in lines["m_lunch"]
+    assert "dropped" in lines["m_lunch"]
+    assert "kept" in lines["m_limit"]
+    assert "covers a1" in lines["ev_rules"]
+    assert "neutral ½ (unknown)" in output
+    assert "left out: delete_all (not_in_scope)" in output
+    assert "begun here: first_call" in output
+    assert "task 42 · step 3 · role Operator" in output
+    assert "  - a2\n" in output
+    assert manifest.checksum in output
+
+
+def test_inspect_shows_a_cut_with_what_it_took(store: PackStore) -> None:
+    manifests = packs.talk(store)
+    cut = [one for one in manifests if one.truncation_events][-1]
+    output = run("inspect", cut.pack_id, "--all", store=store).stdout
+    (event,) = cut.truncation_events
+    assert f"{event.tokens_before:,} → {event.tokens_after:,}" in output
+    assert "broken by cut" in output
+    joined = "".join(output.split())
+    assert all(item in joined for item in event.item_ids)
+    dropped = [line for line in output.splitlines() if line.split()[-2:] == ["dropped", "high_water"]]
+    assert len(dropped) == len(event.item_ids)
+
+
+def test_inspect_follows_the_chain_and_collapses_what_was_kept(store: PackStore) -> None:
+    manifest = packs.chain(store, 12)[-1]
+    assert len(manifest.rows) == 2
+    output = run("inspect", store=store).stdout
+    assert "23 in all: 23 kept" in output
+    assert "… and 22 kept whole (--all shows them)" in output
+    everything = run("inspect", "--all", store=store).stdout
+    assert sum(line.strip().startswith("conversation  c") for line in everything.splitlines()) == 22
+
+
+def test_inspect_as_json_is_a_manifest_that_stands_alone(store: PackStore) -> None:
+    stored = packs.chain(store, 5)[-1]
+    resolved = Manifest.parse(run("inspect", "--json", store=store).stdout)
+    assert len(resolved.rows) == len(resolved.contents.added) == 9
+    assert (resolved.pack_id, resolved.checksum, resolved.digest) == (stored.pack_id, stored.checksum, stored.digest)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (None, "unknown: no outcome is recorded"),
+        ({"cached_tokens": None, "input_tokens": 500}, "unknown: the provider said nothing"),
+        ({"cached_tokens": 0, "input_tokens": 500}, "0 of 500 input tokens"),
+        ({"cached_tokens": 1024, "input_tokens": 1500, "finish_reason": "STOP"}, "1,024 of 1,500 input tokens"),
+    ],
+)
+def test_inspect_tells_unknown_from_nothing_cached(outcome: dict[str, Any] | None, said: str) -> None:
+    store = PackStore(f"memory://cli-{next(_numbers)}")
+    manifest = packs.chain(store, 1)[0]
+    if outcome is not None:
+        store.write_outcome(manifest, outcome)
+    output = run("inspect", store=store).stdout
+    assert f"provider served  {said}" in output
+    assert "could be served  unknown: this is the first request" in output
+
+
+def test_ids_may_be_abbreviated(store: PackStore) -> None:
+    manifests = packs.chain(store, 3)
+    wanted = manifests[1].pack_id
+    for piece in (wanted, wanted[:-3], wanted.removeprefix("pack_")[:-3], wanted[-8:], wanted[-8:-2]):
+        assert run("inspect", piece, store=store).stdout.startswith(f"PACK {wanted}\n")
+    error = run("inspect", "pack_", store=store, code=3).stderr
+    assert "stands for 3 packs" in error
+
+
+def test_an_unknown_pack_is_one_line_on_stderr(store: PackStore) -> None:
+    packs.chain(store, 1)
+    for command in (["inspect", "nope"], ["replay", "nope"], ["verify", "nope"]):
+        result = run(*command, store=store, code=3)
+        assert result.stderr.startswith("Error: no pack 'nope' in ")
+        assert result.stderr.count("\n") == 1
+        assert not result.stdout
+
+
+def test_an_empty_store_has_nothing_to_inspect_or_verify(store: PackStore) -> None:
+    for command in ("inspect", "verify"):
+        assert "no packs in" in run(command, store=store, code=3).stderr
+
+
+def test_inspect_names_a_missing_parent_and_shows_the_rest(store: PackStore) -> None:
+    manifests = packs.chain(store, 4)
+    delete(store, manifests[1])
+    result = run("inspect", manifests[3].pack_id, store=store, code=3)
+    assert f"extends {manifests[1].pack_id}, which is not in" in result.stderr
+    assert "LAYERS" in result.stdout
+    assert manifests[1].pack_id in run("inspect", manifests[3].pack_id, "--json", store=store, code=3).stderr
+
+
+# replay
+
+
+def test_replay_prints_the_request_and_that_it_is_the_recorded_one(store: PackStore) -> None:
+    manifest = packs.remembering(store)
+    output = run("replay", manifest.pack_id, store=store).stdout
+    assert "[0] user · " in output
+    assert "    CONTEXT PACK\n" in output
+    assert output.endswith(f"the request is the recorded one: {manifest.checksum}\n")
+
+
+def test_replay_as_json_is_canonical(store: PackStore) -> None:
+    manifest = packs.chain(store, 3)[-1]
+    output = run("replay", manifest.pack_id, "--json", store=store).stdout
+    request = json.loads(output)
+    assert output == canonical_json(request) + "\n"
+    assert len(request["contents"]) == 5
+    assert [tool["name"] for tool in request["tools"]] == ["search", "read_file"]
+
+
+def test_replay_shortens_long_texts(store: PackStore) -> None:
+    session = packs.Session(store)
+    session.ask(packs.lines("a", 40) + "\n" + "b" * 1_000)
+    output = run("replay", session.manifests[-1].pack_id, store=store).stdout
+    assert "    … 33 lines …\n" in output
+    assert max(map(len, output.splitlines())) <= 160
+
+
+def test_replay_names_the_stage_that_differs(store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    change(store, manifest, manifest.checksum.encode(), hash_text("another request").encode())
+    assert "stage 'write' differs" in run("replay", manifest.pack_id, store=store, code=1).stderr
+
+
+def test_replay_of_hashes_says_what_is_missing(store: PackStore) -> None:
+    manifest = packs.chain(store, 1, PackPolicy(record="hashes"))[0]
+    error = run("replay", manifest.pack_id, store=store, code=3).stderr
+    assert "the recording lacks what a replay needs" in error
+    assert "the policy recorded hashes only" in error
+    assert error.count("\n") == 1
+
+
+def test_replay_with_another_policy_shows_what_it_would_send(store: PackStore, tmp_path: Path) -> None:
+    manifest = packs.remembering(store)
+    policy = tmp_path / "narrow.toml"
+    policy.write_text("max_input_tokens = 4000\n[retrieval]\nmemory_k = 1\n")
+    arguments = ("replay", manifest.pack_id, "--policy", str(policy))
+    output = run(*arguments, store=store).stdout
+    recorded, other = output.split("SENT BY THE OTHER POLICY ONLY")
+    assert [line.split()[-1] for line in recorded.splitlines() if " m_" in line] == ["beyond_k"]
+    assert other.split() == ["nothing"]
+    value = json.loads(run(*arguments, "--json", store=store).stdout)
+    assert value["window"] == {"recorded": 16_000, "other": 4_000}
+    assert len(value["only_recorded"]) == 1
+    assert value["layers"]["memory"]["other"]["used"] < value["layers"]["memory"]["recorded"]["used"]
+    assert not value["same"]
+    assert json.loads(value["request"])["contents"]
+
+
+def test_replay_with_an_equal_policy_sends_the_same(store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    assert "both send the same request" in run("replay", manifest.pack_id, "--policy", "chat", store=store).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "window"), [("", 2_000), ("max_input_tokens = 1000", 1_000), ("max_input_tokens = 50_000", 50_000)]
+)
+def test_the_window_is_the_recorded_one_unless_the_policy_states_one(tmp_path: Path, text: str, window: int) -> None:
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.talk(store, turns=1)[0]
+    (tmp_path / "policy.toml").write_text(text)
+    arguments = ("replay", manifest.pack_id, "--policy", str(tmp_path / "policy.toml"), "--json")
+    assert json.loads(run(*arguments, store=store).stdout)["window"]["other"] == window
+
+
+def test_a_wrong_policy_is_wrong_usage(store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    error = run("replay", manifest.pack_id, "--policy", "reserch", store=store, code=2).stderr
+    assert "did you mean 'research'?" in error
+
+
+# verify
+
+
+def test_verify_passes_what_was_written(store: PackStore) -> None:
+    packs.talk(store)
+    packs.chain(store, 5, identity=replace(packs.IDENTITY, session="s2"))
+    assert run("verify", store=store).stdout == "17 of 17 packs passed (manifests and texts)\n"
+    assert run("verify", "--replay", store=store).stdout == "17 of 17 packs passed (manifests, texts and replays)\n"
+
+
+def test_verify_names_a_changed_manifest_and_goes_on(store: PackStore) -> None:
+    manifests = packs.chain(store, 4)
+    change(store, manifests[1], b'"session":"s1"', b'"session":"s7"')
+    output = run("verify", store=store, code=1).stdout
+    assert f"failed  {manifests[1].pack_id}: {manifests[1].pack_id}: the manifest's hash is" in output
+    assert "3 of 4 packs passed" in output
+    run("verify", manifests[0].pack_id, store=store)
+    run("verify", manifests[0].pack_id, manifests[1].pack_id, store=store, code=1)
+
+
+def test_verify_with_replay_fails_what_extends_a_changed_manifest(store: PackStore) -> None:
+    manifests = packs.chain(store, 4)
+    change(store, manifests[1], b'"call":2', b'"call":7')
+    output = run("verify", "--replay", store=store, code=1).stdout
+    assert f"failed  {manifests[3].pack_id}: it extends {manifests[1].pack_id}, which failed" in output
+    assert "1 of 4 packs passed" in output
+
+
+def test_verify_names_what_is_no_manifest(store: PackStore) -> None:
+    manifests = packs.chain(store, 2)
+    with fsspec.open(store.uri(manifests[0]), "wb") as file:
+        file.write(b"{")
+    output = run("verify", store=store, code=1).stdout
+    assert f"failed  {manifests[0].pack_id}: not a manifest" in output
+    assert "1 of 2" in output
+
+
+def test_verify_finds_changed_and_missing_texts(store: PackStore) -> None:
+    manifests = packs.chain(store, 3)
+    with fsspec.open(blob_uri(store, manifests[0].texts[0]), "wb") as file:
+        file.write(b"{}")
+    fs, path = fsspec.core.url_to_fs(blob_uri(store, manifests[1].texts[0]))
+    fs.rm(path)
+    output = run("verify", store=store, code=1).stdout
+    assert f"failed  {manifests[0].pack_id}: " in output
+    assert "does not hold what its name says" in output
+    assert f"{manifests[1].pack_id} names {manifests[1].texts[0]}, which is not in" in output
+    assert "1 of 3" in output
+
+
+def test_verify_names_a_deleted_parent(store: PackStore) -> None:
+    manifests = packs.chain(store, 3)
+    delete(store, manifests[0])
+    output = run("verify", "--replay", store=store, code=1).stdout
+    assert f"{manifests[1].pack_id} extends {manifests[0].pack_id}, which is not in" in output
+    assert f"it extends {manifests[1].pack_id}, which failed" in output
+
+
+def test_verify_finds_a_manifest_in_another_packs_folder(store: PackStore) -> None:
+    first, second = packs.talk(store, turns=2)
+    with fsspec.open(store.uri(first), "rb") as source, fsspec.open(store.uri(second), "wb") as target:
+        target.write(source.read())
+    output = run("verify", store=store, code=1).stdout
+    assert f"failed  {second.pack_id}: the manifest of {first.pack_id} stands in another pack's folder" in output
+
+
+def test_verify_does_not_fail_what_was_recorded_as_hashes(store: PackStore) -> None:
+    packs.chain(store, 3, PackPolicy(record="hashes"))
+    run("verify", store=store)
+    output = run("verify", "--replay", store=store).stdout
+    assert "3 of 3 packs passed" in output
+    assert "3 could not be replayed: hashes only were recorded" in output
+
+
+def test_verify_finds_a_request_that_is_not_the_recorded_one(store: PackStore) -> None:
+    source = packs.ingredients([packs.said("Hello")], candidates=packs.MEMORIES)
+    pack = replace(build_pack(source, PackPolicy()), checksum=hash_text("another request"))
+    manifest = packs.write(store, pack)
+    run("verify", store=store)
+    output = run("verify", "--replay", store=store, code=1).stdout
+    assert f"failed  {manifest.pack_id}: stage 'write' differs" in output
+
+
+# names that would forge output
+
+
+def test_names_cannot_forge_output(store: PackStore) -> None:
+    hostile = "[red]x[/red]\nFORGED  \x1b[31m\u202e"
+    session = packs.Session(
+        store,
+        identity=replace(packs.IDENTITY, session=hostile, agent=hostile, user=hostile),
+        candidates=[packs.memory(f"{hostile}1", "Hello there, says the memory"), packs.memory(hostile, "zebra")],
+        tools=[packs.tool(hostile), packs.tool("search")],
+        step=replace(packs.STEP, tools=("search",), role=hostile, task_id=hostile),
+        problems=(hostile,),
+    )
+    session.ask(f"Hello there\n{hostile}")
+    name = session.manifests[0].pack_id
+    for command in (["list"], ["inspect"], ["replay", name], ["replay", name, "--policy", "research"], ["verify"]):
+        output = run(*command, store=store).output
+        assert not any(line.startswith("FORGED") for line in output.splitlines())
+        assert "\x1b" not in output
+        assert "\u202e" not in output
+    shown = run("inspect", store=store).stdout
+    assert r"[red]x[/red]\nFORGED  \x1b[31m\u202e" in shown
+    assert all(json.loads(run(*command, "--json", store=store).stdout) for command in (["list"], ["inspect"]))
+
+
+def test_lone_surrogates_can_be_printed(store: PackStore) -> None:
+    session = packs.Session(store, identity=replace(packs.IDENTITY, session="s\ud800"))
+    name = session.ask("broken \ud800 text").pack_id
+    assert r"broken \ud800 text" in run("replay", name, store=store).stdout
+    assert json.loads(run("replay", name, "--json", store=store).stdout)
+    assert r"s\ud800" in run("inspect", store=store).stdout
+
+
+# schema, demo, usage
+
+
+@pytest.mark.parametrize("kind", ["manifest", "state", "policy"])
+def test_schemas_are_json_schemas(kind: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(run("schema", kind).stdout))
+
+
+def test_the_schema_describes_what_inspect_prints(store: PackStore) -> None:
+    packs.remembering(store)
+    schema = json.loads(run("schema").stdout)
+    jsonschema.validate(json.loads(run("inspect", "--json", store=store).stdout), schema)
+
+
+def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
+    given: list[dict[str, Any]] = []
+
+    def run_demo(*, console: Console, **options: Any) -> int:
+        given.append(options)
+        console.print("the demo ran")
+        return 1
+
+    fake = types.ModuleType("aether_context.demo")
+    vars(fake)["run_demo"] = run_demo
+    monkeypatch.setitem(sys.modules, "aether_context.demo", fake)
+    assert run("demo", code=1).stdout == "the demo ran\n"
+    run("demo", "--model", "m", "--store", "memory://d", "--window", "4000", code=1)
+    assert given == [
+        {"model": None, "store": "artifacts", "window": 16_000},
+        {"model": "m", "store": "memory://d", "window": 4_000},
+    ]
+
+
+def test_every_command_has_examples() -> None:
+    assert main.commands.keys() == {"list", "inspect", "replay", "verify", "schema", "demo"}
+    for command in ([], *([name] for name in main.commands)):
+        assert "Examples:\n    aether-context " in run(*command, "--help").stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"aether-context, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["list", "--limit", "0"], ["replay"], ["schema", "x"], ["list", "--store", "nope://x"]]
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    code = 3 if "nope://x" in arguments else 2
+    result = run(*arguments, code=code)
+    assert "Error: " in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_store_comes_from_the_environment(store: PackStore) -> None:
+    packs.chain(store, 1)
+    result = CliRunner().invoke(main, ["verify"], env={"AETHER_CONTEXT_STORE": store.url})
+    assert "1 of 1 packs passed" in result.stdout
+
+
+# pieces
+
+
+def test_bars_show_use_within_the_ceiling() -> None:
+    assert bar(50, 100, 100, cells=10) == "█████░░░░░"
+    assert bar(1, 1, 1_000_000, cells=10) == "█"
+    assert bar(0, 0, 100) == ""
+    assert bar(500, 100, 100, cells=10) == "█" * 10
+
+
+def test_times_that_no_calendar_holds_are_seconds() -> None:
+    assert moment(packs.BEGIN) == "2025-01-01 02:53:20"
+    assert moment(1e30) == "1e+30 s"
+    assert moment(None) == ""
+
+
+def test_plain_text_stays_on_one_line() -> None:
+    assert plain("a\nb\u2028c\u202ed\x07é½") == "a\\nb\\u2028c\\u202ed\\x07é½"
+    assert plain("abcdef", 4) == "abc…"
+
+
+# what is loaded
+
+_HEAVY = {"google", "numpy", "torch", "genai_prices", "rank_bm25", "sentence_transformers"}
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[[str], set[str]]:
+    """Runs statements in a new interpreter; returns the top-level packages that it then has loaded."""
+
+    def ran(statements: str) -> set[str]:
+        code = f"{statements}\nimport sys; print('\\n' + ' '.join(name.split('.')[0] for name in sys.modules))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        )
+        return set(done.stdout.splitlines()[-1].split())
+
+    return ran
+
+
+def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str], set[str]]) -> None:
+    found = loaded("import aether_context.cli")
+    assert "click" in found
+    assert not found & (_HEAVY | {"pydantic", "fsspec", "rich"})
+
+
+def test_inspect_loads_no_provider(loaded: Callable[[str], set[str]], tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    packs.chain(store, 3)
+    command = ["inspect", "--store", store.url]
+    assert not loaded(f"from aether_context.cli import main; main({command}, standalone_mode=False)") & _HEAVY
+
+
+def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    packs.chain(store, 12, identity=replace(packs.IDENTITY, agent="Zoë"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "aether_context", "inspect", "--store", store.url]
+    done = subprocess.run(command, capture_output=True, check=True, env=environment)
+    output = done.stdout.decode("ascii")
+    assert "#" in output
+    assert "neutral 1/2 (unknown)" in output
+    assert r"Zo\xeb" in output
+    assert json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, env=environment).stdout)

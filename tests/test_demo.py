@@ -1,0 +1,194 @@
+"""The demo runs a real ADK runner offline, overflows its window, and leaves packs that verify and replay."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from aether_context import Manifest, PackStore
+from aether_context.demo import report, run_demo
+from aether_context.demo.folder import Folder
+from aether_context.demo.task import FOLLOW_UP, QUESTION, STEPS
+from aether_context.manifest import Row
+from aether_context.pack import Reason
+from aether_context.playback import Replayer
+
+WINDOW = 16_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    code: int
+    output: str
+    store: PackStore
+    manifests: tuple[Manifest, ...]
+
+
+def ran(folder: Path, window: int) -> Ran:
+    output = StringIO()
+    console = Console(file=output, width=100)
+    code = run_demo(model=None, store=str(folder), window=window, console=console)
+    store = PackStore(folder)
+    return Ran(code=code, output=output.getvalue(), store=store, manifests=tuple(store.manifests()))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return ran(tmp_path_factory.mktemp("demo"), WINDOW)
+
+
+@pytest.fixture(scope="module")
+def payloads(demo: Ran) -> list[tuple[Manifest, str]]:
+    """Each manifest with the human message of its request, as it was sent."""
+    replayer = Replayer(demo.store)
+    return [(one, _payload(replayer.replay(one).request)) for one in demo.manifests]
+
+
+def _payload(request: str) -> str:
+    texts: list[str] = [
+        part.get("text", "") for content in json.loads(request)["contents"] for part in content["parts"]
+    ]
+    return next(text for text in reversed(texts) if text.startswith("CONTEXT PACK\n"))
+
+
+def rows(manifests: typing.Iterable[Manifest]) -> Iterator[Row]:
+    for one in manifests:
+        yield from one.rows
+
+
+def test_every_call_of_both_questions_leaves_a_pack(demo: Ran) -> None:
+    assert demo.code == 0
+    calls = [one.call for one in demo.manifests]
+    assert len({one.invocation for one in demo.manifests}) == 2
+    first = calls.index(1, 1)
+    assert calls == [*range(1, first + 1), *range(1, len(calls) - first + 1)]
+    assert {one.step_id for one in demo.manifests} == {step["id"] for step in STEPS}
+    assert all(one.validity == "valid" and one.window == WINDOW for one in demo.manifests)
+
+
+def test_the_window_overflows_and_no_request_does(demo: Ran) -> None:
+    stages = {event.stage for one in demo.manifests for event in one.truncation_events}
+    assert {"cut", "emergency"} <= stages
+    assert all(one.request_tokens <= WINDOW for one in demo.manifests)
+    assert not [note for one in demo.manifests for note in one.degradations]
+
+
+def test_what_is_left_out_has_a_reason(demo: Ran) -> None:
+    reasons = {row.reason for row in rows(demo.manifests)}
+    assert {"below_floor", "expired", "duplicate", "high_water", "window"} <= reasons
+    assert all(row.reason for row in rows(demo.manifests) if row.state not in ("kept", "summary"))
+    assert all(event.reason for one in demo.manifests for event in one.truncation_events)
+    assert any("list_files" in one.tools.left_out for one in demo.manifests if one.step_id == "proof")
+
+
+def test_every_pack_verifies_and_replays(demo: Ran) -> None:
+    replayer = Replayer(demo.store)
+    for one in demo.manifests:
+        one.verify()
+        assert replayer.replay(one).matches
+    total = len(demo.manifests)
+    assert f"{total} of {total} packs verify and replay to their checksum" in demo.output
+
+
+def test_the_request_stands_verbatim_at_the_payloads_end(payloads: list[tuple[Manifest, str]]) -> None:
+    invocations = list(dict.fromkeys(one.invocation for one, _ in payloads))
+    for one, payload in payloads:
+        asked = (QUESTION, FOLLOW_UP)[invocations.index(one.invocation)]
+        assert payload.endswith(f"USER REQUEST:\n{asked}")
+
+
+def test_the_acceptance_items_of_the_step_stand_in_the_payload(payloads: list[tuple[Manifest, str]]) -> None:
+    for one, payload in payloads:
+        for step in STEPS:
+            for item in step["acceptance"]:
+                line = f"[ ] {item['id']}: {item['text']}"
+                assert (line in payload) == (step["id"] == one.step_id), (one.pack_id, line)
+
+
+def test_evidence_that_steps_recorded_reaches_the_last_one(demo: Ran) -> None:
+    report_begins = next(one for one in demo.manifests if one.step_id == "report")
+    request = Replayer(demo.store).replay(report_begins).request
+    assert all(f"artifact://evidence/{number}.txt" in request for number in range(1, 6))
+    assert report_begins.evidence_needed == ()
+
+
+def test_the_answer_quotes_what_the_tools_returned(demo: Ran) -> None:
+    text = " ".join(demo.output.split())
+    assert "pack.py:" in text
+    assert all(reason in text for reason in typing.get_args(Reason)[:5])
+    assert "unknown, no line" not in text
+
+
+def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
+    shown = next(one for one in demo.manifests if one.truncation_events)
+    text = " ".join(demo.output.split())
+    assert "a cut took" in text
+    assert report.WHY["below_floor"] in text
+    assert demo.store.uri(shown).rsplit("/packs/", 1)[0] in demo.output
+    for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
+        assert f"aether-context {command} --store {demo.store.url}" in demo.output
+
+
+def test_every_reason_has_words() -> None:
+    assert set(report.WHY) == set(typing.get_args(Reason))
+
+
+def test_a_second_run_has_the_same_shape(demo: Ran, tmp_path: Path) -> None:
+    again = ran(tmp_path, WINDOW)
+    assert again.code == 0
+    assert [_shape(one) for one in again.manifests] == [_shape(one) for one in demo.manifests]
+
+
+def _shape(manifest: Manifest) -> tuple[object, ...]:
+    events = tuple((event.stage, event.layer, event.reason) for event in manifest.truncation_events)
+    return (manifest.step_id, manifest.call, manifest.request_tokens, manifest.epoch_reason, events)
+
+
+def test_a_window_that_holds_everything_cuts_nothing(tmp_path: Path) -> None:
+    wide = ran(tmp_path, 300_000)
+    assert wide.code == 0
+    assert not [event for one in wide.manifests for event in one.truncation_events]
+
+
+def test_a_changed_blob_gives_exit_code_1(demo: Ran) -> None:
+    output = StringIO()
+    other = [demo.manifests[0].model_copy(update={"model": "another"})]
+    assert not report.replays(Console(file=output, width=200), demo.store, other)
+    assert "the manifest's hash is" in output.getvalue()
+
+
+def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
+    output = StringIO()
+    console = Console(file=output)
+    assert run_demo(model="gemini-2.5-flash", store=str(tmp_path), window=WINDOW, console=console) == 2
+    assert "GOOGLE_API_KEY" in output.getvalue()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["../secret.py", "/etc/passwd", "link.py", "notes.txt", "none.py", "", "a\0.py"])
+def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, path: str) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "secret.py").write_text("SECRET = 1\n")
+    (inside / "notes.txt").write_text("SECRET\n")
+    (inside / "link.py").symlink_to(tmp_path / "secret.py")
+    folder = Folder(inside)
+    assert "There is no file" in folder.read_file(path)
+    assert "No line contains" in folder.search_text("SECRET")
+    assert folder.list_files() == ""
+
+
+def test_the_tools_read_lines_and_find_them(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a = 1\nb = 2\nc = 3\n")
+    folder = Folder(tmp_path)
+    assert folder.list_files() == "one.py 3 18"
+    assert folder.read_file("one.py", 2, 3) == "b = 2\nc = 3"
+    assert folder.search_text("= 2") == "one.py:2: b = 2"

@@ -1,0 +1,586 @@
+"""Whatever a request holds: no exception, no torn exchange, no changed event, inside the window, and all accounted for.
+
+``HYPOTHESIS_PROFILE=long`` runs each test fifty times as long; ``FUZZ_EXAMPLES`` sets the number of examples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.session import Session
+from google.adk.tools import FunctionTool
+from google.genai import types
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from scripted import Chat, accounted, big_file, delete_all, faults, look_up, new_store, send_mail
+
+from aether_context import PackPolicy, build_pack
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.gathering import scope_of
+from aether_context.adk.reading import Reader
+from aether_context.conversation import protected, units
+from aether_context.pack import Content, Pack
+from aether_context.payload import step_text
+from aether_context.playback import Replayer, request_json
+from aether_context.tokens import counter_for, family_of
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+
+
+def fuzz(examples: int) -> Any:
+    """Settings of one test: how many examples by default."""
+    number = int(os.environ.get("FUZZ_EXAMPLES") or (examples * 50 if LONG else examples))
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(max_examples=number, deadline=None, suppress_health_check=slow)
+
+
+# what a request can hold
+
+
+WORDS = (
+    "alpha",
+    "beta",
+    "gamma",
+    "tax",
+    "rate",
+    "file.txt",
+    "id_12345",
+    "héllo",
+    "日本語",
+    "🙂",
+    "\n",
+    "\t",
+    "- x",
+    "Z:",
+)
+LONG_ID = "c" * 1_500
+
+ids = st.sampled_from([None, None, "", "a", "b", "c", LONG_ID])
+names = st.sampled_from(["look_up", "send_mail", "big_file", "nobody", "", "n" * 200])
+
+
+@st.composite
+def texts(draw: st.DrawFn, most: int = 1_500) -> str:
+    """Text of up to some thousand characters, from a few words so that shrinking is quick."""
+    kind = draw(st.sampled_from(["short", "short", "any", "lines", "run", "empty"]))
+    if kind == "empty":
+        return draw(st.sampled_from(["", " ", "\n"]))
+    if kind == "any":
+        return draw(st.text(max_size=60))
+    count = draw(st.integers(1, 12 if kind == "short" else most))
+    if kind == "run":
+        return draw(st.sampled_from(["x", "=", "é", "字", "\n"])) * count
+    start = draw(st.integers(0, 50))
+    parting = "\n" if kind == "lines" else " "
+    return parting.join(f"{WORDS[(start + at * 7) % len(WORDS)]}{(start * at) % 97}" for at in range(count))
+
+
+surrogates = st.sampled_from(["\ud800", "a\udfffb", "\ud83d alone"])
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.text(max_size=12),
+    st.binary(max_size=8),
+    surrogates,
+    texts(),
+)
+
+
+def nested(depth: int) -> Any:
+    value: Any = "deep"
+    for _ in range(depth):
+        value = {"d": [value]}
+    return value
+
+
+values = st.one_of(
+    scalars,
+    st.recursive(
+        scalars,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.tuples(inner),
+            st.dictionaries(st.one_of(st.text(max_size=4), surrogates), inner, max_size=3),
+        ),
+        max_leaves=6,
+    ),
+    st.integers(1, 120).map(nested),
+)
+plain_values = st.one_of(st.none(), st.integers(0, 999), st.text(max_size=8), texts(3_000))
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(["result", "key", "x", "y"]), inner, max_size=3)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> types.Part:
+    """A part of any kind."""
+    kind = draw(
+        st.sampled_from(["text", "text", "thought", "call", "response", "media", "file", "code", "empty", "mix"])
+    )
+    if kind == "text":
+        return types.Part(text=draw(texts()), thought_signature=draw(st.sampled_from([None, None, b"\xff\x00"])))
+    if kind == "thought":
+        return types.Part(text=draw(texts(40)), thought=True)
+    if kind == "call":
+        return types.Part(
+            function_call=types.FunctionCall(id=draw(ids), name=draw(names), args=draw(containers(values))),
+            thought_signature=draw(st.sampled_from([None, b"sig"])),
+        )
+    if kind == "response":
+        answer = draw(st.one_of(st.none(), containers(values)))
+        return types.Part(function_response=types.FunctionResponse(id=draw(ids), name=draw(names), response=answer))
+    if kind == "media":
+        blob = types.Blob(
+            data=draw(st.binary(max_size=40)), mime_type=draw(st.sampled_from(["image/png", "x/y", None]))
+        )
+        return types.Part(inline_data=blob)
+    if kind == "file":
+        return types.Part(file_data=types.FileData(file_uri="gs://b/f", mime_type="video/mp4"))
+    if kind == "code":
+        return types.Part(executable_code=types.ExecutableCode(code=draw(texts(20)), language=types.Language.PYTHON))
+    if kind == "mix":
+        return types.Part(text=draw(texts(10)), inline_data=types.Blob(data=b"\x00", mime_type="audio/wav"))
+    return types.Part()
+
+
+wild_contents = st.builds(
+    lambda role, held: types.Content(role=role, parts=held),
+    st.sampled_from(["user", "user", "model", "model", None, "function"]),
+    st.one_of(st.none(), st.lists(parts(), max_size=4)),
+)
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> list[types.Content]:
+    """A valid exchange: calls, and one content that answers all of them, ids kept, lost or long."""
+    count = draw(st.integers(1, 3))
+    identified = draw(st.sampled_from(["none", "ids", "long"]))
+    calls, answers = [], []
+    for at in range(count):
+        one = {"none": None, "ids": f"call-{at}", "long": LONG_ID + str(at)}[identified]
+        name = draw(st.sampled_from(["look_up", "big_file"]))
+        calls.append(
+            types.Part(function_call=types.FunctionCall(id=one, name=name, args=draw(containers(plain_values))))
+        )
+        response = draw(st.one_of(containers(plain_values), containers(values)))
+        answers.append(types.Part(function_response=types.FunctionResponse(id=one, name=name, response=response)))
+    if draw(st.booleans()):
+        calls.insert(0, types.Part(text=draw(texts(30)) or "."))
+    if draw(st.booleans()):
+        answers.reverse()
+    return [types.Content(role="model", parts=calls), types.Content(role="user", parts=answers)]
+
+
+def said(role: str, text: str) -> types.Content:
+    return types.Content(role=role, parts=[types.Part(text=text or ".")])
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[types.Content]:
+    """A valid conversation of up to eight turns, from the first human message on."""
+    contents: list[types.Content] = []
+    for _ in range(draw(st.integers(1, 8))):
+        message = said("user", draw(texts(2_000)))
+        if draw(st.integers(0, 6)) == 0:
+            message.parts.append(types.Part(inline_data=types.Blob(data=b"\x89PNG", mime_type="image/png")))
+        contents.append(message)
+        for _ in range(draw(st.integers(0, 3))):
+            contents += draw(exchanges())
+        if draw(st.integers(0, 5)):
+            contents.append(said("model", draw(texts(300))))
+        if draw(st.integers(0, 8)) == 0:
+            contents.append(copy.deepcopy(contents[0]))
+    return contents
+
+
+windows = st.one_of(st.integers(256, 1_500), st.integers(256, 20_000))
+
+STEP = {"id": "s", "text": "find the tax rate", "acceptance": [{"text": "named", "needs_evidence": True}]}
+STATES: list[dict[str, Any]] = [
+    {},
+    {},
+    {"plan": {"task": "t", "step": STEP}},
+    {"plan": {"task": "t", "step": {**STEP, "tools": ["look_up"]}, "next": ["then"]}},
+    {"plan": {"task": "t", "step": "no acceptance"}},
+    {
+        "plan": {"task_id": "1", "goal": "g", "step": STEP},
+        "knowledge": {
+            "notes": ["the tax rate is nineteen", {"text": "alpha beta gamma", "time": 1.7e9}],
+            "evidence": [{"uri": f"artifact://e{at}", "summary": "tax " * at, "covers": ["a1"]} for at in range(4)],
+        },
+    },
+    {"knowledge": {"memories": [f"tax rate memory {at} " + "alpha " * at for at in range(20)]}},
+]
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> PackPolicy:
+    return PackPolicy(
+        max_input_tokens=draw(windows),
+        conversation={
+            "summary": draw(st.sampled_from(["head", "payload", "off"])),
+            "past_payloads": draw(st.sampled_from(["packed", "raw"])),
+            "last_turns": draw(st.sampled_from([1, 3])),
+        },
+        payload={"contract": draw(st.sampled_from(["system", "payload", "off"])), "recitation": draw(st.booleans())},
+        tools={"scope": draw(st.sampled_from(["auto", "off", "prune", "mask"]))},
+        budget={"lending": draw(st.booleans())},
+    )
+
+
+models = st.sampled_from(["gemini-2.5-flash", "claude-sonnet-4-5", "unheard-of"])
+
+
+# the run
+
+
+TOOLS = [FunctionTool(tool) for tool in (look_up, send_mail, delete_all)]
+
+
+class Run:
+    """A session whose contents grow one at a time, each put through the plugin as a model call."""
+
+    def __init__(self, policy: PackPolicy, state: dict[str, Any], model: str = "gemini-2.5-flash") -> None:
+        self.policy, self.model, self.store = policy, model, new_store()
+        self.plugin = self.fresh()
+        self.session = Session(id="s", app_name="app", user_id="u", state=copy.deepcopy(state))
+        self.agent = LlmAgent(name="clerk", model=model)
+        self.services = InMemorySessionService()
+        self.reader = Reader()
+        self.invocation = 0
+        self.asked: types.Content | None = None
+        self.originals: list[str] = []
+        self.skip = 0
+        self.packs: list[Pack] = []
+
+    def fresh(self) -> ContextPackPlugin:
+        return ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")
+
+    def append(self, content: types.Content) -> None:
+        """Puts a content into the session, a human one as a new invocation."""
+        human = content.role == "user" and not any(part.function_response for part in content.parts or ())
+        if human or not self.invocation:
+            self.invocation += 1
+            self.asked = content if human else None
+        author = "user" if human else "clerk"
+        event = Event(
+            author=author, invocation_id=f"i{self.invocation}", content=content, timestamp=1.7e9 + len(self.originals)
+        )
+        self.session.events.append(event)
+        self.originals.append(repr(event.model_dump()))
+
+    def context(self) -> CallbackContext:
+        return CallbackContext(
+            InvocationContext(
+                session_service=self.services,
+                invocation_id=f"i{self.invocation}",
+                agent=self.agent,
+                session=self.session,
+                user_content=self.asked,
+            )
+        )
+
+    def request(self) -> LlmRequest:
+        contents = [copy.copy(event.content) for event in self.session.events[self.skip :] if event.content]
+        for content in contents:
+            content.parts = list(content.parts) if content.parts is not None else None
+        request = LlmRequest(
+            model=self.model, contents=contents, config=types.GenerateContentConfig(system_instruction="You help.")
+        )
+        request.append_tools(list(TOOLS))
+        return request
+
+    async def call(self) -> LlmRequest:
+        """One model call; everything that must hold for a single one is checked here."""
+        context, request = self.context(), self.request()
+        raw = list(request.contents)
+        answer = await self.plugin.before_model_callback(callback_context=context, llm_request=request)
+        assert answer is None
+        if not faults(raw):
+            assert faults(request.contents) == []
+        pack = self.plugin._edge._last[scope_of(context)].pack
+        self.packs.append(pack)
+        self.check_written(pack, request)
+        self.check_window(pack)
+        self.check_extension(pack)
+        await self.plugin.after_model_callback(
+            callback_context=context, llm_response=LlmResponse(content=types.Content(role="model"))
+        )
+        return request
+
+    def check_written(self, pack: Pack, request: LlmRequest) -> None:
+        """The account is of what leaves."""
+        left = [self.reader.content(content, family_of(self.model)).digest for content in request.contents]
+        assert left == [block.digest for block in pack.sent.contents]
+        assert request.config.system_instruction == pack.system
+        declared = [one.name for tool in request.config.tools or () for one in tool.function_declarations or ()]
+        assert declared == [tool.name for tool in pack.tools]
+        assert list(request.tools_dict) == declared
+        assert sum(account.final for account in pack.allocation.layers.values()) <= pack.source.window
+
+    def check_window(self, pack: Pack) -> None:
+        room = pack.allocation.budget
+        if self.least(pack) <= room:
+            assert pack.request_tokens <= pack.source.window, pack.degradations
+            assert not any("over the input budget" in problem for problem in pack.degradations)
+
+    def least(self, pack: Pack) -> int:
+        """Tokens of what no rung may take: the fixed layers, and the contents that always stay, at their smallest."""
+        count = counter_for(self.model).count
+        source = pack.source
+        contents = source.request.contents
+        parts = units(contents)
+        stay = {index for at in protected(parts, source.request.human) for index in parts[at].indices}
+        fixed = count(pack.system) + 8 + sum(block.tokens for block in pack.sent.tools)
+        fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools) + 80
+        fixed += sum(pack.allocation.layers[layer].used for layer in ("evidence", "memory"))
+        fixed += int(0.06 * pack.allocation.budget) + 30
+        human = source.request.human
+        return fixed + sum(self.smallest(contents[at], at == human, count) for at in stay)
+
+    @staticmethod
+    def smallest(content: Content, human: bool, count: Any) -> int:
+        total = 4
+        for part in content.parts:
+            size = count(part.text) if part.text else 0
+            if part.kind == "response":
+                total += min(size, 60) + count(part.name) + part.media_tokens + 8
+            elif part.kind == "call":
+                total += size + count(part.name) + 8
+            elif part.kind == "media":
+                total += part.media_tokens
+            elif not (human and part.kind == "text"):
+                total += size
+        return total + (min(count(content.text), 130) if human and content.text else 0)
+
+    def check_extension(self, pack: Pack) -> None:
+        """A pack that was grown is the pack that would have been built."""
+        if pack.appended is None:
+            return
+        built = build_pack(pack.source, self.policy, counter=counter_for(self.model))
+        for field in dataclasses.fields(Pack):
+            if field.name not in ("appended", "counts", "source"):
+                assert getattr(built, field.name) == getattr(pack, field.name), field.name
+
+    async def finish(self) -> None:
+        """What must hold of the whole: events as they were, everything recorded, accounted for and replayable."""
+        await self.plugin.close()
+        assert [repr(event.model_dump()) for event in self.session.events] == self.originals
+        manifests = list(self.store.manifests())
+        assert len(manifests) == len(self.packs)
+        by_call = {(pack.identity.invocation, pack.identity.call, pack.checksum): pack for pack in self.packs}
+        replayer = Replayer(self.store)
+        for manifest in manifests:
+            manifest.verify()
+            replayed = replayer.replay(manifest)
+            assert replayed.matches
+            pack = by_call[(manifest.invocation, manifest.call, manifest.checksum)]
+            assert replayed.request == request_json(pack)
+            assert sum(budget.tokens for budget in manifest.layer_budgets.values()) <= manifest.window
+            assert sum(budget.share for budget in manifest.layer_budgets.values()) <= 1
+            accounted(replayer, manifest)
+        MemoryFileSystem.store.clear()
+
+
+def grow(contents: Sequence[types.Content], run: Run, *, restart_at: frozenset[int] = frozenset()) -> list[LlmRequest]:
+    """Puts the contents through the plugin one by one; at some of them with a new plugin."""
+
+    async def go() -> list[LlmRequest]:
+        requests = []
+        for at, content in enumerate(contents):
+            if at in restart_at:
+                await run.plugin.close()
+                run.plugin = run.fresh()
+            run.append(content)
+            requests.append(await run.call())
+        await run.finish()
+        return requests
+
+    return asyncio.run(go())
+
+
+# the tests
+
+
+@given(st.lists(wild_contents, min_size=1, max_size=10), policies(), st.sampled_from(STATES), models)
+@fuzz(120)
+def test_any_contents_at_all(
+    contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], model: str
+) -> None:
+    grow(contents, Run(policy, state, model))
+
+
+@given(conversations(), policies(), st.sampled_from(STATES), models)
+@fuzz(120)
+def test_valid_conversations_stay_valid(
+    contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], model: str
+) -> None:
+    grow(contents, Run(policy, state, model))
+
+
+@given(conversations(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=6))
+@fuzz(60)
+def test_restarts_change_no_byte(
+    contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], restarts: frozenset[int]
+) -> None:
+    steady = grow(contents, Run(policy, state))
+    restarted = grow(contents, Run(policy, state), restart_at=restarts)
+    for one, other in zip(steady, restarted, strict=True):
+        assert repr(one.contents) == repr(other.contents)
+        assert one.config.system_instruction == other.config.system_instruction
+        assert list(one.tools_dict) == list(other.tools_dict)
+
+
+@given(conversations(), conversations(), policies(), st.integers(1, 6), st.booleans())
+@fuzz(60)
+def test_history_that_the_host_rewrites(
+    before: list[types.Content], after: list[types.Content], policy: PackPolicy, gone: int, edit: bool
+) -> None:
+    """Contents vanish at the head or change in the middle, between two invocations."""
+
+    async def go() -> None:
+        run = Run(policy, STATES[2])
+        for content in before:
+            run.append(content)
+            await run.call()
+        if edit:
+            at = min(gone, len(run.session.events) - 1)
+            run.session.events[at] = run.session.events[at].model_copy(
+                update={"content": said(run.session.events[at].content.role or "user", "rewritten")}
+            )
+            run.originals[at] = repr(run.session.events[at].model_dump())
+        else:
+            run.skip = min(gone, len(run.session.events))
+        for content in after:
+            run.append(content)
+            await run.call()
+        await run.finish()
+
+    asyncio.run(go())
+
+
+@given(conversations(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=8))
+@fuzz(40)
+def test_state_that_is_lost_with_a_failed_call(
+    contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], lost: frozenset[int]
+) -> None:
+    async def go() -> None:
+        run = Run(policy, state)
+        for at, content in enumerate(contents):
+            run.append(content)
+            held = copy.deepcopy(run.session.state)
+            await run.call()
+            if at in lost:
+                run.session.state = held
+        await run.finish()
+
+    asyncio.run(go())
+
+
+@given(conversations(), windows)
+@fuzz(40)
+def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Content], window: int) -> None:
+    run = Run(PackPolicy(max_input_tokens=10**9), {})
+    for request in grow(contents, run):
+        raw = contents[: len(request.contents)]
+        assert [repr(content) for content in request.contents] == [repr(content) for content in raw]
+        assert request.config.system_instruction == "You help."
+    assert all(not pack.events and not pack.made for pack in run.packs)
+
+
+@given(conversations(), policies())
+@fuzz(40)
+def test_the_final_request_of_the_user_is_whole_while_it_fits(
+    contents: list[types.Content], policy: PackPolicy
+) -> None:
+    run = Run(policy, STATES[2])
+    grow(contents, run)
+    for pack in run.packs:
+        human = pack.source.request.human
+        assert human is not None
+        text = pack.source.request.contents[human].text
+        sent = next(one for one in pack.contents if one.origin == human)
+        shortened = any(event.layer == "task" and event.stage == "emergency" for event in pack.events)
+        if not shortened and "payload" == sent.outcome and "left out" not in sent.content.text:
+            assert sent.content.text.endswith(text)
+        if sent.outcome == "verbatim":
+            assert sent.content.text == text
+
+
+messages = st.one_of(texts(800), texts(20)).filter(lambda text: bool(text.strip()))
+
+
+@given(
+    st.lists(
+        st.tuples(messages, st.lists(st.sampled_from(["look_up", "big_file", "nobody"]), max_size=3)),
+        min_size=1,
+        max_size=5,
+    ),
+    policies(),
+    st.sampled_from(STATES),
+)
+@fuzz(25)
+def test_through_adks_own_runner(
+    rounds: list[tuple[str, list[str]]], policy: PackPolicy, state: dict[str, Any]
+) -> None:
+    arguments = {"look_up": {"key": "k"}, "big_file": {"name": "f", "lines": 120}, "nobody": {}}
+    script: list[Any] = []
+    for _, called in rounds:
+        script += [types.Part(function_call=types.FunctionCall(name=name, args=arguments[name])) for name in called]
+        script.append("answer")
+    known = [call for call in script if not isinstance(call, str) and call.function_call.name == "nobody"]
+    assume(len(known) < 3)
+    chat = Chat(script=script, tools=[look_up, big_file], policy=policy, state=state)
+    chat.say(*[message for message, _ in rounds])
+    assert len(chat.manifests()) == len(script)
+    assert chat.plugin is not None
+    chat.replays()
+    MemoryFileSystem.store.clear()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"main": "alpha beta\n" * 20_000, "rest": "gamma delta " * 2_000},
+        {"rows": [{"id": at, "name": f"row {at}"} for at in range(5_000)]},
+        {"key " * 10_000: "short"},
+        {f"key{at}": at for at in range(20_000)},
+        {"one": "x" * 300_000},
+        {"one": "字" * 100_000},
+        {"one": '\\"\n' * 50_000},
+        {"one": ["tail"] * 30_000},
+        nested(99),
+        {"b": b"\xff" * 1_000_000},
+    ],
+    ids=["dominant", "rows", "long-key", "many-keys", "run", "han", "escapes", "list", "deep", "bytes"],
+)
+@pytest.mark.parametrize("window", [1_000, 4_000])
+def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any], window: int) -> None:
+    call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
+    answer = types.Part(function_response=types.FunctionResponse(name="look_up", response=response))
+    contents = [
+        said("user", "look"),
+        types.Content(role="model", parts=[call]),
+        types.Content(role="user", parts=[answer]),
+    ]
+    run = Run(PackPolicy(max_input_tokens=window), {})
+    grow(contents, run)
+    assert run.packs[-1].request_tokens <= window

@@ -1,0 +1,85 @@
+"""The package as a whole: its public surface, what importing it costs, how its modules are named."""
+
+import importlib
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+
+import aether_context
+
+HEAVY = ("google", "numpy", "torch", "genai_prices")
+NAMELESS = {"utils", "util", "helpers", "common", "misc", "base", "manager", "core"}
+
+
+def loaded_by(code):
+    """Top-level packages in `sys.modules` after the code ran in a fresh interpreter."""
+    script = f"{code}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def modules():
+    found = pkgutil.walk_packages(aether_context.__path__, f"{aether_context.__name__}.")
+    return [module.name for module in found]
+
+
+def test_public_names_are_sorted_and_all_there():
+    assert aether_context.__all__ == sorted(aether_context.__all__)
+    assert dir(aether_context) == aether_context.__all__
+    for name in aether_context.__all__:
+        assert getattr(aether_context, name).__name__ == name
+
+
+def test_no_public_name_is_missing_from_all():
+    code = (
+        "import aether_context as package, types\n"
+        "names = {name for name, value in vars(package).items()\n"
+        "         if not name.startswith('_') and not isinstance(value, types.ModuleType)}\n"
+        "assert not names - set(package.__all__) - {'annotations', 'TYPE_CHECKING', 'Any', 'import_module'}, names"
+    )
+    loaded_by(code)
+
+
+@pytest.mark.parametrize("name", ["aether_context.adk", "aether_context.build", "aether_context.manifest"])
+def test_packages_list_what_they_offer(name):
+    package = importlib.import_module(name)
+    assert all(hasattr(package, offered) for offered in package.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="PackPolcy"):
+        _ = aether_context.PackPolcy
+
+
+@pytest.mark.parametrize("code", ["import aether_context", "from aether_context import PackPolicy"])
+def test_importing_loads_nothing_heavy(code):
+    assert loaded_by(code).isdisjoint(HEAVY)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aether_context.cli") is None, reason="there is no command line yet")
+def test_command_line_does_not_load_google():
+    assert "google" not in loaded_by("import aether_context.cli")
+
+
+def test_importing_every_module_but_the_edge_leaves_google_alone():
+    runs_agents = ("aether_context.adk", "aether_context.demo")
+    pure = [name for name in modules() if not name.startswith(runs_agents)]
+    assert "google" not in loaded_by("\n".join(f"import {name}" for name in pure))
+
+
+def test_importing_makes_no_file(tmp_path):
+    code = f"import os; os.chdir({str(tmp_path)!r}); import aether_context.adk; assert not os.listdir('.')"
+    loaded_by(code)
+
+
+def test_types_travel_with_the_package():
+    assert resources.files("aether_context").joinpath("py.typed").is_file()
+
+
+def test_module_names_say_something():
+    assert [name for name in modules() if name.rpartition(".")[2].lstrip("_") in NAMELESS] == []
