@@ -127,6 +127,58 @@ def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
     return "\n".join(out)
 
 
+_SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
+_GAP = " … "
+
+
+def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> str:
+    """A short text's most relevant sentences, in their order, with an ellipsis for each gap; whole where it fits.
+
+    Sentences count by the query's words in them, rare ones more, the first sentence before others of equal worth.
+    Where not even one sentence fits, the beginning of the best one is taken.
+    """
+    if counter.count(text) <= max_tokens:
+        return text
+    pieces = [piece for piece in _SENTENCE.split(text) if piece and piece.strip()]
+    worth = _relevance(pieces, query)
+    ranked = sorted(range(len(pieces)), key=lambda at: (-worth[at], at))
+    chosen: set[int] = set()
+    for at in ranked:
+        if counter.count(_joined(pieces, chosen | {at})) <= max_tokens:
+            chosen.add(at)
+        elif chosen:
+            break
+    if chosen:
+        return _joined(pieces, chosen)
+    best = pieces[ranked[0]] if ranked else text
+    per_character = counter.count(best) / max(1, len(best))
+    keep = int(max_tokens / max(per_character, 1e-9))
+    while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
+        keep = keep * 9 // 10
+    return best[: max(1, keep)] + "…"
+
+
+def _joined(pieces: Sequence[str], chosen: set[int]) -> str:
+    out = ""
+    last = -1
+    for at in sorted(chosen):
+        gap = "" if at == 0 and not out else _GAP if at != last + 1 else " "
+        out += (gap.lstrip() if not out else gap) + pieces[at].strip()
+        last = at
+    return out + (_GAP.rstrip() if last < len(pieces) - 1 else "")
+
+
+def level(sizes: Sequence[int], room: int) -> int:
+    """The ceiling under which sizes sum to at most ``room`` when larger ones are cut down to it."""
+    left = room
+    for done, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - done)
+        if size > share:
+            return max(0, share)
+        left -= size
+    return max(sizes, default=0)
+
+
 def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
     """What was cut, in the conversation's own words: bullets with the speakers' lines, calls by name.
 

@@ -4,6 +4,10 @@ AetherContextError
 ├── PolicyError          a setting is wrong: which field, which value, and the cure
 ├── StepTooLarge         what must be sent does not fit the window
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
+├── StateError           what should go into a session's state cannot
+│   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
+│   └── KnowledgeError       a note or an evidence record that is wrong: which field, and the cure
+├── SessionError         a session could not be read
 ├── StoreError           the store could not be read or written
 │   ├── PackNotFound     no pack of that id is in the store
 │   └── BlobNotFound     a pack names content that the store does not hold
@@ -59,6 +63,30 @@ class MissingExtra(AetherContextError):
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
         super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context[{extra}]"')
+
+
+class StateError(AetherContextError):
+    """What should go into a session's state cannot."""
+
+
+class BoardError(StateError):
+    """A change that the task board does not allow. ``step`` is the name of the step, None where it is the plan."""
+
+    def __init__(self, message: str, *, step: str | None = None) -> None:
+        self.step = step
+        super().__init__(message)
+
+
+class KnowledgeError(StateError):
+    """A note or an evidence record is wrong. ``field`` is the name of what is wrong in it."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+class SessionError(AetherContextError):
+    """A session could not be read, or there is none."""
 
 
 class StoreError(AetherContextError):

@@ -283,7 +283,8 @@ class Epoch:
     Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
     ``cut_hash`` is the digest of the last content cut; ``anchors`` are a few more contents below ``cut_count``, by
     index and short digest, since short answers repeat. ``extracts`` maps digests of contents to the tokens that each of
-    their responses was shortened to. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
+    their responses was shortened to. ``trimmed`` are the names of declarations without
+    examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
     ``step``, ``role``, ``acceptance``.
     """
 
@@ -294,6 +295,7 @@ class Epoch:
     kept: tuple[tuple[int, int], ...] = ()
     summary: str = ""
     contract: bool = False
+    trimmed: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)
     payloads: tuple[PackedMessage, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)

@@ -47,6 +47,22 @@ SYSTEM_CONTRACT = "\n".join(
 )
 """The contract as it stands in the system instruction (option A)."""
 
+ROLES = {
+    "planner": (
+        "You are the Planner: you split the goal into steps with acceptance lists and do none of them yourself.",
+        "A step fits one model call's window, names the tools it needs, and says what proves it done.",
+    ),
+    "operator": (
+        "You are the Operator: you carry out STEP, and only STEP.",
+        "Record evidence for each ACCEPTANCE item that needs it as you go.",
+    ),
+    "reviewer": (
+        "You are the Reviewer: you check the work against ACCEPTANCE, item by item, and change nothing.",
+        "For each item say met, not met or unknown, and cite the evidence.",
+    ),
+}
+"""What three common roles are told, by name in lower case; any other role is passed on in its own words."""
+
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
 
 
@@ -81,7 +97,7 @@ def render(
     top, other = evidence[: settings.top_evidence], evidence[settings.top_evidence :]
     head = _sections(
         ("TASK", _task(step)),
-        ("ROLE", bullets([step.role])),
+        ("ROLE", bullets(role_lines(step))),
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
         ("CONSTRAINTS", bullets(_constraints(step))),
@@ -115,7 +131,7 @@ def step_text(step: Step) -> str:
     """All that a step adds to a payload, to be counted before anything else is chosen."""
     return _sections(
         ("TASK", _task(step)),
-        ("ROLE", bullets([step.role])),
+        ("ROLE", bullets(role_lines(step))),
         ("GOAL", bullets([step.goal])),
         ("STEP", bullets([_named(step.step_id, step.text)])),
         ("CONSTRAINTS", bullets(_constraints(step))),
@@ -136,6 +152,11 @@ def evidence_line(candidate: Candidate) -> str:
     covers = f" [covers {', '.join(candidate.covers)}]" if candidate.covers else ""
     summary = f" (summary: {candidate.text})" if candidate.text else ""
     return bullet(f"{' '.join(candidate.uri.split())}{covers}{summary}")
+
+
+def role_lines(step: Step) -> tuple[str, ...]:
+    """What a role is told: its template, or its own words."""
+    return ROLES.get(step.role.strip().lower(), (step.role,))
 
 
 def checklist(step: Step) -> str:

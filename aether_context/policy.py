@@ -150,6 +150,16 @@ class RetrievalSettings(_Settings):
     """Deadline for the app's memory service."""
 
 
+class CompressSettings(_Settings):
+    """The compress ladder."""
+
+    enabled: bool = True
+    """Whether memories, evidence, declarations and the step's words may be shortened; where not, text is kept word for
+    word or dropped."""
+    least_tokens: int = Field(default=16, ge=4)
+    """Tokens that a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+
+
 class PayloadSettings(_Settings):
     """The structured text in the final user message."""
 
@@ -178,6 +188,9 @@ class PackPolicy(_Settings):
 
     profile: Literal["chat", "coding", "research", "requirements", "test_cases"] = "chat"
     """The kind of task whose ranges this policy starts from."""
+    preset: Literal["balanced", "quality_first", "cost_first"] = "balanced"
+    """What to give up first where both cannot be had: nothing in particular, tokens, or detail. Combines with any
+    profile."""
     max_input_tokens: int | None = Field(default=None, ge=256)
     """The window in tokens, whatever is known of the model. None takes the model's own."""
     windows: Mapping[str, int] = {}
@@ -187,6 +200,7 @@ class PackPolicy(_Settings):
     budget: BudgetSettings = BudgetSettings()
     conversation: ConversationSettings = ConversationSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
+    compress: CompressSettings = CompressSettings()
     payload: PayloadSettings = PayloadSettings()
     tools: ToolSettings = ToolSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
@@ -206,8 +220,8 @@ class PackPolicy(_Settings):
         """A policy from a profile's name or a TOML file, with overrides on top.
 
         Args:
-            source: a profile's name (``chat``, ``coding``, ``research``, ``requirements``, ``test_cases``), the path
-                of a TOML file, or None for ``chat``.
+            source: a profile's name (``chat``, ``coding``, ``research``, ``requirements``, ``test_cases``), a preset's
+                (``balanced``, ``quality_first``, ``cost_first``), the path of a TOML file, or None for ``chat``.
             overrides: fields of `PackPolicy`; a mapping for a section is merged into it.
 
         Raises:
@@ -256,6 +270,21 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 """The settings in which each profile differs from the defaults; ranges as (low, high)."""
 
 
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "balanced": {},
+    "quality_first": {
+        "conversation": {"high_water": 0.95, "low_water": 0.7, "summary_share": 0.1},
+        "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.03},
+    },
+    "cost_first": {
+        "conversation": {"high_water": 0.6, "low_water": 0.3, "summary_share": 0.04},
+        "retrieval": {"memory_k": 6, "evidence_k": 6, "floor": 0.1},
+        "payload": {"tool_lines": False},
+    },
+}
+"""The settings in which each preset differs from the defaults."""
+
+
 def _profile_settings(name: str) -> dict[str, Any]:
     shares = PROFILES[name].get("budget", {}).get("shares", {})
     ranges = {layer: {"low": low, "high": high} for layer, (low, high) in shares.items()}
@@ -264,7 +293,10 @@ def _profile_settings(name: str) -> dict[str, Any]:
 
 def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     name = settings.get("profile", "chat")
+    preset = settings.get("preset", "balanced")
     base = _profile_settings(name) if isinstance(name, str) and name in PROFILES else {}
+    if isinstance(preset, str) and preset in PRESETS:
+        base = _merged(base, PRESETS[preset])
     return _merged(base, settings)
 
 
@@ -284,13 +316,17 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {}, None
     if isinstance(source, str) and source in PROFILES:
         return {"profile": source}, None
+    if isinstance(source, str) and source in PRESETS:
+        return {"preset": source}, None
     path = Path(source).expanduser()
     if path.suffix != ".toml" and not path.is_file():
-        near = difflib.get_close_matches(str(source), PROFILES, n=1)
+        near = difflib.get_close_matches(str(source), [*PROFILES, *PRESETS], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(PROFILES)
+        known, presets = ", ".join(PROFILES), ", ".join(PRESETS)
         raise PolicyError(
-            f"{str(source)!r} is neither a profile ({known}) nor a TOML file{hint}", field="profile", source=str(source)
+            f"{str(source)!r} is neither a profile ({known}) nor a preset ({presets}) nor a TOML file{hint}",
+            field="profile",
+            source=str(source),
         )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), str(path)

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
+import click
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from aether_context import pack, payload, policy, state
+from aether_context import cli, pack, payload, policy, state
 from aether_context.manifest import Manifest
 
 PAGES = Path(__file__).parent
@@ -67,6 +68,16 @@ def closed_sets() -> str:
     return _table(["set", "values"], [[name, _listed(get_args(values))] for name, values in sets.items()])
 
 
+def samples() -> str:
+    """What samples/ says of itself."""
+    return _text(PAGES.parent / "samples" / "README.md").strip()
+
+
+def commands() -> str:
+    """What the command line says of itself, a section for each command."""
+    return "\n\n".join(_command("aether-context", cli.main))
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "policy-fields": policy_fields,
     "profiles": profiles,
@@ -74,6 +85,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "manifest-fields": manifest_fields,
     "closed-sets": closed_sets,
     "headers": headers,
+    "samples": samples,
+    "commands": commands,
 }
 
 
@@ -220,6 +233,50 @@ def _many(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
         return _many(get_args(annotation)[0])
     return get_origin(annotation) is tuple
+
+
+def _command(path: str, command: click.Command) -> Iterator[str]:
+    """A command's section, then those of the commands in it."""
+    subcommands = command.commands if isinstance(command, click.Group) else {}
+    program, _, name = path.partition(" ")
+    if name:
+        yield f"## `{name}`"
+    yield from (_line(paragraph) for paragraph in (command.help or "").split("\n\n"))
+    yield _fence(" ".join([path, "[OPTIONS]", *_operands(command)]))
+    if rows := [row for one in command.params for row in _parameter(one)]:
+        yield _table(["takes", "default", "what it is"], rows)
+    for inner in sorted(subcommands):
+        yield from _command(f"{path} {inner}", subcommands[inner])
+    if name and command.epilog:
+        lines = [line.strip() for line in command.epilog.splitlines()]
+        yield _fence("\n".join(line for line in lines if line.startswith(program)))
+
+
+def _operands(command: click.Command) -> Iterator[str]:
+    """What stands after a command's options."""
+    if isinstance(command, click.Group):
+        yield "COMMAND"
+    for one in command.params:
+        if isinstance(one, click.Argument):
+            name = one.human_readable_name.strip("[]") + ("..." if one.nargs == -1 else "")
+            yield name if one.required else f"[{name}]"
+
+
+def _parameter(one: click.Parameter) -> Iterator[list[str]]:
+    """The row of an option, or of an argument that is one of a few words."""
+    words = f"One of {_listed(one.type.choices)}." if isinstance(one.type, click.Choice) else ""
+    told = isinstance(one.default, (str, int)) and not isinstance(one.default, bool) and one.default != ""
+    default = f"`{one.default}`" if told else ""
+    if isinstance(one, click.Option) and not one.hidden:
+        value = "" if one.is_flag else f" {one.metavar or one.type.name.removesuffix(' range').upper()}"
+        sets = f"The environment variable `{one.envvar}` sets it, too." if one.envvar else ""
+        yield [f"`{', '.join(one.opts)}{value}`", default, _line(f"{one.help or ''} {words} {sets}")]
+    elif words:
+        yield [f"`{one.human_readable_name.strip('[]')}`", default, words]
+
+
+def _fence(text: str) -> str:
+    return f"```shell\n{text}\n```"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

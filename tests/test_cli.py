@@ -452,7 +452,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    assert main.commands.keys() == {"list", "inspect", "replay", "verify", "schema", "demo"}
+    assert main.commands.keys() == {"list", "inspect", "preview", "replay", "verify", "schema", "demo"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 

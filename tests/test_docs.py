@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from aether_context import PackPolicy
 
@@ -88,6 +89,19 @@ def test_links_lead_somewhere(path):
         assert page.exists(), f"{path.name} links to {target}"
         if anchor and page.suffix == ".md":
             assert anchor in anchors(page), f"{path.name} links to {link['target']}"
+
+
+def test_every_page_is_on_the_site():
+    def pages(nav):
+        return [
+            page
+            for one in nav
+            for value in one.values()
+            for page in ([value] if isinstance(value, str) else pages(value))
+        ]
+
+    site = yaml.safe_load((ROOT / ".mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(pages(site["nav"])) == [path.name for path in PAGES]
 
 
 def anchors(page):

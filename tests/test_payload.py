@@ -79,7 +79,7 @@ def test_constraints_end_with_next_and_stop_when():
 def test_top_evidence_is_moved_not_repeated():
     text = text_of()
     assert [text.count(f"artifact://e{at}.md") for at in range(4)] == [1, 1, 1, 1]
-    assert text.index("artifact://e2.md") < text.index("ACCEPTANCE") < text.index("artifact://e0.md")
+    assert text.index("artifact://e2.md") < text.index("ACCEPTANCE:") < text.index("artifact://e0.md")
 
 
 def test_a_memory_carries_its_date():

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
+from aether_context.adk.tools import evidence_tools, planning_tools
 
-__all__ = ["ContextPackPlugin", "context_pack_callbacks"]
+__all__ = ["ContextPackPlugin", "context_pack_callbacks", "evidence_tools", "planning_tools"]

@@ -41,6 +41,7 @@ class _Stored(BaseModel):
     anchors: tuple[tuple[int, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
     contract: bool = False
+    trimmed: tuple[str, ...] = ()
     extracts: dict[str, int] = {}
     payloads: int = 0
     marks: dict[str, str] = {}
@@ -87,6 +88,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         kept=stored.kept,
         summary=summary if isinstance(summary, str) and stored.cut_count else "",
         contract=stored.contract,
+        trimmed=stored.trimmed,
         extracts=stored.extracts,
         payloads=tuple(
             one for slot in range(stored.payloads) if (one := _payload(state, scope, slot, identity)) is not None
@@ -111,6 +113,7 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
         "anchors": [list(one) for one in after.anchors],
         "kept": [list(one) for one in after.kept],
         "contract": after.contract,
+        "trimmed": list(after.trimmed),
         "extracts": dict(after.extracts),
         "payloads": len(payloads),
         "marks": dict(after.marks),

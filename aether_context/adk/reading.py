@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
@@ -20,6 +21,8 @@ from aether_context.tokens import media_tokens
 from aether_context.wire import content_of_parts, part_of
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
+ESSENTIAL_MARK = "aether_context.essential"
+"""A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
 _DEEPEST = 100
 _PAST = re.compile(r"<PAST_CONVERSATIONS>\n(.*)\n</PAST_CONVERSATIONS>", re.DOTALL)
 
@@ -79,9 +82,13 @@ def other_tools(config: types.GenerateContentConfig | None) -> tuple[str, ...]:
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
-    """Tools that steer ADK itself and are never narrowed away."""
-    tasks = {name for name, tool in request.tools_dict.items() if type(tool).__name__ == "_TaskAgentTool"}
-    return ESSENTIAL | tasks
+    """Tools that steer ADK itself or the task board, and are never narrowed away."""
+    return ESSENTIAL | {name for name, tool in request.tools_dict.items() if _steers(tool)}
+
+
+def _steers(tool: BaseTool) -> bool:
+    marks = getattr(tool, "custom_metadata", None) or ()
+    return type(tool).__name__ == "_TaskAgentTool" or ESSENTIAL_MARK in marks
 
 
 def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:

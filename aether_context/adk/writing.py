@@ -27,7 +27,7 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> Non
         request.config.system_instruction or ""
     ):
         request.config.system_instruction = pack.system
-    if pack.tools_left_out:
+    if pack.tools_left_out or _trimmed(pack):
         request.config.tools = tools
         request.tools_dict = tools_dict
     if pack.allowed_tools is not None:
@@ -71,18 +71,30 @@ def _is_text(part: types.Part) -> bool:
 
 def _tools(pack: Pack, request: LlmRequest) -> tuple[types.ToolListUnion | None, dict[str, BaseTool]]:
     config = request.config
-    if config is None or not pack.tools_left_out:
+    brief = _trimmed(pack)
+    if config is None or not (pack.tools_left_out or brief):
         return (config.tools if config is not None else None), dict(request.tools_dict)
     tools: types.ToolListUnion = []
     for tool in config.tools or ():
         if not isinstance(tool, types.Tool) or not tool.function_declarations:
             tools.append(tool)
             continue
-        inside = [one for one in tool.function_declarations if one.name not in pack.tools_left_out]
+        inside = [
+            brief.get(one.name or "", one) for one in tool.function_declarations if one.name not in pack.tools_left_out
+        ]
         narrowed = tool.model_copy(update={"function_declarations": inside or None})
         if any(value is not None for value in narrowed.__dict__.values()):
             tools.append(narrowed)
     return tools, {name: tool for name, tool in request.tools_dict.items() if name not in pack.tools_left_out}
+
+
+def _trimmed(pack: Pack) -> dict[str, types.FunctionDeclaration]:
+    """The declarations that are sent in a shorter form, by name."""
+    return {
+        tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
+        for tool in pack.tools
+        if tool.name in pack.epoch.trimmed
+    }
 
 
 def _tool_config(pack: Pack, request: LlmRequest) -> types.ToolConfig | None:

@@ -14,6 +14,7 @@ from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
 from aether_context.build.scope import narrow
 from aether_context.build.shares import share
+from aether_context.build.tightening import tighten
 from aether_context.counting import Memo, Tally
 from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
@@ -48,11 +49,13 @@ def build_pack(
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
     chosen = choose(source, policy, carried, carried.items, tally)
-    shares = share(source, policy, carried, chosen)
-    fitted = fit(source, policy, carried, chosen, shares, tally)
+    tight = tighten(source, policy, scope, carried, tally)
+    shares = share(source, policy, tight.carried, chosen)
+    fitted = fit(source, policy, tight, chosen, shares, tally)
     if fitted.cut and source.candidates:
         carried = carry(source, policy, scope, tally, afresh=True)
         chosen = choose(source, policy, carried, fitted.items, tally)
-        shares = share(source, policy, carried, chosen)
-        fitted = fit(source, policy, carried, chosen, shares, tally)
-    return assemble(source, policy, scope, carried, chosen, shares, fitted, tally)
+        tight = tighten(source, policy, scope, carried, tally)
+        shares = share(source, policy, tight.carried, chosen)
+        fitted = fit(source, policy, tight, chosen, shares, tally)
+    return assemble(source, policy, tight, chosen, shares, fitted, tally)

@@ -11,8 +11,8 @@ from aether_context.build.carry import Carried, packed_text
 from aether_context.build.choice import Chosen
 from aether_context.build.fit import Fitted
 from aether_context.build.rewriting import message, summary_content
-from aether_context.build.scope import Scope
 from aether_context.build.shares import Shares
+from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
 from aether_context.conversation import as_ranges
@@ -49,15 +49,15 @@ _MOST_ANCHORS = 8
 def assemble(
     source: Ingredients,
     policy: PackPolicy,
-    scope: Scope,
-    carried: Carried,
+    tight: Tight,
     chosen: Chosen,
     shares: Shares,
     fitted: Fitted,
     tally: Tally,
 ) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
-    packed = _packed(source, policy, scope, carried, fitted, tally)
+    scope, carried = tight.scope, tight.carried
+    packed = _packed(source, policy, tight, fitted, tally)
     contents = _contents(source, policy, carried, fitted, packed, tally)
     sent = Sent(
         system=Block(hash_text(carried.system), carried.measured["system"]),
@@ -71,7 +71,7 @@ def assemble(
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
-    reason: EpochReason | None = carried.changed or ("high_water" if fitted.cut else None)
+    reason = _reason(source, tight, fitted)
     return Pack(
         source=source,
         system=carried.system,
@@ -87,7 +87,7 @@ def assemble(
         allocation=_spent(source, carried, fitted, shares, contents),
         fates=fates,
         events=_named_events(source, fitted),
-        epoch=_epoch(source, policy, carried, fitted, packed, reason),
+        epoch=_epoch(source, policy, tight, fitted, packed, reason),
         epoch_reason=reason,
         prefix=_prefix(source, sent, bool(fitted.cut)),
         evidence_needed=_needed(source),
@@ -101,6 +101,15 @@ def assemble(
         checksum=checksum(scope.allowed, sent, folds),
         sent=sent,
     )
+
+
+def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
+    """Why an epoch begins with this pack, None where none does."""
+    if tight.carried.changed is not None:
+        return tight.carried.changed
+    if tight.scope.trimmed != frozenset(source.epoch.trimmed):
+        return "tools_changed"
+    return "high_water" if fitted.cut else None
 
 
 def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
@@ -119,10 +128,10 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally:
 
 
 def _packed(
-    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, fitted: Fitted, tally: Tally
+    source: Ingredients, policy: PackPolicy, tight: Tight, fitted: Fitted, tally: Tally
 ) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
-    human = source.request.human
+    human, scope, carried = source.request.human, tight.scope, tight.carried
     if human is None or source.hands_off:
         return None
     raw = source.request.contents[human]
@@ -132,7 +141,7 @@ def _packed(
         return carried.packed
     request = raw.text if fitted.request is None else fitted.request
     rendered = payload.render(
-        step=source.step,
+        step=tight.step,
         request=request,
         tools=scope.tools if scope.mode != "off" else (),
         evidence=fitted.evidence,
@@ -188,14 +197,15 @@ def _fates(
         for before in carried.items
     ]
     lost = {one.id for one in fitted.dropped}
+    made = {one.id: one.tokens for one in (*fitted.memory, *fitted.evidence) if one.id in fitted.summaries}
     for found in (chosen.memory, chosen.evidence):
         for one in found.chosen:
-            gone = one.id in lost
+            state: State = "dropped" if one.id in lost else "summary" if one.id in fitted.summaries else "kept"
             fates.append(
-                _candidate_fate(one, "dropped" if gone else "kept", "over_allocation" if gone else None, tally)
+                _candidate_fate(one, state, "over_allocation" if state != "kept" else None, tally, made.get(one.id))
             )
         for left in found.left:
-            state: State = "in_tail" if left.reason == "already_in_conversation" else "dropped"
+            state = "in_tail" if left.reason == "already_in_conversation" else "dropped"
             fates.append(_candidate_fate(left.candidate, state, left.reason, tally))
     return tuple(fates)
 
@@ -251,7 +261,9 @@ def speaker(content: Content) -> str:
     return "calls" if content.calls else content.role
 
 
-def _candidate_fate(candidate: Candidate, state: State, reason: Reason | None, tally: Tally) -> Fate:
+def _candidate_fate(
+    candidate: Candidate, state: State, reason: Reason | None, tally: Tally, sent_tokens: int | None = None
+) -> Fate:
     return Fate(
         id=candidate.id,
         layer=candidate.layer,
@@ -261,6 +273,7 @@ def _candidate_fate(candidate: Candidate, state: State, reason: Reason | None, t
         digest=candidate.digest,
         state=state,
         reason=reason,
+        sent_tokens=sent_tokens,
         scores=candidate.scores,
         time=candidate.time,
         uri=candidate.uri,
@@ -312,17 +325,18 @@ def _spent(
 def _epoch(
     source: Ingredients,
     policy: PackPolicy,
-    carried: Carried,
+    tight: Tight,
     fitted: Fitted,
     packed: PackedMessage | None,
     reason: EpochReason | None,
 ) -> Epoch:
-    before, request = source.epoch, source.request
+    before, request, carried = source.epoch, source.request, tight.carried
     changed = replace(
         before,
         number=before.number + (reason is not None),
         summary=fitted.summary,
         contract=carried.contract,
+        trimmed=tuple(sorted(tight.scope.trimmed)),
         payloads=_payloads(source, policy, fitted, packed),
         marks=carried.marks,
     )
@@ -385,9 +399,17 @@ def _breaker(source: Ingredients, sent: Sent, cut: bool) -> PrefixBreak:
 
 
 def _needed(source: Ingredients) -> tuple[str, ...]:
-    """Ids of the acceptance items that need evidence while no record covers them."""
-    covered = {name for one in source.candidates if one.layer == "evidence" for name in one.covers}
-    return tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covered)
+    """What evidence is missing: acceptance items that need it and have none, and tools that were used without a record.
+
+    The latter as ``tool:NAME``, where a plan is at work and its session holds no evidence at all.
+    """
+    records = [one for one in source.candidates if one.layer == "evidence"]
+    covered = {name for one in records for name in one.covers}
+    items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covered)
+    if records or source.validity == "unplanned":
+        return items
+    called = {part.name for content in source.request.contents for part in content.calls}
+    return items + tuple(f"tool:{name}" for name in sorted(called))
 
 
 def _too_large(shares: Shares) -> tuple[str, ...]:

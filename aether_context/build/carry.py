@@ -117,9 +117,11 @@ def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
     """Short digests of what an epoch begins with."""
     step = source.step
     planned = source.validity != "unplanned"
+    sent = {tool.name for tool in scope.tools}
+    whole = [tool.digest for tool in source.request.tools if tool.name in sent]
     return {
         "system": short(hash_text(system)),
-        "tools": short(hash_text("\n".join([*(tool.digest for tool in scope.tools), *source.request.other_tools]))),
+        "tools": short(hash_text("\n".join([*whole, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
         "role": short(hash_text(step.role)) if planned else "",
         "acceptance": short(hash_text(payload.checklist(step))) if planned else "",

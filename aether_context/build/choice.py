@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aether_context import payload, retrieval
+from aether_context import retrieval
 from aether_context.build.carry import Carried
+from aether_context.build.ladder import render_line
 from aether_context.build.rewriting import strings
 from aether_context.counting import Tally
 from aether_context.pack import Candidate, Ingredients, Outgoing, Part
@@ -18,8 +19,9 @@ _NOTHING = retrieval.Found(chosen=(), left=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Candidates per layer, best first; those chosen carry their rendered line and its tokens."""
+    """Candidates per layer, best first, as ``query`` ranked them; those chosen carry their line and its tokens."""
 
+    query: str = ""
     memory: retrieval.Found = _NOTHING
     evidence: retrieval.Found = _NOTHING
 
@@ -49,7 +51,9 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
         return replace(result, chosen=tuple(_priced(one, tally) for one in result.chosen))
 
     return Chosen(
-        memory=found("memory", policy.retrieval.memory_k), evidence=found("evidence", policy.retrieval.evidence_k)
+        query=query,
+        memory=found("memory", policy.retrieval.memory_k),
+        evidence=found("evidence", policy.retrieval.evidence_k),
     )
 
 
@@ -61,5 +65,5 @@ def _readable(part: Part) -> str:
 
 
 def _priced(candidate: Candidate, tally: Tally) -> Candidate:
-    line = payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
+    line = render_line(candidate)
     return replace(candidate, line=line, tokens=tally.count(line) + 1)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from aether_context import conversation
 from aether_context.build.carry import Carried, summary_tokens
 from aether_context.build.choice import Chosen
+from aether_context.build.ladder import reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
+from aether_context.build.tightening import Tight
 from aether_context.canonical import short
-from aether_context.compression import extract, summarize
+from aether_context.compression import extract, level, summarize
 from aether_context.counting import Tally
-from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Outgoing, Reason, TruncationEvent
+from aether_context.pack import Allocation, Candidate, Ingredients, Outgoing, Reason, TruncationEvent
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
@@ -25,9 +27,10 @@ _SCARCE_SHARE = 0.02
 class Fitted:
     """What is sent and what is not.
 
-    ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``request`` is the shortened
-    user request, None where it is whole; ``saved`` holds what was taken out of it, by URI. ``task_ceiling`` are the
-    tokens that the payload before the request is cut down to, None where it is whole.
+    ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``summaries`` are the ids of
+    candidates that are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved``
+    holds what was taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut
+    down to, None where it is whole.
     """
 
     items: tuple[Outgoing, ...]
@@ -35,6 +38,7 @@ class Fitted:
     cut_reason: Reason = "high_water"
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
+    summaries: frozenset[str] = frozenset()
     dropped: tuple[Candidate, ...] = ()
     summary: str = ""
     extracts: Mapping[str, int] = field(default_factory=dict)
@@ -56,63 +60,35 @@ class Marks:
     low: int
 
 
-def fit(
-    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, shares: Shares, tally: Tally
-) -> Fitted:
+def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, shares: Shares, tally: Tally) -> Fitted:
     """Leaves out only what must be: each layer inside its allocation stays as it is."""
+    carried = tight.carried
     if source.hands_off:
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
-    memory, lost_memory = _best(chosen.memory.chosen, layers["memory"].final)
-    evidence, lost_evidence = _best(_by_worth(chosen.evidence.chosen), layers["evidence"].final)
-    order = {one.id: at for at, one in enumerate(chosen.evidence.chosen)}
+    compress, query = policy.compress, chosen.query
+    memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, settings=compress, query=query, tally=tally)
+    evidence = reduce_evidence(
+        chosen.evidence.chosen, layers["evidence"].final, step=source.step, settings=compress, query=query, tally=tally
+    )
     fitted = Fitted(
         items=carried.items,
-        memory=memory,
-        evidence=tuple(sorted(evidence, key=lambda one: order[one.id])),
-        dropped=lost_memory + lost_evidence,
+        memory=memory.kept,
+        evidence=evidence.kept,
+        summaries=memory.summaries | evidence.summaries,
+        dropped=memory.lost + evidence.lost,
         summary=source.epoch.summary,
         extracts=source.epoch.extracts,
-        events=_drops("memory", chosen.memory.chosen, lost_memory)
-        + _drops("evidence", chosen.evidence.chosen, lost_evidence),
+        events=(*memory.compressed, *evidence.compressed, *tight.events, *memory.dropped, *evidence.dropped),
     )
     used = carried.packed.used if carried.packed is not None else {}
-    fixed = sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory, *evidence))
+    fixed = (
+        sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
+    )
     budget = marks(policy, shares.allocation, fixed)
     fitted = _cut(source, policy, carried, budget, fitted, tally)
     fitted = _shorten_responses(source, policy, budget, fitted, tally)
     return _shorten_request(source, policy, carried, budget, fitted, tally)
-
-
-def _best(ranked: Sequence[Candidate], room: int) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
-    """The longest beginning of ``ranked`` that fits, and the rest: more room never loses what less room kept."""
-    used = 0
-    for at, candidate in enumerate(ranked):
-        used += candidate.tokens
-        if used > room:
-            return tuple(ranked[:at]), tuple(ranked[at:])
-    return tuple(ranked), ()
-
-
-def _by_worth(evidence: Sequence[Candidate]) -> list[Candidate]:
-    """Evidence that covers most first, the newest of equal coverage before older ones."""
-    return sorted(evidence, key=lambda one: (-len(one.covers), -(one.time or 0.0), one.id))
-
-
-def _drops(layer: Layer, before: Sequence[Candidate], lost: Sequence[Candidate]) -> tuple[TruncationEvent, ...]:
-    if not lost:
-        return ()
-    tokens = sum(one.tokens for one in before)
-    return (
-        TruncationEvent(
-            layer=layer,
-            stage="drop",
-            reason="over_allocation",
-            item_ids=tuple(one.id for one in reversed(lost)),
-            tokens_before=tokens,
-            tokens_after=tokens - sum(one.tokens for one in lost),
-        ),
-    )
 
 
 def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
@@ -200,7 +176,7 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
     beside = _spoken(source, policy, fitted, tally) - sum(sizes)
     enough = budget.high - beside >= _LEAST_EXTRACT * len(sizes)
     room = (budget.high if enough else budget.budget - budget.fixed) - beside
-    ceiling = max(_LEAST_EXTRACT, _level(sizes, room))
+    ceiling = max(_LEAST_EXTRACT, level(sizes, room))
     contents = [item.raw for item in fitted.items]
     items = list(fitted.items)
     extracts = dict(fitted.extracts)
@@ -221,17 +197,6 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
         tokens_after=_spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
-
-
-def _level(sizes: Sequence[int], room: int) -> int:
-    """The ceiling under which sizes sum to at most ``room`` when larger ones are cut down to it."""
-    left = room
-    for done, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - done)
-        if size > share:
-            return max(0, share)
-        left -= size
-    return max(sizes, default=0)
 
 
 def _shorten_request(

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.pack import Ingredients, Reason, Tool
 from aether_context.policy import ToolSettings
+
+_EXAMPLE = re.compile(r"(?is)\n?\s*(?:examples?\b[^\n]*:|e\.g\.|for example\b|```).*")
+_DESCRIPTION = 200
+_ARGUMENT = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
-    ``problem`` says why the policy's mode could not be used.
+    ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
+    could not be used.
     """
 
     tools: tuple[Tool, ...]
     mode: str = "off"
     left_out: Mapping[str, Reason] = field(default_factory=dict)
     allowed: tuple[str, ...] | None = None
+    trimmed: frozenset[str] = frozenset()
     problem: str = ""
 
 
 def narrow(source: Ingredients, settings: ToolSettings) -> Scope:
-    """The scope of one pack. A step whose tools are all unknown to the host narrows nothing."""
+    """The scope of one pack. What an epoch has trimmed stays trimmed."""
+    scope = _narrowed(source, settings)
+    names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
+    if not names:
+        return scope
+    tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.tools)
+    return replace(scope, tools=tools, trimmed=names)
+
+
+def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
+    """Which declarations are sent. A step whose tools are all unknown to the host narrows nothing."""
     tools, named = source.request.tools, source.step.tools
     mode = ("prune" if named else "off") if settings.scope == "auto" else settings.scope
     wanted = {*(named or ()), *settings.always}
@@ -37,3 +57,38 @@ def narrow(source: Ingredients, settings: ToolSettings) -> Scope:
         return Scope(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside))
     left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in inside}
     return Scope(tools=inside, mode="prune", left_out=left_out)
+
+
+@lru_cache(maxsize=500)
+def trimmed(tool: Tool) -> Tool:
+    """A declaration without examples, with descriptions of at most 200 characters and arguments' of at most 80."""
+    wire = json.loads(tool.wire)
+    if isinstance(wire.get("description"), str):
+        wire["description"] = _brief(wire["description"], _DESCRIPTION)
+    for key in ("parameters", "parameters_json_schema", "response", "response_json_schema"):
+        if key in wire:
+            wire[key] = _brief_schema(wire[key])
+    text = canonical_json(wire)
+    return replace(tool, wire=text, digest=hash_text(text))
+
+
+def _brief_schema(schema: JSON) -> JSON:
+    if isinstance(schema, list):
+        return [_brief_schema(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if key in ("example", "examples") and "type" in schema:
+            continue
+        is_text = key == "description" and isinstance(value, str)
+        kept[key] = _brief(value, _ARGUMENT) if is_text else _brief_schema(value)
+    return kept
+
+
+def _brief(text: str, most: int) -> str:
+    bare = " ".join(_EXAMPLE.sub("", text).split()) or " ".join(text.split())
+    if len(bare) <= most:
+        return bare
+    end = max(bare.rfind(mark, 0, most) for mark in (". ", "; ", "! ", "? "))
+    return bare[: end + 1] if end > 0 else bare[:most].rsplit(" ", 1)[0]

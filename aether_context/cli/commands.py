@@ -165,6 +165,69 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
     _end(0 if verification.show(url, pack_ids, replays=replays) else FAILED)
 
 
+@main.command(
+    epilog=_examples(
+        "preview session.json",
+        'preview session.json --message "Go on." --policy research --window 32000',
+        "preview session.json --request",
+        "preview --db sqlite+aiosqlite:///sessions.db --app desk --user ann --session s1",
+    )
+)
+@click.argument("path", required=False, metavar="[SESSION.json]")
+@click.option("--db", "database", metavar="URL", help="Read the session from this database of ADK's.")
+@click.option("--app", help="The session's application; with --db.")
+@click.option("--user", help="The session's user; with --db.")
+@click.option("--session", help="The session's id; with --db.")
+@click.option("--message", metavar="TEXT", help="The user's next message.")
+@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
+@click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
+@click.option("--agent", metavar="NAME", help="The agent that is called; else the session's last one.")
+@click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
+@click.option("--store", "url", metavar="URL", help="Also record the pack in this store.")
+@click.option("--request", is_flag=True, help="The request itself, not the account of it.")
+@click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
+@_json_option("The manifest as JSON; with --request, the request.")
+def preview(
+    path: str | None,
+    database: str | None,
+    app: str | None,
+    user: str | None,
+    session: str | None,
+    message: str | None,
+    policy: str | None,
+    window: int | None,
+    model: str,
+    agent: str | None,
+    system: str,
+    url: str | None,
+    request: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
+
+    SESSION.json is what `Session.model_dump_json()` or ADK's web page wrote. A session that waits for a user's message
+    gets a stand-in where --message gives none. Tools are not known here, and memories are not searched.
+    """
+    from aether_context.cli import previewing
+
+    if (path is None) == (database is None):
+        raise click.UsageError("give either a file or --db")
+    if database is not None and not (app and user and session):
+        raise click.UsageError("--db needs --app, --user and --session")
+    previewing.show(
+        previewing.Source(path=path, database=database, app=app or "", user=user or "", session=session or ""),
+        previewing.Agent(message=message, name=agent, model=model, system=system),
+        policy=policy,
+        window=window,
+        store=url,
+        request=request,
+        everything=everything,
+        as_json=as_json,
+    )
+
+
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:

@@ -48,12 +48,24 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> b
         print_json(_filled(resolver.resolve(manifest)).model_dump(mode="json"))
         return True
     seen = _see(store, resolver, manifest)
-    out = console()
-    for title, parts in _sections(seen, everything):
-        _print(out, title, parts)
+    _show(seen, everything)
     if seen.gap:
         console(stderr=True).print(cell(f"{seen.gap}: rows of earlier packs are not shown", "red"))
     return not seen.gap
+
+
+def show_alone(manifest: Manifest, *, everything: bool, as_json: bool) -> None:
+    """Prints a manifest that stands alone and is in no store."""
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+    else:
+        _show(_Seen(manifest=manifest, rows=manifest.rows, outcome=None), everything)
+
+
+def _show(seen: _Seen, everything: bool) -> None:
+    out = console()
+    for title, parts in _sections(seen, everything):
+        _print(out, title, parts)
 
 
 def _filled(resolved: Resolved) -> Manifest:

@@ -14,7 +14,7 @@ from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, difference, grid, number, plain, print_canonical, print_json
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Fate, Outgoing, Pack, Part
-from aether_context.playback import Replayed, Replayer, request_json
+from aether_context.playback import Replayer, request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 
@@ -40,7 +40,10 @@ def show(url: str, pack_id: str, *, policy: str | None, as_json: bool) -> None:
     elif as_json:
         print_canonical(replayed.request)
     else:
-        _show_request(console(), replayed)
+        pack = replayed.pack
+        show_request(pack, plain(replayed.manifest.pack_id))
+        checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
+        console().print(Text(checked, style="green"))
 
 
 def _rebuilt(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pack:
@@ -60,9 +63,10 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
     return min(cap, stated or manifest.window)
 
 
-def _show_request(out: Console, replayed: Replayed) -> None:
-    pack = replayed.pack
-    out.print(Text(f"REQUEST of {plain(replayed.manifest.pack_id)}", style="bold"))
+def show_request(pack: Pack, name: str) -> None:
+    """Prints a request, long texts shortened."""
+    out = console()
+    out.print(Text(f"REQUEST of {name}", style="bold"))
     out.print(Text(f"system · {number(pack.sent.system.tokens)} tokens", style="cyan"))
     _print_lines(out, _shortened(pack.system))
     names = ", ".join(tool.name for tool in pack.tools)
@@ -75,8 +79,6 @@ def _show_request(out: Console, replayed: Replayed) -> None:
         out.print(cell(title, "cyan"))
         _print_lines(out, _lines(one))
     out.print()
-    checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
-    out.print(Text(checked, style="green"))
 
 
 def _print_lines(out: Console, lines: Sequence[str]) -> None:

@@ -162,6 +162,8 @@ class EpochRecord(_Record):
     """Hash of the summary of what was cut; empty where there is none."""
     contract: bool = False
     """Whether the system instruction explains the pack."""
+    trimmed: tuple[str, ...] = ()
+    """Declarations that are sent without examples and with short descriptions, by name."""
     extracts: Mapping[str, int] = {}
     """Tokens that the responses of a content were shortened to, by its hash."""
     payloads: tuple[PayloadRecord, ...] = ()

@@ -1,0 +1,331 @@
+"""What the next model call of a session would be sent, without a model and without touching the session.
+
+    pack = preview(read_session("session.json"), policy="research", message="Please go on.")
+    print(pack.request_tokens, pack.contents[-1].content.text)
+
+ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's edge packs it,
+and the call ends before the model. Memory and artifact services are not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.llm_agent import LlmAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.events.event import Event
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.plugins.plugin_manager import PluginManager
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.adk.sessions.session import Session
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.genai import types
+from pydantic import ValidationError
+
+from aether_context.adk.edge import Edge, InvalidPlan
+from aether_context.adk.gathering import Last
+from aether_context.adk.recorder import Recorder
+from aether_context.errors import MissingExtra, SessionError
+from aether_context.manifest import Recording, record
+from aether_context.pack import Pack
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+from aether_context.tokens import counter_for
+
+_T = TypeVar("_T")
+_Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
+
+PLACEHOLDER = "(the next message)"
+"""Stands for the user's message where a session waits for one and none is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A pack that was never sent, and what the recorder would have written of it."""
+
+    pack: Pack
+    recording: Recording
+
+
+def preview(
+    session: Session,
+    *,
+    policy: PackPolicy | str | Path | None = None,
+    store: PackStore | str | None = None,
+    message: str | types.Content | None = None,
+    agent_name: str | None = None,
+    model: str | BaseLlm = "gemini-2.5-flash",
+    system: str = "",
+    tools: Sequence[_Tool] = (),
+) -> Pack:
+    """The pack that a session's next model call would be sent.
+
+    Where the session ends with a message or a tool's result that no model has answered, and no message is given, it is
+    the call that would answer it. The time is that of the session's last event, so equal arguments give equal packs.
+
+    Args:
+        policy: as for the plugin.
+        store: where to record the pack; None records it nowhere.
+        message: the user's next message; `PLACEHOLDER` where one is needed and none is given.
+        agent_name: who is called; the session's last agent by default.
+        model: a name. A model object of ADK's, which is not called, is needed only where its class decides how calls
+            are written: LiteLLM's, Anthropic's and OpenAI's keep ids that others do not send.
+        system: the agent's instruction.
+        tools: the agent's tools. They are declared, not called.
+
+    Raises:
+        PolicyError: the policy is wrong, or under it no request would be sent.
+        SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
+    """
+    made = make_preview(
+        session, policy=policy, message=message, agent_name=agent_name, model=model, system=system, tools=tools
+    )
+    if store is not None:
+        (store if isinstance(store, PackStore) else PackStore(store)).write(made.recording)
+    return made.pack
+
+
+def make_preview(
+    session: Session,
+    *,
+    policy: PackPolicy | str | Path | None = None,
+    message: str | types.Content | None = None,
+    agent_name: str | None = None,
+    model: str | BaseLlm = "gemini-2.5-flash",
+    system: str = "",
+    tools: Sequence[_Tool] = (),
+) -> Preview:
+    """The same with its recording, which is not written anywhere. The arguments are those of `preview`."""
+    copy = session.model_copy(deep=True)
+    agent = _agent(agent_name or _last_agent(copy), model, system, tools)
+    plugin = _Packing(_Edge(policy))
+    try:
+        _run_apart(_call(copy, agent, plugin, _content(message)))
+    except KeyError as error:
+        raise SessionError(f"the instruction asks for what the session's state lacks: {error}") from error
+    if plugin.error is not None:
+        raise plugin.error
+    last = plugin.edge.last
+    if last is None:
+        raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
+    counter = counter_for(last.pack.source.request.model)
+    return Preview(pack=last.pack, recording=record(last.pack, last.policy, counter.name, None))
+
+
+def read_session(path: str | os.PathLike[str]) -> Session:
+    """A session from a file with what ``Session.model_dump_json()`` or ADK's web page wrote.
+
+    Raises:
+        SessionError: the file is not there, or is not a session.
+    """
+    try:
+        return Session.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise SessionError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(piece) for piece in first["loc"])
+        why = f"{place}: {first['msg']}" if place else first["msg"]
+        raise SessionError(f"{os.fspath(path)} is not an exported ADK session: {why}") from error
+
+
+def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
+    """A session from a database of ADK's. An SQLite file is copied first, so that nothing is written to it.
+
+    Args:
+        url: as ADK takes it: ``sqlite+aiosqlite:///file.db``, ``postgresql+asyncpg://…``, or ``sqlite:///file.db``
+            for the files of ADK's own SQLite service.
+
+    Raises:
+        SessionError: the database cannot be opened, or has no such session.
+        MissingExtra: the database needs a package that is not installed.
+    """
+
+    async def fetch() -> Session | None:
+        async with _service(url) as service:
+            return await service.get_session(app_name=app, user_id=user, session_id=session)
+
+    try:
+        found = _run_apart(fetch())
+    except (SessionError, MissingExtra):
+        raise
+    except ImportError as error:
+        raise MissingExtra("db", "a session database") from error
+    except Exception as error:
+        raise SessionError(f"the session database cannot be read: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise SessionError(f"no session {session!r} of user {user!r} in app {app!r} is in this database")
+    return found
+
+
+@asynccontextmanager
+async def _service(url: str) -> AsyncIterator[BaseSessionService]:
+    kind, _, place = url.partition("://")
+    if not place:
+        raise SessionError(f"{url!r} is not a database URL: write sqlite+aiosqlite:///file.db")
+    if not kind.startswith("sqlite"):
+        async with _database(url) as service:
+            yield service
+        return
+    with tempfile.TemporaryDirectory(prefix="aether-context-") as folder:
+        copy = Path(folder) / "sessions.db"
+        _copy_sqlite(Path(place.partition("?")[0].removeprefix("/")), copy)
+        if kind == "sqlite":
+            from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+            yield SqliteSessionService(db_path=str(copy))
+            return
+        async with _database(f"{kind}:///{copy}") as service:
+            yield service
+
+
+@asynccontextmanager
+async def _database(url: str) -> AsyncIterator[BaseSessionService]:
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    service = DatabaseSessionService(url)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+def _copy_sqlite(path: Path, copy: Path) -> None:
+    if not path.is_file():
+        raise SessionError(f"{path} is not there")
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+class _Unwritten(Recorder):
+    """Takes recordings and lets them go."""
+
+    def _put(self, job: Callable[[], None]) -> None:
+        return None
+
+
+class _Edge(Edge):
+    """The plugin's edge, without its recorder; it keeps the pack that it made."""
+
+    def __init__(self, policy: PackPolicy | str | Path | None) -> None:
+        super().__init__(policy, "memory://aether-context-preview", on_error="raise")
+        self._recorder = _Unwritten(self.store)
+        self.last: Last | None = None
+
+    def _remember(self, scope: Any, last: Last) -> None:
+        self.last = last
+
+
+class _Packing(BasePlugin):
+    """Packs the first request and answers it in the model's place, so that no model is called."""
+
+    def __init__(self, edge: _Edge) -> None:
+        super().__init__(name="preview")
+        self.edge = edge
+        self.answer = ""
+        self.error: Exception | None = None
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        try:
+            refused = await self.edge.before_model(callback_context, llm_request)
+        except Exception as error:  # ADK would wrap it and log it as a failure of the run
+            self.error, refused = error, None
+        if refused is not None:
+            self.answer = refused.error_message or "the plugin answers in the model's place"
+        return refused or LlmResponse(content=types.Content(role="model", parts=[types.Part(text="…")]))
+
+
+class _NoModel(BaseLlm):
+    """A model's name."""
+
+    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Any:
+        raise SessionError("a preview calls no model")
+        yield
+
+
+async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: types.Content | None) -> None:
+    """The next model call of a session, as a runner would make it."""
+    open_event = _unanswered(session) if message is None else None
+    if open_event is not None:
+        invocation, asked = open_event.invocation_id, _asked(session, open_event.invocation_id)
+    else:
+        invocation = f"preview-{len(session.events)}"
+        asked = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
+        session.events.append(
+            Event(
+                id=invocation,
+                invocation_id=invocation,
+                author="user",
+                content=asked,
+                timestamp=max([session.last_update_time, *(event.timestamp for event in session.events[-1:])]),
+            )
+        )
+    context = InvocationContext(
+        session_service=InMemorySessionService(),
+        plugin_manager=PluginManager(plugins=[plugin]),
+        run_config=RunConfig(),
+        invocation_id=invocation,
+        agent=agent,
+        session=session,
+        user_content=asked,
+        branch=open_event.branch if open_event is not None else None,
+    )
+    async for _ in agent.run_async(context):
+        pass
+
+
+def _unanswered(session: Session) -> Event | None:
+    """The last event, where a model has still to answer it."""
+    last = next((event for event in reversed(session.events) if event.content is not None and not event.partial), None)
+    if last is None or last.content is None:
+        return None
+    waits = last.author == "user" or any(part.function_response for part in last.content.parts or ())
+    return last if waits else None
+
+
+def _asked(session: Session, invocation: str) -> types.Content | None:
+    """The user's message of an invocation."""
+    return next(
+        (one.content for one in session.events if one.invocation_id == invocation and one.author == "user"), None
+    )
+
+
+def _last_agent(session: Session) -> str:
+    return next((event.author for event in reversed(session.events) if event.author not in ("", "user")), "agent")
+
+
+def _agent(name: str, model: str | BaseLlm, system: str, tools: Sequence[_Tool]) -> LlmAgent:
+    llm = _NoModel(model=model) if isinstance(model, str) else model
+    try:
+        return LlmAgent(name=name, model=llm, instruction=system, tools=list(tools))
+    except ValidationError as error:
+        raise SessionError(f"ADK takes no agent named {name!r}: {error.errors()[0]['msg']}") from error
+
+
+def _content(message: str | types.Content | None) -> types.Content | None:
+    return types.UserContent(parts=[types.Part(text=message)]) if isinstance(message, str) else message
+
+
+def _run_apart(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine in a thread of its own, where no event loop is running yet."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, work).result()

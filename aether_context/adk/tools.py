@@ -1,0 +1,264 @@
+"""Tools with which agents work on the session's task board and record what they found.
+
+    LlmAgent(name="planner", tools=planning_tools())
+    LlmAgent(name="operator", tools=[search, *planning_tools(), *evidence_tools()])
+
+A worker is known by its agent's name. A call that cannot be carried out answers with ``{"error": …}`` that says what to
+do instead. The tools stay declared whatever tools a step names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
+from pydantic import BaseModel
+
+from aether_context import knowledge
+from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.board import TaskBoard, change_plan
+from aether_context.errors import BoardError, StateError
+from aether_context.state import StepShape
+
+
+def planning_tools() -> list[FunctionTool]:
+    """Tools for the task board: ``list_steps``, ``add_step``, ``claim_step``, ``complete_step``, ``release_step``."""
+    return _tools(list_steps, add_step, claim_step, complete_step, release_step)
+
+
+def evidence_tools() -> list[FunctionTool]:
+    """Tools for what an agent finds: ``add_note`` and ``record_evidence``."""
+    return _tools(add_note, record_evidence)
+
+
+def list_steps(tool_context: ToolContext) -> dict[str, Any]:
+    """Lists the steps of the plan: their status, who has them, what they wait for, their acceptance items and notes."""
+
+    def work() -> dict[str, Any]:
+        board = TaskBoard.read(tool_context.state.get("plan"))
+        return {
+            "steps": [_summary(board, step) for step in board.steps],
+            "can_be_claimed": [step.id for step in board.ready()],
+        }
+
+    return _answer(work)
+
+
+def add_step(
+    step_id: str,
+    text: str,
+    acceptance: list[str],
+    tool_context: ToolContext,
+    depends_on: list[str] = [],  # noqa: B006  # read by ADK as the declaration's default, never changed
+    tools: list[str] = [],  # noqa: B006
+    role: str = "",
+    needs_evidence: bool = False,
+) -> dict[str, Any]:
+    """Adds a step at the end of the plan.
+
+    Args:
+        step_id: A short name that no other step has, such as "s1".
+        text: What is to be done, in a sentence or two.
+        acceptance: What has to be true when it is done, an item each; at least one.
+        depends_on: Names of steps that have to be done before it.
+        tools: Names of the only tools that it needs; empty for all.
+        role: Who does it, such as "Operator" or "Reviewer".
+        needs_evidence: Whether the step is done only when evidence is recorded for each acceptance item.
+    """
+
+    def work() -> dict[str, Any]:
+        items, said = _lines(acceptance), _text(text)
+        if not items or not said:
+            raise BoardError("a step needs a text and at least one acceptance item: say when it is done", step=step_id)
+        added = {
+            "id": _text(step_id),
+            "text": said,
+            "role": _text(role),
+            "acceptance": [
+                {"id": f"{step_id}.a{at}", "text": item, "needs_evidence": needs_evidence}
+                for at, item in enumerate(items, start=1)
+            ],
+            "depends_on": _lines(depends_on),
+            "tools": _lines(tools) or None,
+        }
+        board = change_plan(_Declared(tool_context), lambda board: board.add(added))
+        return {"added": _summary(board, board.step(step_id))}
+
+    return _answer(work)
+
+
+def claim_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Claims a step for you and makes it the current one. Do this before you work on a step.
+
+    Args:
+        step_id: The step's name, as list_steps shows it.
+    """
+
+    def work() -> dict[str, Any]:
+        board = change_plan(_Declared(tool_context), lambda board: board.claim(step_id, by=_worker(tool_context)))
+        return {"claimed": _summary(board, board.step(step_id))}
+
+    return _answer(work)
+
+
+def complete_step(
+    step_id: str,
+    tool_context: ToolContext,
+    notes: list[str] = [],  # noqa: B006
+) -> dict[str, Any]:
+    """Marks a step that you claimed as done. Its acceptance items have to be true.
+
+    Args:
+        step_id: The step's name.
+        notes: What the steps that depend on it should know, a line each.
+    """
+
+    def complete(board: TaskBoard) -> TaskBoard:
+        done = board.complete(step_id, by=_worker(tool_context), notes=_lines(notes))
+        lacking = [item.id for item in board.unproven(step_id, knowledge.covered(tool_context.state))]
+        if lacking:
+            raise BoardError(
+                f"step {step_id!r} is not done: no evidence covers {', '.join(lacking)}; "
+                "call record_evidence for each first",
+                step=step_id,
+            )
+        return done
+
+    def work() -> dict[str, Any]:
+        board = change_plan(_Declared(tool_context), complete)
+        return {"done": step_id, "can_be_claimed": [step.id for step in board.ready()]}
+
+    return _answer(work)
+
+
+def release_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Gives a step that you claimed back, so that it can be claimed again.
+
+    Args:
+        step_id: The step's name.
+    """
+
+    def work() -> dict[str, Any]:
+        change_plan(_Declared(tool_context), lambda board: board.release(step_id, by=_worker(tool_context)))
+        return {"released": step_id}
+
+    return _answer(work)
+
+
+def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_seconds: float = 0) -> dict[str, Any]:
+    """Keeps a short working note, so that later requests can show it.
+
+    Args:
+        text: The note, in a sentence or two.
+        step_id: The step it is for; the note goes with that step when it is done. Empty for a note of the whole task.
+        keep_seconds: How long it stays true; 0 for ever.
+    """
+
+    def work() -> dict[str, Any]:
+        note = knowledge.add_note(
+            _Declared(tool_context),
+            _text(text),
+            time=_now(tool_context),
+            ttl_seconds=keep_seconds or None,
+            step_id=_text(step_id) or None,
+        )
+        return {"noted": note.id}
+
+    return _answer(work)
+
+
+def record_evidence(uri: str, summary: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+    """Records a piece of evidence, so that later requests can show and cite it.
+
+    Args:
+        uri: Where the whole of it is kept, such as "artifact://report.md".
+        summary: What it shows, in a sentence or two.
+        covers: Ids of the acceptance items that it proves; empty where it proves none.
+    """
+
+    def work() -> dict[str, Any]:
+        record = knowledge.add_evidence(
+            _Declared(tool_context),
+            uri=_text(uri),
+            summary=_text(summary),
+            covers=_lines(covers),
+            time=_now(tool_context),
+        )
+        return {"recorded": record.id, "covers": list(record.covers)}
+
+    return _answer(work)
+
+
+def _tools(*functions: Callable[..., Any]) -> list[FunctionTool]:
+    tools = [FunctionTool(function) for function in functions]
+    for tool in tools:
+        tool.custom_metadata = {ESSENTIAL_MARK: True}
+    return tools
+
+
+def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a tool did, or why it did nothing."""
+    try:
+        return work()
+    except StateError as error:
+        return {"error": str(error)}
+
+
+class _Declared:
+    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._state = context.state
+        agent = context.get_invocation_context().agent
+        self._schema: type[BaseModel] | None = None
+        while agent is not None and self._schema is None:
+            self._schema = agent.state_schema
+            agent = getattr(agent, "parent_agent", None)
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self._state.get(key, default)
+
+    def __setitem__(self, key: str, value: Any, /) -> None:
+        if self._schema is not None and key not in self._schema.model_fields:
+            raise StateError(f"the application has to declare {key!r} in the agent's state_schema first")
+        self._state[key] = value
+
+
+def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
+    acceptance = [
+        f"{item.id}: {item.text}{' (needs evidence)' if item.needs_evidence else ''}"
+        for item in board.acceptance(step.id)
+    ]
+    fields = {
+        "id": step.id,
+        "text": step.text,
+        "status": step.status,
+        "claimed_by": step.claimed_by,
+        "waits_for": list(board.waiting(step.id)),
+        "acceptance": acceptance,
+        "notes": list(step.notes),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _text(value: object) -> str:
+    """What a model gave for a text: ADK does not check its arguments."""
+    return "" if value is None else str(value).strip()
+
+
+def _lines(values: object) -> list[str]:
+    """What a model gave for a list of texts; a text stands for a list of it, and empty ones are left out."""
+    given = values if isinstance(values, (list, tuple)) else [values]
+    return [text for text in map(_text, given) if text]
+
+
+def _worker(context: ToolContext) -> str:
+    return context.agent_name
+
+
+def _now(context: ToolContext) -> float | None:
+    """The time of the session's last event, by which notes expire, too."""
+    events = context.session.events
+    return events[-1].timestamp if events else None

@@ -1,0 +1,84 @@
+"""`aether-context preview`: what the next model call of a session would be sent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aether_context.cli import inspection, replaying
+from aether_context.cli.terminal import plain, print_canonical
+from aether_context.playback import request_json
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+if TYPE_CHECKING:
+    from google.adk.sessions.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a session is: a file, or a database and the names under which it is there."""
+
+    path: str | None = None
+    database: str | None = None
+    app: str = ""
+    user: str = ""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Who is called, and with what."""
+
+    message: str | None
+    name: str | None
+    model: str
+    system: str
+
+
+def show(
+    source: Source,
+    agent: Agent,
+    *,
+    policy: str | None,
+    window: int | None,
+    store: str | None,
+    request: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Prints the account of the next pack, or the request itself.
+
+    Raises:
+        PolicyError: the policy is wrong, or under it no request would be sent.
+        SessionError: the session cannot be read.
+    """
+    from aether_context.adk.preview import make_preview
+
+    overrides = {"max_input_tokens": window} if window is not None else {}
+    made = make_preview(
+        _read(source),
+        policy=PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
+        message=agent.message,
+        agent_name=agent.name,
+        model=agent.model,
+        system=agent.system,
+    )
+    manifest = made.recording.manifest
+    if store is not None:
+        manifest = PackStore(store).write(made.recording)
+    if not request:
+        inspection.show_alone(manifest, everything=everything, as_json=as_json)
+    elif as_json:
+        print_canonical(request_json(made.pack))
+    else:
+        replaying.show_request(made.pack, plain(manifest.pack_id))
+
+
+def _read(source: Source) -> Session:
+    from aether_context.adk.preview import fetch_session, read_session
+
+    if source.database is not None:
+        return fetch_session(source.database, app=source.app, user=source.user, session=source.session)
+    return read_session(source.path or "")

@@ -1,0 +1,223 @@
+"""Notes and evidence in a session's state, written so that `aether_context.state.read_state` finds them.
+
+    add_note(state, "The changelog starts at 1.7.", time=now, ttl_seconds=3600)
+    add_evidence(state, uri="artifact://tasks/42/report.md", summary="14 commits touch the API", covers=["a1"])
+
+``state["knowledge"]`` is assigned anew each time, as plain JSON: a session records assignments, and it keeps each value
+whole, so notes and summaries are to be short. What is not known here stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from aether_context.canonical import hash_text
+from aether_context.errors import KnowledgeError
+from aether_context.state import (
+    WRITING,
+    EvidenceShape,
+    NoteShape,
+    PlanShape,
+    SessionState,
+    acceptance_of,
+    current_step,
+    done_steps,
+    evidence_id,
+    note_id,
+    read_plan,
+    read_state,
+)
+from aether_context.tokens import TokenCounter, counter_for
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+def add_note(
+    state: SessionState,
+    text: str,
+    *,
+    id: str | None = None,
+    time: float | None = None,
+    ttl_seconds: float | None = None,
+    step_id: str | None = None,
+) -> NoteShape:
+    """Writes a working note; one of the same name is replaced.
+
+    Args:
+        id: its name; without one it is named by its text.
+        time: when it was made, seconds since 1970 UTC.
+        ttl_seconds: how long it stays true after that time.
+        step_id: the step it belongs to. When that step is done the note moves to it and leaves later packs.
+
+    Returns:
+        The note as it is in the state.
+
+    Raises:
+        KnowledgeError: the text is empty or too long, a time to live has no time to count from, or the step is not in
+            the plan or is done.
+    """
+    if not text.strip():
+        raise KnowledgeError("a note needs a text", field="text")
+    if ttl_seconds is not None and time is None:
+        raise KnowledgeError("ttl_seconds counts from the note's time: give time, too", field="ttl_seconds")
+    note = _shape(NoteShape, "note", id=id, text=text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
+    note = note.model_copy(update={"id": note_id(note)})
+    with WRITING:
+        if note.step_id:
+            _check_step(_plan(state), note.step_id)
+        _put(state, "notes", note, _name_of_note)
+    return note
+
+
+def remove_note(state: SessionState, id: str) -> None:
+    """Takes a working note away.
+
+    Raises:
+        KnowledgeError: there is none of that name.
+    """
+    with WRITING:
+        held = _held(state)
+        notes = _list(held, "notes")
+        kept = [note for note in notes if _name_of_note(note) != id]
+        if len(kept) == len(notes):
+            known = ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
+            raise KnowledgeError(f"there is no note {id!r}: the notes are {known}", field="id")
+        state["knowledge"] = {**held, "notes": kept}
+
+
+def add_evidence(
+    state: SessionState,
+    *,
+    uri: str,
+    summary: str,
+    covers: Sequence[str] = (),
+    time: float | None = None,
+    text: str | None = None,
+    id: str | None = None,
+    counter: TokenCounter | None = None,
+) -> EvidenceShape:
+    """Writes an evidence record; one of the same name is replaced.
+
+    Args:
+        uri: where the whole of it is kept.
+        summary: what it shows, in a line or two.
+        covers: ids of the acceptance items that it proves.
+        time: when it was made, seconds since 1970 UTC.
+        text: the whole of it. It is not kept; its hash and its tokens are.
+        id: its name; without one it is named by address and summary.
+        counter: counts the tokens; the built-in estimate for an unknown model by default.
+
+    Returns:
+        The record as it is in the state.
+
+    Raises:
+        KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
+    """
+    for name, value in (("uri", uri), ("summary", summary)):
+        if not value.strip():
+            raise KnowledgeError(f"evidence needs a {name}", field=name)
+    wanted = (covers,) if isinstance(covers, str) else tuple(covers)
+    whole: dict[str, Any] = {}
+    if text is not None:
+        whole = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
+    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=wanted, time=time, **whole)
+    record = record.model_copy(update={"id": evidence_id(record)})
+    with WRITING:
+        _check_covers(_plan(state), record.covers)
+        _put(state, "evidence", record, _name_of_evidence)
+    return record
+
+
+def covered(state: SessionState) -> frozenset[str]:
+    """Ids of the acceptance items that some evidence record in the state covers."""
+    found = read_state({"knowledge": state.get("knowledge")}).candidates
+    return frozenset(item for one in found for item in one.covers)
+
+
+def _check_step(plan: PlanShape | None, name: str) -> None:
+    steps = plan.steps if plan is not None else ()
+    known = [step.id for step in steps if step.id]
+    if plan is not None and plan.step is not None and plan.step.id:
+        known.append(plan.step.id)
+    if name not in known:
+        names = ", ".join(map(repr, dict.fromkeys(known))) or "none"
+        raise KnowledgeError(f"there is no step {name!r}: the steps are {names}", field="step_id")
+    if name in done_steps(steps):
+        raise KnowledgeError(f"step {name!r} is done: leave step_id out, or name an open step", field="step_id")
+
+
+def _check_covers(plan: PlanShape | None, covers: Sequence[str]) -> None:
+    known = _acceptance_ids(plan)
+    unknown = [one for one in covers if one not in known]
+    if unknown and known:
+        names = ", ".join(map(repr, known))
+        raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
+    if unknown:
+        raise KnowledgeError("the plan has no acceptance items: leave covers empty", field="covers")
+
+
+def _acceptance_ids(plan: PlanShape | None) -> tuple[str, ...]:
+    """What evidence can cover: items of the current step's checklist, then those of the other steps'."""
+    if plan is None:
+        return ()
+    current = current_step(plan)
+    steps = [*([current] if current is not None else []), *plan.steps]
+    return tuple(dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step)))
+
+
+def _plan(state: SessionState) -> PlanShape | None:
+    return read_plan(state.get("plan"), [])
+
+
+def _shape(kind: type[_Shape], what: str, **fields: Any) -> _Shape:
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else None
+        raise KnowledgeError(f"{what}: {field}: {first['msg']}", field=field) from error
+
+
+def _held(state: SessionState) -> dict[str, Any]:
+    held = state.get("knowledge")
+    if held is not None and not isinstance(held, Mapping):
+        raise KnowledgeError("state['knowledge'] is not a mapping: replace it with one", field="knowledge")
+    return dict(held or {})
+
+
+def _list(held: Mapping[str, Any], name: str) -> list[Any]:
+    items = held.get(name)
+    if items is not None and not isinstance(items, (list, tuple)):
+        raise KnowledgeError(f"state['knowledge']['{name}'] is not a list: replace it with one", field=name)
+    return list(items or ())
+
+
+def _put(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[object], str]) -> None:
+    """Replaces the item of the same name in a list, or adds one at its end."""
+    held = _held(state)
+    value = shape.model_dump(mode="json", exclude_defaults=True)
+    items = _list(held, key)
+    names = [name_of(item) for item in items]
+    if value["id"] in names:
+        items[names.index(value["id"])] = value
+    else:
+        items.append(value)
+    state["knowledge"] = {**held, key: items}
+
+
+def _name_of_note(item: object) -> str:
+    try:
+        return note_id(NoteShape.model_validate({"text": item} if isinstance(item, str) else item))
+    except ValidationError:
+        return ""
+
+
+def _name_of_evidence(item: object) -> str:
+    try:
+        return evidence_id(EvidenceShape.model_validate({"uri": item} if isinstance(item, str) else item))
+    except ValidationError:
+        return ""

@@ -1,0 +1,71 @@
+"""The model of the samples: Gemini where GOOGLE_API_KEY is set, else a script, so that they run offline.
+
+A script is a generator. It is given the user's words, yields calls of tools, is sent the result of each, and returns
+its answer. It is played from the beginning at every request, with the results that the request holds, so that one
+script serves any number of sessions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any, TypeAlias
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+Play: TypeAlias = Generator[types.Part, str, str]
+Script: TypeAlias = Callable[[str], Play]
+
+
+def model(script: Script) -> str | BaseLlm:
+    """What an agent's ``model`` is set to."""
+    if os.environ.get("GOOGLE_API_KEY"):
+        return "gemini-2.5-flash"
+    return ScriptedModel(model="gemini-2.5-flash-scripted", script=script)
+
+
+def call(name: str, /, **arguments: Any) -> types.Part:
+    """A call of a tool, for a script to yield."""
+    return types.Part(function_call=types.FunctionCall(name=name, args=arguments))
+
+
+class ScriptedModel(BaseLlm):
+    """Answers each request with the next part of its script."""
+
+    script: Script
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        part = _next_part(self.script, llm_request.contents)
+        # Without any usage ADK logs a warning at every call; 0 says that there is no data.
+        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
+        yield LlmResponse(content=types.Content(role="model", parts=[part]), usage_metadata=usage)
+
+
+def _next_part(script: Script, contents: Sequence[types.Content]) -> types.Part:
+    at, asked = max(((at, words) for at, one in enumerate(contents) if (words := _words(one))), default=(0, ""))
+    play = script(asked)
+    try:
+        part = next(play)
+        for result in _results(contents[at:]):
+            part = play.send(result)
+    except StopIteration as end:
+        return types.Part(text=end.value)
+    return part
+
+
+def _words(content: types.Content) -> str:
+    """What the user said: in a packed message it stands at the end; what other agents said is quoted."""
+    text = "\n".join(part.text for part in content.parts or () if part.text) if content.role == "user" else ""
+    if text.startswith("CONTEXT PACK\n"):
+        text = text.partition("\nUSER REQUEST:\n")[2]
+    return "" if text.startswith("For context:") else text
+
+
+def _results(contents: Sequence[types.Content]) -> list[str]:
+    responses = [part.function_response for one in contents for part in one.parts or () if part.function_response]
+    return [str(next(iter((one.response or {"result": ""}).values()))) for one in responses]

@@ -1,0 +1,262 @@
+"""Previews: the request that the session's next call would really be sent, and nothing touched on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.adk.sessions.session import Session
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from scripted import Chat, Failure, big_file, call, look_up, new_store
+
+from aether_context import PackPolicy
+from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
+from aether_context.canonical import canonical_json
+from aether_context.cli import main
+from aether_context.errors import PolicyError, SessionError
+from aether_context.playback import Replayer, request_json
+
+PLAN = {
+    "task": "Write the guide",
+    "steps": [{"id": "s1", "text": "Find the rules", "acceptance": ["The rules are listed"]}],
+}
+POLICY = PackPolicy.load("chat", max_input_tokens=2_000)
+
+
+def chatted(*messages: str, **more: Any) -> tuple[Chat, Session]:
+    """A conversation, and a copy of its session."""
+    chat = Chat(policy=POLICY, tools=[look_up, big_file], **more)
+    chat.say(*messages)
+    return chat, asyncio.run(chat.held()).model_copy(deep=True)
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["preview", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A file with a planned session that waits for a message."""
+    _, session = chatted("hello", "and then?", state={"plan": PLAN}, script=["hi", "more"])
+    path = tmp_path / "session.json"
+    path.write_text(session.model_dump_json(), encoding="utf-8")
+    return path
+
+
+# what is previewed is what is sent
+
+
+@pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
+def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None:
+    messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
+    chat, session = chatted(*messages, state=state, script=["hi", call("look_up", key="a"), "found"])
+    pack = preview(session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file])
+    chat.say("Which rules?")
+    manifest = chat.manifests()[-1]
+    assert pack.checksum == manifest.checksum
+    assert pack.request_tokens == manifest.request_tokens
+    sent = Replayer(chat.store).replay(manifest)
+    assert request_json(pack) == sent.request
+
+
+def test_a_run_that_was_cut_short_goes_on() -> None:
+    chat, _ = chatted("hello", script=["hi"], state={"plan": PLAN})
+    chat.llm.script = [call("look_up", key="a"), Failure("down")]
+    with pytest.raises(Failure):
+        chat.say("Look a up")
+    session = asyncio.run(chat.held())
+    pack = preview(session, policy=POLICY, system="You help.", tools=[look_up, big_file])
+    assert pack.checksum == chat.manifests()[-1].checksum
+    assert pack.contents[-1].content.responses[0].name == "look_up"
+
+
+def test_a_session_that_waits_for_a_message_gets_a_stand_in() -> None:
+    _, session = chatted("hello", script=["hi"])
+    assert preview(session, policy=POLICY).contents[-1].content.text == PLACEHOLDER
+    assert preview(Session(id="s", app_name="a", user_id="u"), policy=POLICY).contents[-1].content.text == PLACEHOLDER
+
+
+def test_a_cut_that_the_session_holds_stays() -> None:
+    messages = [f"question {at}: " + "some words to fill the window " * 60 for at in range(12)]
+    _, session = chatted(*messages, script=["answer"] * 12)
+    pack = preview(session, policy=POLICY, message="And now?")
+    assert pack.source.epoch.cut_count > 0
+    assert len(pack.contents) < len(messages)
+    assert pack.request_tokens <= 2_000
+
+
+# nothing is touched
+
+
+def test_a_preview_is_the_same_each_time_and_changes_nothing() -> None:
+    _, session = chatted("hello", script=["hi"], state={"plan": PLAN})
+    before = session.model_dump_json()
+    first, second = (make_preview(session, policy=POLICY, message="Go on.") for _ in range(2))
+    assert session.model_dump_json() == before
+    assert first.pack == second.pack
+    assert first.recording.text == second.recording.text
+
+
+def test_a_preview_is_recorded_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, session = chatted("hello", script=["hi"])
+    store = new_store()
+    preview(session, policy=POLICY)
+    assert list(tmp_path.iterdir()) == []
+    assert list(store.manifests()) == []
+    pack = preview(session, policy=POLICY, store=store)
+    (manifest,) = store.manifests()
+    assert manifest.checksum == pack.checksum
+    assert Replayer(store).replay(manifest).matches
+
+
+def test_a_preview_can_be_made_inside_an_event_loop() -> None:
+    _, session = chatted("hello", script=["hi"])
+
+    async def made() -> int:
+        return preview(session, policy=POLICY).request_tokens
+
+    assert asyncio.run(made()) > 0
+
+
+def test_no_model_is_called() -> None:
+    chat, session = chatted("hello", script=["hi"])
+    calls = len(chat.llm.sent)
+    preview(session, policy=POLICY, model=chat.llm, message="Go on.")
+    assert len(chat.llm.sent) == calls
+
+
+# what goes wrong
+
+
+def test_a_policy_that_would_send_nothing_is_an_error_that_says_why() -> None:
+    _, session = chatted("hello", script=["hi"], state={"plan": {"task": "Write"}})
+    for choice in ("respond", "raise"):
+        with pytest.raises(PolicyError, match="the plan has no step"):
+            preview(session, policy=POLICY.model_copy(update={"on_invalid": choice}))
+
+
+def test_an_agent_that_adk_does_not_take_is_an_error() -> None:
+    _, session = chatted("hello", script=["hi"])
+    with pytest.raises(SessionError, match="no agent named 'a b'"):
+        preview(session, policy=POLICY, agent_name="a b")
+    with pytest.raises(SessionError, match="state lacks"):
+        preview(session, policy=POLICY, system="You serve {customer}.")
+
+
+def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "session.json"
+    with pytest.raises(SessionError, match="cannot be read"):
+        read_session(path)
+    for text in ("{}", "not json", "[]"):
+        path.write_text(text)
+        with pytest.raises(SessionError, match="is not an exported ADK session"):
+            read_session(path)
+
+
+# databases
+
+
+def services(folder: Path) -> dict[str, tuple[str, BaseSessionService]]:
+    database, sqlite = folder / "database.db", folder / "sqlite.db"
+    return {
+        "database": (f"sqlite+aiosqlite:///{database}", DatabaseSessionService(f"sqlite+aiosqlite:///{database}")),
+        "sqlite": (f"sqlite:///{sqlite}", SqliteSessionService(db_path=str(sqlite))),
+    }
+
+
+@pytest.mark.parametrize("kind", ["database", "sqlite"])
+def test_a_session_is_read_from_a_database_that_stays_as_it_was(tmp_path: Path, kind: str) -> None:
+    url, service = services(tmp_path)[kind]
+
+    async def fill() -> None:
+        session = await service.create_session(app_name="shop", user_id="ann", session_id="s1", state={"plan": PLAN})
+        assert session.id == "s1"
+        if isinstance(service, DatabaseSessionService):
+            await service.close()
+
+    asyncio.run(fill())
+    file = tmp_path / f"{kind}.db"
+    before = file.read_bytes()
+    session = fetch_session(url, app="shop", user="ann", session="s1")
+    assert session.state == {"plan": PLAN}
+    assert file.read_bytes() == before
+    with pytest.raises(SessionError, match="no session 's2' of user 'ann' in app 'shop'"):
+        fetch_session(url, app="shop", user="ann", session="s2")
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    output = run("--db", url, "--app", "shop", "--user", "ann", "--session", "s1", "--request").stdout
+    assert "Find the rules" in output
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("file.db", "is not a database URL"),
+        ("sqlite+aiosqlite:///gone.db", "gone.db is not there"),
+        ("sqlite+pysqlite:///empty.db", "Use a 'sqlite.aiosqlite://' URL"),
+        ("oracle+nothing://x/y", "cannot be read"),
+        ("sqlite+aiosqlite:///text.db", "cannot be read"),
+    ],
+)
+def test_a_database_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sqlite3.connect("empty.db").close()
+    Path("empty.db").touch()
+    Path("text.db").write_text("not a database, but long enough to be looked at " * 40)
+    with pytest.raises(SessionError, match=said):
+        fetch_session(url, app="a", user="u", session="s")
+    assert not Path("gone.db").exists()
+
+
+# the command line
+
+
+def test_the_command_prints_what_inspect_prints(exported: Path) -> None:
+    output = run(str(exported), "--window", "4000", "--message", "Go on.", "--system", "You help.").stdout
+    for heading in ("LAYERS", "SIGNALS", "CACHE", "CANDIDATES", "TRUNCATION EVENTS"):
+        assert f"\n{heading}\n" in output
+    assert "window 4,000" in output
+    assert "step s1" in output
+    assert "agent clerk" in output
+
+
+def test_the_command_prints_json_and_the_request(exported: Path) -> None:
+    manifest = json.loads(run(str(exported), "--json").stdout)
+    assert manifest["step_id"] == "s1"
+    request = json.loads(run(str(exported), "--json", "--request", "--message", "Go on.").stdout)
+    assert canonical_json(request).count("Go on.") == 1
+    assert "Go on." in run(str(exported), "--request", "--message", "Go on.").stdout
+
+
+def test_the_command_records_only_where_asked(exported: Path, tmp_path: Path) -> None:
+    run(str(exported))
+    assert [one.name for one in tmp_path.iterdir()] == [exported.name]
+    run(str(exported), "--store", str(tmp_path / "packs"))
+    listed = CliRunner().invoke(main, ["list", "--json", "--store", str(tmp_path / "packs")])
+    assert len(json.loads(listed.stdout)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2),
+        (["session.json", "--db", "sqlite:///x.db"], 2),
+        (["--db", "sqlite:///x.db"], 2),
+        (["--db", "sqlite:///x.db", "--app", "a", "--user", "u", "--session", "s"], 3),
+        (["gone.json"], 3),
+        (["gone.json", "--policy", "gone.toml"], 3),
+    ],
+)
+def test_the_command_says_what_is_wrong_by_its_exit_code(arguments: list[str], code: int) -> None:
+    assert "Error" in run(*arguments, code=code).output
