@@ -493,7 +493,7 @@ def test_any_contents_at_all(
 
 
 @given(talks(), policies(), st.sampled_from(STATES), models)
-@fuzz(40)
+@fuzz(28)
 def test_valid_conversations_stay_valid(
     case: Case, policy: PackPolicy, state: dict[str, Any], model: str
 ) -> None:
@@ -501,7 +501,7 @@ def test_valid_conversations_stay_valid(
 
 
 @given(talks(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=6))
-@fuzz(12)
+@fuzz(8)
 def test_restarts_change_no_byte(
     case: Case, policy: PackPolicy, state: dict[str, Any], restarts: frozenset[int]
 ) -> None:
@@ -514,7 +514,7 @@ def test_restarts_change_no_byte(
 
 
 @given(talks(), talks(), policies(), st.integers(1, 6), st.booleans())
-@fuzz(15)
+@fuzz(8)
 def test_history_that_the_host_rewrites(
     before: Case, after: Case, policy: PackPolicy, gone: int, edit: bool
 ) -> None:

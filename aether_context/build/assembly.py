@@ -72,7 +72,7 @@ def assemble(
         sent=fold(block.digest for block in sent.contents),
     )
     total = sum(block.tokens for block in sent.blocks)
-    reason: EpochReason | None = carried.changed or ("high_water" if fitted.cut else None)
+    reason: EpochReason | None = carried.changed or ("high_water" if fitted.cut or fitted.unpacked else None)
     return Pack(
         source=source,
         system=carried.system,
@@ -91,7 +91,7 @@ def assemble(
         events=_named_events(source, fitted),
         epoch=_epoch(source, policy, carried, fitted, packed, reason),
         epoch_reason=reason,
-        prefix=_prefix(source, sent, bool(fitted.cut)),
+        prefix=_prefix(source, sent, bool(fitted.cut) or fitted.unpacked),
         evidence_needed=_needed(source),
         degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
         request_tokens=total,
@@ -360,7 +360,7 @@ def _payloads(
     """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
     here = source.identity.invocation
     past: tuple[PackedMessage, ...] = ()
-    if policy.conversation.past_payloads == "packed" and not fitted.cut:
+    if policy.conversation.past_payloads == "packed" and not (fitted.cut or fitted.unpacked):
         live = {item.raw.digest for item in fitted.items}
         past = tuple(one for one in source.epoch.payloads if one.invocation != here and one.of in live)
     return (*past, packed) if packed is not None else past

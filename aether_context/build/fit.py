@@ -25,7 +25,8 @@ _SCARCE_SHARE = 0.02
 class Fitted:
     """What is sent and what is not.
 
-    ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``request`` is the shortened
+    ``items`` are the contents that are still sent; ``cut`` those left out by this act, and ``unpacked`` says that
+    earlier messages returned to their own text with it. ``request`` is the shortened
     user request, None where it is whole; ``saved`` holds what was taken out of it, by URI. ``task_ceiling`` are the
     tokens that the payload before the request is cut down to, None where it is whole.
     """
@@ -33,6 +34,7 @@ class Fitted:
     items: tuple[Outgoing, ...]
     cut: tuple[Outgoing, ...] = ()
     cut_reason: Reason = "high_water"
+    unpacked: bool = False
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
     dropped: tuple[Candidate, ...] = ()
@@ -160,14 +162,16 @@ def _cut(
             parts, tokens, target=target, human=human, last_turns=settings.last_turns, neighbours=False
         )
     freed = sum(tokens[index] for index in gone)
-    if not gone or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
+    unpacked = any(one is not other for one, other in zip(items, fitted.items, strict=True))
+    freed += sum(item.tokens for item in fitted.items) - sum(item.tokens for item in items)
+    if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
     gone_contents = [item.raw for item in cut]
     summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=source.epoch.summary) if room else ""
     kept = tuple(item for item in items if item.origin not in set(gone))
     reason: Reason = "window" if before > budget.ceiling else "high_water"
-    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary)
+    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary, unpacked=unpacked)
     event = TruncationEvent(
         layer="conversation",
         stage="cut",
