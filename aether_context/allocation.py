@@ -58,6 +58,7 @@ def allocate(
         used = measured[layer]
         promise = max(floors[layer], used)
         kept = used if settings.lending else min(promise, used + unspent)
+        unspent -= kept - used
         layers[layer] = LayerTokens(floor=floors[layer], nominal=promise, lent=kept - promise, final=kept, used=used)
     for layer in FLEXIBLE_LAYERS:
         share, ceiling = nominal[layer], final[layer]

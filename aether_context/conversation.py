@@ -98,16 +98,17 @@ def _reopen(waiting: list[_Open], homes: list[int]) -> None:
             opened.unit = homes[0]
 
 
-def protected(parts: Sequence[Unit], human: int | None) -> frozenset[int]:
+def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = True) -> frozenset[int]:
     """Positions in ``parts`` that no cut takes: the final human message with its neighbours, and the last exchange.
 
-    The last exchange is protected while nothing of the model's follows it, that is, while the model has yet to read it.
+    Neighbours are human messages with nothing of the model's in between. The last exchange is protected while nothing
+    of the model's follows it, that is, while the model has yet to read it.
     """
     keep: set[int] = set()
     final = next((at for at, unit in enumerate(parts) if human is not None and human in unit.indices), None)
     if final is not None:
         keep.add(final)
-        for step in (-1, 1):
+        for step in (-1, 1) if neighbours else ():
             at = final + step
             while 0 <= at < len(parts) and parts[at].kind == "human" and parts[at].turn == parts[final].turn:
                 keep.add(at)
@@ -125,6 +126,7 @@ def cut(
     target: int,
     human: int | None,
     last_turns: int,
+    neighbours: bool = True,
 ) -> tuple[int, ...]:
     """The indices of the contents to leave out so that the rest holds at most ``target`` tokens.
 
@@ -134,6 +136,7 @@ def cut(
     Args:
         tokens: tokens of each content.
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
+        neighbours: whether human messages right beside it stay as well.
 
     Returns:
         Sorted indices; fewer tokens than asked for are freed where only protected units are left.
@@ -141,7 +144,7 @@ def cut(
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
         return ()
-    stay = protected(parts, human)
+    stay = protected(parts, human, neighbours=neighbours)
     out: list[int] = []
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
     for turn in sorted({unit.turn for unit in parts}, key=lambda at: (at >= first_recent, at)):

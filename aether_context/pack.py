@@ -35,8 +35,9 @@ Reason: TypeAlias = Literal[
     "compression_off",
     "already_in_conversation",
     "not_in_scope",
+    "no_message",
 ]
-"""Why something was reduced or left out. The set is closed."""
+"""Why something was reduced or left out; ``no_message``: no human message to put it into. The set is closed."""
 
 Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "emergency", "scope"]
 
@@ -422,6 +423,7 @@ class Pack:
     allowed_tools: tuple[str, ...] | None
     tools_left_out: Mapping[str, Reason]
     scope_mode: str
+    scope_problem: str
     signals: Signals
     allocation: Allocation
     fates: tuple[Fate, ...]

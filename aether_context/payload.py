@@ -15,6 +15,7 @@ from aether_context.pack import Candidate, Step, Tool
 from aether_context.policy import PayloadSettings
 
 FIRST_LINE = "CONTEXT PACK"
+REQUEST = "USER REQUEST:\n"
 HEADERS = (
     "INTERPRETATION RULES",
     "TASK",
@@ -114,7 +115,7 @@ def render(
     if settings.recitation and step.text:
         tail += "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
     rules = "INTERPRETATION RULES:\n" + bullets(_RULES) + "\n" if settings.contract == "payload" else ""
-    return Payload(before=f"{FIRST_LINE}\n{rules}{head}", after=f"{tail}USER REQUEST:\n{request}")
+    return Payload(before=f"{FIRST_LINE}\n{rules}{head}", after=f"{tail}{REQUEST}{request}")
 
 
 def summary_section(summary: str) -> str:

@@ -765,10 +765,8 @@ def test_a_user_who_quotes_the_block_keeps_every_word() -> None:
     assert [one.wires for one in chat.raw] == [one.wires for one in chat.sent]
 
 
-@pytest.mark.parametrize("error", [Failure("down"), ValueError("no"), asyncio.CancelledError()])
-def test_a_memory_service_that_raises_costs_nothing(error: Any) -> None:
-    if isinstance(error, asyncio.CancelledError):
-        pytest.skip("a cancellation is the host's own")
+@pytest.mark.parametrize("error", [Failure("down"), ValueError("no")])
+def test_a_memory_service_that_raises_costs_nothing(error: Exception) -> None:
     chat = Chat(memory=Memories(error=error))
     chat.say("hello")
     assert chat.sent[0].wires == chat.raw[0].wires

@@ -284,7 +284,10 @@ def identity_of(call: Call) -> Identity:
 
 def _is_answer(event: Event, agent: str, branch: str) -> bool:
     """Whether an event is what a model call of this agent gave."""
-    spoke = event.content is None or event.content.role == "model"
+    if event.content is not None:
+        spoke = event.content.role == "model"
+    else:
+        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
     return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
 
 

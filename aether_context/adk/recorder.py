@@ -1,4 +1,4 @@
-"""Writes recordings off the model call's path: one thread a process, in order, all there after a flush.
+"""Writes recordings off the model call's path: one thread a store, in order, all there after a flush.
 
 The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
 needed, in a forked process, too. A write that fails is tried again with the next one

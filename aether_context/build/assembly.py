@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context import payload
-from aether_context.build.carry import Carried, packed_text
+from aether_context.build.carry import Carried, packed_text, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.fit import Fitted
 from aether_context.build.rewriting import message, summary_content
@@ -71,6 +71,7 @@ def assemble(
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
+    total = sum(block.tokens for block in sent.blocks)
     reason = _reason(source, tight, fitted)
     return Pack(
         source=source,
@@ -83,16 +84,17 @@ def assemble(
         allowed_tools=scope.allowed,
         tools_left_out=scope.left_out,
         scope_mode=scope.mode,
+        scope_problem=scope.problem,
         signals=shares.signals,
-        allocation=_spent(source, carried, fitted, shares, contents),
+        allocation=_spent(source, policy, carried, fitted, shares, contents, tally),
         fates=fates,
         events=_named_events(source, fitted),
         epoch=_epoch(source, policy, tight, fitted, packed, reason),
         epoch_reason=reason,
-        prefix=_prefix(source, sent, bool(fitted.cut)),
+        prefix=_prefix(source, sent, bool(fitted.cut) or fitted.unpacked),
         evidence_needed=_needed(source),
-        degradations=tuple(filter(None, (*source.problems, scope.problem, *_too_large(shares), *fitted.degradations))),
-        request_tokens=sum(block.tokens for block in sent.blocks),
+        degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
+        request_tokens=total,
         method=tally.method,
         saved=fitted.saved,
         counts=tally.counts,
@@ -109,7 +111,7 @@ def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | 
         return tight.carried.changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
-    return "high_water" if fitted.cut else None
+    return "high_water" if fitted.cut or fitted.unpacked else None
 
 
 def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
@@ -295,10 +297,12 @@ def _named_events(source: Ingredients, fitted: Fitted) -> tuple[TruncationEvent,
 
 def _spent(
     source: Ingredients,
+    policy: PackPolicy,
     carried: Carried,
     fitted: Fitted,
     shares: Shares,
     contents: Sequence[Outgoing],
+    tally: Tally,
 ) -> Allocation:
     """The allocation with what each layer really used."""
     used = carried.packed.used if carried.packed is not None else {}
@@ -307,13 +311,15 @@ def _spent(
     human = source.request.human
     said = sum(one.tokens for one in contents if one.origin != human)
     message_tokens = sum(one.tokens for one in contents if one.origin == human)
+    packed = any(one.origin == human and one.outcome == "payload" for one in contents)
+    inside = summary_tokens(fitted.summary, policy, tally) if packed and policy.conversation.summary == "payload" else 0
     real: dict[Layer, int] = {
         "system": carried.measured["system"],
         "tools": carried.measured["tools"],
-        "task": max(0, message_tokens - memory - evidence),
+        "task": max(0, message_tokens - memory - evidence - inside),
         "evidence": evidence,
         "memory": memory,
-        "conversation": said,
+        "conversation": said + inside,
         "slack": 0,
     }
     layers: Mapping[Layer, LayerTokens] = {
@@ -368,7 +374,7 @@ def _payloads(
     """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
     here = source.identity.invocation
     past: tuple[PackedMessage, ...] = ()
-    if policy.conversation.past_payloads == "packed" and not fitted.cut:
+    if policy.conversation.past_payloads == "packed" and not (fitted.cut or fitted.unpacked):
         live = {item.raw.digest for item in fitted.items}
         past = tuple(one for one in source.epoch.payloads if one.invocation != here and one.of in live)
     return (*past, packed) if packed is not None else past
@@ -412,8 +418,12 @@ def _needed(source: Ingredients) -> tuple[str, ...]:
     return items + tuple(f"tool:{name}" for name in sorted(called))
 
 
-def _too_large(shares: Shares) -> tuple[str, ...]:
-    return (f"step_too_large: {shares.too_large}",) if shares.too_large is not None else ()
+def _faults(shares: Shares, fitted: Fitted, total: int) -> tuple[str, ...]:
+    """What could not be done as asked."""
+    over = total - shares.allocation.budget
+    large = f"step_too_large: {shares.too_large}" if shares.too_large is not None else ""
+    excess = f"{over} tokens over the input budget" if over > 0 and not fitted.degradations else ""
+    return (large, *fitted.degradations, excess)
 
 
 def _stages(

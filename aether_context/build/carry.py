@@ -63,20 +63,14 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     )
     packed = _packed(source) if keeps else None
     items = _items(source, policy, tally, keeps)
-    task = tally.count(payload.step_text(source.step))
-    if source.validity != "unplanned" or source.candidates:
-        task += tally.count(_SCAFFOLD) + _FRAMING
-    if packed is not None and packed.before:
-        task = 0
-    elif policy.payload.tool_lines and scope.mode != "off":
-        task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)
-    if task and policy.payload.contract == "payload":
-        task += tally.count(payload.SYSTEM_CONTRACT)
+    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
+    summary = summary_tokens(source.epoch.summary, policy, tally)
+    inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
     measured: dict[Layer, int] = {
         "system": tally.count(system) + _FRAMING,
-        "task": max(0, task + human - used),
+        "task": max(0, task + human - used - inside),
         "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
     }
     return Carried(
@@ -88,14 +82,29 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         keeps=keeps,
         packed=packed,
         marks=marks,
-        summary_tokens=summary_tokens(source.epoch.summary, policy, tally),
+        summary_tokens=summary,
     )
 
 
+def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -> int:
+    """What a payload would add to the human message, its evidence and memories aside."""
+    task = tally.count(payload.step_text(source.step))
+    if source.validity == "unplanned" and not source.candidates:
+        return task
+    task += tally.count(_SCAFFOLD) + _FRAMING
+    if policy.payload.tool_lines and scope.mode != "off":
+        task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)
+    if policy.payload.contract == "payload":
+        task += tally.count(payload.SYSTEM_CONTRACT)
+    return task
+
+
 def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
-    """What a summary costs where it is a message of its own."""
-    if not summary or policy.conversation.summary != "head":
+    """What a summary costs, as a message of its own or as a section of the payload."""
+    if not summary or policy.conversation.summary == "off":
         return 0
+    if policy.conversation.summary == "payload":
+        return tally.count(payload.summary_section(summary))
     return tally.content(summary_content(payload.summary_message(summary)))
 
 

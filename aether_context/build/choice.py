@@ -35,6 +35,8 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
     if carried.keeps or source.hands_off or not source.candidates:
         return Chosen()
     request, step = source.request, source.step
+    if request.human is None:
+        return Chosen(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
     wish = request.contents[request.human].text if request.human is not None else ""
     query = retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
     tail = "\n".join(_readable(part) for item in kept for part in item.raw.parts)
@@ -55,6 +57,12 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
         memory=found("memory", policy.retrieval.memory_k),
         evidence=found("evidence", policy.retrieval.evidence_k),
     )
+
+
+def _nowhere(source: Ingredients, layer: str) -> retrieval.Found:
+    """Nothing of a layer: there is no human message to write a payload into."""
+    left = (one for one in source.candidates if one.layer == layer)
+    return retrieval.Found(chosen=(), left=tuple(retrieval.Left(candidate=one, reason="no_message") for one in left))
 
 
 def _readable(part: Part) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from aether_context import conversation
+from aether_context import conversation, payload
 from aether_context.build.carry import Carried, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.ladder import reduce_evidence, reduce_memory
@@ -15,7 +15,7 @@ from aether_context.build.tightening import Tight
 from aether_context.canonical import short
 from aether_context.compression import extract, level, summarize
 from aether_context.counting import Tally
-from aether_context.pack import Allocation, Candidate, Ingredients, Outgoing, Reason, TruncationEvent
+from aether_context.pack import Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
@@ -27,15 +27,17 @@ _SCARCE_SHARE = 0.02
 class Fitted:
     """What is sent and what is not.
 
-    ``items`` are the contents that are still sent; ``cut`` those left out by this act. ``summaries`` are the ids of
-    candidates that are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved``
-    holds what was taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut
-    down to, None where it is whole.
+    ``items`` are the contents that are still sent; ``cut`` those left out by this act, and ``unpacked`` says that
+    earlier messages returned to their own text with it. ``summaries`` are the ids of candidates that are sent
+    shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was taken out of
+    it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None where it is
+    whole.
     """
 
     items: tuple[Outgoing, ...]
     cut: tuple[Outgoing, ...] = ()
     cut_reason: Reason = "high_water"
+    unpacked: bool = False
     memory: tuple[Candidate, ...] = ()
     evidence: tuple[Candidate, ...] = ()
     summaries: frozenset[str] = frozenset()
@@ -128,22 +130,24 @@ def _cut(
     tokens = [0 if item.origin == human else item.tokens for item in items]
     settings = policy.conversation
     room = int(settings.summary_share * budget.budget) if settings.summary != "off" else 0
-    gone = conversation.cut(
-        conversation.units([item.content for item in items]),
-        tokens,
-        target=max(0, budget.low - room),
-        human=human,
-        last_turns=settings.last_turns,
-    )
+    parts = conversation.units([item.content for item in items])
+    target = max(0, budget.low - room)
+    gone = conversation.cut(parts, tokens, target=target, human=human, last_turns=settings.last_turns)
+    if before - sum(tokens[index] for index in gone) > budget.ceiling:
+        gone = conversation.cut(
+            parts, tokens, target=target, human=human, last_turns=settings.last_turns, neighbours=False
+        )
     freed = sum(tokens[index] for index in gone)
-    if not gone or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
+    unpacked = any(one is not other for one, other in zip(items, fitted.items, strict=True))
+    freed += sum(item.tokens for item in fitted.items) - sum(item.tokens for item in items)
+    if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
     gone_contents = [item.raw for item in cut]
     summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=source.epoch.summary) if room else ""
     kept = tuple(item for item in items if item.origin not in set(gone))
     reason: Reason = "window" if before > budget.ceiling else "high_water"
-    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary)
+    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary, unpacked=unpacked)
     event = TruncationEvent(
         layer="conversation",
         stage="cut",
@@ -208,7 +212,7 @@ def _shorten_request(
     if over <= 0:
         return fitted
     raw = source.request.contents[human] if human is not None else None
-    size = tally.count(raw.text) if raw is not None else 0
+    size = _request_tokens(carried, raw, tally) if raw is not None else 0
     if raw is None or size <= _LEAST_REQUEST:
         return _shorten_task(carried, fitted, over, size)
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
@@ -216,25 +220,35 @@ def _shorten_request(
     note = f"[The middle of this message is left out{kept}]"
     room = max(_LEAST_REQUEST, size - over) - tally.count(note) - 4
     text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
+    made = tally.count(text)
     event = TruncationEvent(
         layer="task",
         stage="emergency",
         reason="window",
         item_ids=(),
         tokens_before=size,
-        tokens_after=tally.count(text),
+        tokens_after=made,
     )
     saved = {uri: raw.text} if policy.record == "full" else {}
     fitted = replace(fitted, request=text, saved=saved, events=(*fitted.events, event))
-    left = over - (size - tally.count(text))
-    return _shorten_task(carried, fitted, left, tally.count(text)) if left > 0 else fitted
+    left = over - (size - made)
+    return _shorten_task(carried, fitted, left, made) if left > 0 else fitted
+
+
+def _request_tokens(carried: Carried, raw: Content, tally: Tally) -> int:
+    """Tokens of the user's request as it is sent now: an earlier call of the invocation may have shortened it."""
+    packed = carried.packed
+    if packed is None or not packed.before:
+        return tally.count(raw.text)
+    said = packed.after.partition(payload.REQUEST)[2] if packed.after else packed.before
+    return tally.count(said or packed.after)
 
 
 def _shorten_task(carried: Carried, fitted: Fitted, over: int, request: int) -> Fitted:
     """Last of all: the plan's own text is cut down, where there is one."""
     room = carried.measured["task"] - request - over
     if carried.keeps or carried.measured["task"] - request < 2 * _LEAST_EXTRACT:
-        return replace(fitted, degradations=(*fitted.degradations, f"{over} tokens over the input budget"))
+        return fitted
     event = TruncationEvent(
         layer="task",
         stage="emergency",

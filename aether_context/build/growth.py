@@ -93,7 +93,7 @@ def extend_pack(
         events=(),
         epoch_reason=None,
         prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
-        degradations=source.problems,
+        degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
         request_tokens=before.request_tokens + sum(tokens),
         saved={},
         counts=tally.counts,

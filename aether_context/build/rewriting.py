@@ -74,8 +74,12 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
         chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
         result = _with(response, path, chosen)
         over = tally.count(canonical_json(result)) - ceiling
-        if over <= 0 or budget <= 1:
+        if over <= 0 or (budget <= 1 and path == ("extract",)):
             return result
+        if budget <= 1:
+            whole = json.dumps(response, ensure_ascii=False, indent=1)
+            response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
+            continue
         budget = max(1, budget - over - budget // 20)
 
 

@@ -31,6 +31,7 @@ WHY: Mapping[Reason, str] = {
     "compression_off": "the policy allows no shorter form of it",
     "already_in_conversation": "it stands in the conversation anyway",
     "not_in_scope": "the step does not name it",
+    "no_message": "there is no human message to put it into",
 }
 """Each reason for leaving something out, as the end of a sentence."""
 

@@ -81,7 +81,11 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     fates = pack.fates if grown is None else pack.fates[len(pack.fates) - grown :]
     keys = [f"{fate.id} {fate.layer} {fate.state} {fate.sent_tokens}" for fate in fates]
     known = parent.rows if parent is not None else frozenset()
-    rows = tuple(_row(fate) for fate, key in zip(fates, keys, strict=True) if key not in known)
+    rows = tuple(
+        _row(fate)
+        for fate, key in zip(fates, keys, strict=True)
+        if key not in known or fate.layer not in ("conversation", "task")
+    )
     contents = _content_list(source, parent, grown)
     blobs: dict[str, bytes] = {}
     epoch, before = epoch_record(pack.epoch), epoch_record(source.epoch)
