@@ -115,7 +115,7 @@ def test_evidence_without_room_goes_by_coverage_then_age():
         for at in range(8)
     )
     policy = PackPolicy.load("research", conversation={"summary": "off"})
-    pack = build_pack(source([human("compare")], 560, step=STEP, validity="valid", candidates=proofs), policy)
+    pack = build_pack(source([human("compare")], 420, step=STEP, validity="valid", candidates=proofs), policy)
     kept = [fate.id for fate in pack.fates if fate.layer == "evidence" and fate.state in ("kept", "summary")]
     gone = [fate.id for fate in pack.fates if fate.layer == "evidence" and fate.state == "dropped"]
     assert "e0" in kept

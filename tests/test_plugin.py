@@ -836,7 +836,7 @@ def test_an_invalid_plan_is_answered_where_the_policy_responds(on_error: str) ->
 
 @pytest.mark.parametrize("on_error", ["passthrough", "raise"])
 def test_a_step_too_large_is_answered_where_the_policy_responds(on_error: str) -> None:
-    plan = {**PLAN, "goal": words(2_000)}
+    plan = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
     chat = Chat(state=planned(plan), policy=small(1_000, on_invalid="respond"), on_error=on_error)
     events = chat.say("go")
     assert chat.llm.sent == []
@@ -845,7 +845,7 @@ def test_a_step_too_large_is_answered_where_the_policy_responds(on_error: str) -
 
 @pytest.mark.parametrize("on_error", ["passthrough", "raise"])
 def test_a_step_too_large_ends_the_run_where_the_policy_raises(on_error: str) -> None:
-    plan = {**PLAN, "goal": words(2_000)}
+    plan = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
     chat = Chat(state=planned(plan), policy=small(1_000, on_invalid="raise"), on_error=on_error)
     with pytest.raises(RuntimeError, match="input budget"):
         chat.say("go")
@@ -862,11 +862,23 @@ def test_a_step_too_large_is_made_to_fit_by_default() -> None:
 
 
 def test_an_oversized_step_of_the_plan_still_leaves_inside_the_window() -> None:
-    chat = Chat(state=planned({**PLAN, "goal": words(2_000)}), policy=small(1_000))
+    plan = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
+    chat = Chat(state=planned(plan), policy=small(1_000))
     chat.say("go")
     manifest = chat.manifests()[0]
     assert "step_too_large" in messages(manifest.degradations)
     assert manifest.request_tokens <= 1_000
+
+
+def test_an_oversized_goal_is_tightened_and_the_acceptance_list_stays() -> None:
+    chat = Chat(state=planned({**PLAN, "goal": words(2_000)}), policy=small(1_000))
+    chat.say("go")
+    manifest = chat.manifests()[0]
+    assert manifest.request_tokens <= 1_000
+    assert [(event.layer, event.stage) for event in manifest.truncation_events] == [("task", "compress")]
+    assert "The rate is named" in chat.sent[0].human()
+    assert "Its source is cited" in chat.sent[0].human()
+    chat.replays()
 
 
 # failures inside
