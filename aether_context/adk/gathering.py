@@ -110,10 +110,11 @@ class Gatherer:
     def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state."""
         state = {key: call.state.get(key) for key in _KEYS}
-        key = structure(state)
+        agent = call.context.agent_name
+        key = (agent, structure(state))
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = read_state(state)
+            found = self._plans[key] = read_state(state, worker=agent)
             if len(self._plans) > _MOST_PLANS:
                 self._plans.popitem(last=False)
         return found
