@@ -67,11 +67,13 @@ class Tally:
         return self._count(hash_text(text), text) if text else 0
 
     def content(self, content: Content) -> int:
-        """Tokens of a content, framing included."""
+        """Tokens of a content, framing included; its parts are counted as one text."""
         key = short(content.digest, 16)
         found = self._known(key)
         if found is None:
-            found = PER_MESSAGE + sum(self._part(part) for part in content.parts)
+            said = "\n".join(map(_said, content.parts))
+            framing = sum(part.media_tokens + (PER_CALL if part.name else 0) for part in content.parts)
+            found = PER_MESSAGE + framing + (self.counter.count(said) if said else 0)
             self._remember(key, found)
         self.counts[key] = found
         return found
@@ -85,13 +87,6 @@ class Tally:
 
     def remember(self, key: str, content: Content) -> None:
         self._memo.put_content(f"{self.counter.name}:{key}", content)
-
-    def _part(self, part: Part) -> int:
-        if part.kind == "media":
-            return part.media_tokens
-        if part.kind in ("call", "response"):
-            return self.counter.count(f"{part.name} {part.text}") + part.media_tokens + PER_CALL
-        return self.counter.count(part.text) if part.text else 0
 
     def _count(self, digest: str, text: str) -> int:
         key = short(digest, 16)
@@ -109,3 +104,8 @@ class Tally:
 
     def _remember(self, key: str, tokens: int) -> None:
         self._memo.put_tokens(f"{self.counter.name}:{key}", tokens)
+
+
+def _said(part: Part) -> str:
+    """What a part is counted by: its text, after the tool's name where there is one."""
+    return f"{part.name} {part.text}" if part.name else part.text

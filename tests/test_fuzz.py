@@ -36,7 +36,7 @@ from aether_context.adk.reading import Reader
 from aether_context.conversation import protected, units
 from aether_context.counting import Memo
 from aether_context.pack import Content, Pack
-from aether_context.payload import step_text
+from aether_context.payload import SYSTEM_CONTRACT, step_text
 from aether_context.playback import Replayer, request_json
 from aether_context.tokens import counter_for, family_of
 
@@ -399,6 +399,7 @@ class Run:
         fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools) + 80
         fixed += sum(pack.allocation.layers[layer].used for layer in ("evidence", "memory"))
         fixed += int(0.06 * pack.allocation.budget) + 30
+        fixed += count(SYSTEM_CONTRACT) + 20 if self.policy.payload.contract == "payload" else 0
         human = source.request.human
         return fixed + sum(self.smallest(contents[at], at == human, count) for at in stay)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import canonical_json, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
 from aether_context.manifest.schema import (
     ContentList,
@@ -198,10 +198,12 @@ def pack_id(identity: Identity, step: Step) -> str:
 
     The hash is over application, user, session, branch, agent, invocation and call number.
     """
-    key = [getattr(identity, name) for name in ("app", "user", "session", "branch", "agent", "invocation", "call")]
+    key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
     names = "_".join(_word(name) for name in (step.task_id, step.step_id) if name)
     return "_".join(
-        piece for piece in ("pack", _stamp(identity.last_event_time), names, short(hash_json(key))) if piece
+        piece
+        for piece in ("pack", _stamp(identity.last_event_time), names, short(fold([*key, str(identity.call)])))
+        if piece
     )
 
 
