@@ -18,6 +18,7 @@ JSON: TypeAlias = Any
 
 HASH_TAG = "sha256:"
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -27,7 +28,7 @@ def canonical_json(value: JSON) -> str:
     Raises:
         ValueError: the value holds NaN or infinity; see `plain`.
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = _ENCODER.encode(value)
     if text.isascii():
         return text
     return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)

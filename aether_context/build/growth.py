@@ -37,7 +37,9 @@ def extend_pack(
     tokens = [tally.content(content) for content in added]
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
     spoken = used["conversation"] + sum(tokens)
-    signals = replace(before.signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
+    signals = before.signals
+    if before.appended is None:
+        signals = replace(signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
