@@ -92,7 +92,7 @@ def assemble(
         epoch=_epoch(source, policy, tight, fitted, packed, reason),
         epoch_reason=reason,
         prefix=_prefix(source, sent, bool(fitted.cut) or fitted.unpacked),
-        evidence_needed=_needed(source),
+        evidence_needed=missing_evidence(source, source.request.contents),
         degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
         request_tokens=total,
         method=tally.method,
@@ -404,18 +404,22 @@ def _breaker(source: Ingredients, sent: Sent, cut: bool) -> PrefixBreak:
     return "new_invocation" if source.first_call else "payload_changed"
 
 
-def _needed(source: Ingredients) -> tuple[str, ...]:
+def missing_evidence(source: Ingredients, contents: Sequence[Content], known: Sequence[str] = ()) -> tuple[str, ...]:
     """What evidence is missing: acceptance items that need it and have none, and tools that were used without a record.
 
     The latter as ``tool:NAME``, where a plan is at work and its session holds no evidence at all.
+
+    Args:
+        contents: where to look for calls.
+        known: what was missing before; its tools are missing still.
     """
     records = [one for one in source.candidates if one.layer == "evidence"]
     covered = {name for one in records for name in one.covers}
     items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covered)
     if records or source.validity == "unplanned":
         return items
-    called = {part.name for content in source.request.contents for part in content.calls}
-    return items + tuple(f"tool:{name}" for name in sorted(called))
+    tools = {f"tool:{part.name}" for content in contents for part in content.calls}
+    return items + tuple(sorted(tools.union(name for name in known if name.startswith("tool:"))))
 
 
 def _faults(shares: Shares, fitted: Fitted, total: int) -> tuple[str, ...]:

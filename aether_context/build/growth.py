@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aether_context.build.assembly import checksum, content_fate, content_id, speaker
+from aether_context.build.assembly import checksum, content_fate, content_id, missing_evidence, speaker
 from aether_context.build.fit import marks
 from aether_context.build.shares import allocated
 from aether_context.canonical import fold
@@ -94,6 +94,7 @@ def extend_pack(
         ),
         events=(),
         epoch_reason=None,
+        evidence_needed=missing_evidence(source, added, before.evidence_needed),
         prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
         request_tokens=before.request_tokens + sum(tokens),
