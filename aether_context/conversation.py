@@ -6,7 +6,7 @@ human message up to the next one. A cut leaves whole units out from the oldest, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -184,18 +184,3 @@ def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     parts = units(contents)
     alone = {unit.indices[0] for unit in parts if unit.kind == "message"}
     return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)
-
-
-def superseded_payloads(contents: Sequence[Content], payloads: Mapping[str, int]) -> dict[int, int]:
-    """Which content takes which payload: content index to payload position.
-
-    ``payloads`` counts the payloads for each raw digest. Equal messages take theirs from the latest to the earliest.
-    """
-    left = dict(payloads)
-    taken: dict[int, int] = {}
-    for index in range(len(contents) - 1, -1, -1):
-        count = left.get(contents[index].digest, 0)
-        if count and is_human(contents[index]):
-            left[contents[index].digest] = count - 1
-            taken[index] = count - 1
-    return taken

@@ -652,3 +652,37 @@ def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any],
     run = Run(PackPolicy(max_input_tokens=window), {})
     grow(contents, run)
     assert run.packs[-1].request_tokens <= window
+
+
+@pytest.mark.parametrize("window", [600, 720, 990])
+@pytest.mark.parametrize("contract", ["system", "payload", "off"])
+@pytest.mark.parametrize("lending", [True, False])
+def test_a_summary_inside_the_payload_leaves_the_request_its_room(window: int, contract: str, lending: bool) -> None:
+    """The cut itself makes a payload necessary: its rules and headers count too."""
+    policy = PackPolicy(
+        max_input_tokens=window,
+        conversation={"summary": "payload", "last_turns": 1},
+        payload={"contract": contract},
+        budget={"lending": lending},
+    )
+    contents = [said("user", "hi"), said("model", "yes " * 300), said("user", "more"), said("model", "ok " * 90)]
+    run = Run(policy, {})
+    grow([*contents, said("user", "word " * 3_500)], run)
+    assert run.packs[-1].request_tokens <= window
+
+
+@pytest.mark.parametrize("words", [1_300, 2_000, 4_000])
+@pytest.mark.parametrize("summary", ["head", "payload"])
+@pytest.mark.parametrize("state", [STATES[0], STATES[2]], ids=["unplanned", "planned"])
+def test_a_request_that_was_shortened_stays_short_in_the_loop_that_follows(
+    words: int, summary: str, state: dict[str, Any]
+) -> None:
+    call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
+    exchange = [types.Content(role="model", parts=[call])]
+    for size in (3, 300, 1_500):
+        response = types.FunctionResponse(name="look_up", response={"r": "value " * size})
+        exchange.append(types.Content(role="user", parts=[types.Part(function_response=response)]))
+        exchange.append(types.Content(role="model", parts=[call]))
+    run = Run(PackPolicy(max_input_tokens=1_269, conversation={"summary": summary}), state)
+    grow([said("user", "hi"), said("model", "yes " * 600), said("user", "word " * words), *exchange[:-1]], run)
+    assert all(pack.request_tokens <= 1_269 for pack in run.packs)
