@@ -91,12 +91,15 @@ def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -
     task = tally.count(payload.step_text(source.step))
     if source.validity == "unplanned" and not source.candidates:
         return task
-    task += tally.count(_SCAFFOLD) + _FRAMING
     if policy.payload.tool_lines and scope.mode != "off":
         task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)
-    if policy.payload.contract == "payload":
-        task += tally.count(payload.SYSTEM_CONTRACT)
-    return task
+    return task + frame_tokens(policy, tally)
+
+
+def frame_tokens(policy: PackPolicy, tally: Tally) -> int:
+    """What a payload costs besides its sections: first line, headers, and the contract where it stands there."""
+    contract = tally.count(payload.SYSTEM_CONTRACT) if policy.payload.contract == "payload" else 0
+    return tally.count(_SCAFFOLD) + _FRAMING + contract
 
 
 def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from aether_context import conversation, payload
-from aether_context.build.carry import Carried, summary_tokens
+from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.ladder import reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
@@ -89,8 +89,18 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
     )
     budget = marks(policy, shares.allocation, fixed)
     fitted = _cut(source, policy, carried, budget, fitted, tally)
+    if _first_payload(source, policy, carried, fitted):
+        budget = replace(budget, fixed=budget.fixed + frame_tokens(policy, tally))
     fitted = _shorten_responses(source, policy, budget, fitted, tally)
     return _shorten_request(source, policy, carried, budget, fitted, tally)
+
+
+def _first_payload(source: Ingredients, policy: PackPolicy, carried: Carried, fitted: Fitted) -> bool:
+    """Whether a summary puts a payload into a message that would have none, so that its frame was not measured."""
+    inside = bool(fitted.summary) and policy.conversation.summary == "payload" and source.request.human is not None
+    packed = carried.packed is not None and bool(carried.packed.before)
+    measured = not carried.keeps and (source.validity != "unplanned" or bool(source.candidates))
+    return inside and not packed and not measured
 
 
 def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
