@@ -141,7 +141,7 @@ class Edge:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = self.policy.model_copy(update={"on_invalid": "warn"})
+            policy = PackPolicy(**{**self.policy.model_dump(), "on_invalid": "warn"})
             call = Call.of(context, request)
             gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
