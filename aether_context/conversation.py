@@ -6,7 +6,7 @@ human message up to the next one. A cut leaves whole units out from the oldest, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -127,6 +127,7 @@ def cut(
     human: int | None,
     last_turns: int,
     neighbours: bool = True,
+    stay: Collection[int] = (),
 ) -> tuple[int, ...]:
     """The indices of the contents to leave out so that the rest holds at most ``target`` tokens.
 
@@ -137,6 +138,7 @@ def cut(
         tokens: tokens of each content.
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
         neighbours: whether human messages right beside it stay as well.
+        stay: positions in ``parts`` that stay besides.
 
     Returns:
         Sorted indices; fewer tokens than asked for are freed where only protected units are left.
@@ -144,7 +146,7 @@ def cut(
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
         return ()
-    stay = protected(parts, human, neighbours=neighbours)
+    stay = protected(parts, human, neighbours=neighbours).union(stay)
     out: list[int] = []
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
     for turn in sorted({unit.turn for unit in parts}, key=lambda at: (at >= first_recent, at)):

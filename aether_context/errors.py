@@ -3,6 +3,7 @@
 AetherContextError
 ├── PolicyError          a setting is wrong: which field, which value, and the cure
 ├── StepTooLarge         what must be sent does not fit the window
+├── AnchorPreservationError  messages that had to stay are gone: which, and the tokens they need
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
 ├── StateError           what should go into a session's state cannot
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
@@ -21,7 +22,7 @@ AetherContextError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class AetherContextError(Exception):
@@ -54,6 +55,23 @@ class StepTooLarge(AetherContextError):
         super().__init__(
             f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} "
             f"(window {window} - slack {slack}): split the step, or shorten its {largest} layer"
+        )
+
+
+class AnchorPreservationError(AetherContextError):
+    """Messages that had to stay are not among those that are sent.
+
+    ``lost`` are their descriptions, ``needed`` the tokens of all anchors, and ``room`` those that there are for the
+    conversation.
+    """
+
+    def __init__(self, lost: Sequence[str], *, needed: int, room: int) -> None:
+        self.lost = tuple(lost)
+        self.needed = needed
+        self.room = room
+        super().__init__(
+            f"anchors were not preserved: {', '.join(self.lost)}; all anchors need {needed} tokens and the "
+            f"conversation has {room}: mark fewer messages, or give the conversation more room"
         )
 
 

@@ -21,8 +21,9 @@ Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
-State: TypeAlias = Literal["kept", "extract", "summary", "dropped", "in_tail", "redacted"]
-"""What became of a candidate: sent verbatim, as chosen lines, within a summary, not at all, or already in the tail."""
+State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail", "redacted"]
+"""What became of a candidate: sent verbatim, as chosen lines, within a summary, as a placeholder, not this time, not
+any more, or already in the tail."""
 
 Reason: TypeAlias = Literal[
     "below_floor",
@@ -36,10 +37,17 @@ Reason: TypeAlias = Literal[
     "already_in_conversation",
     "not_in_scope",
     "no_message",
+    "threshold",
+    "turn_budget",
+    "middle",
+    "by_hand",
+    "strategy",
 ]
-"""Why something was reduced or left out; ``no_message``: no human message to put it into. The set is closed."""
+"""Why something was reduced or left out; ``no_message``: no human message to put it into; ``threshold``,
+``turn_budget`` and ``middle`` are those of ``stable_prefix``, ``sliding_turns`` and ``heads_tails``; ``strategy`` is a
+registered one's. The set is closed."""
 
-Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "emergency", "scope"]
+Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "replace", "hide", "emergency", "scope"]
 
 EpochReason: TypeAlias = Literal[
     "first_call",
@@ -50,8 +58,10 @@ EpochReason: TypeAlias = Literal[
     "system_changed",
     "tools_changed",
     "history_rewritten",
+    "replaced",
+    "by_hand",
 ]
-"""Why an epoch began. The set is closed."""
+"""Why an epoch began; ``replaced``: contents became placeholders. The set is closed."""
 
 PrefixBreak: TypeAlias = Literal[
     "new_invocation", "cut", "tools_changed", "system_changed", "payload_changed", "history_rewritten", "unknown"
@@ -205,9 +215,38 @@ class Fate:
     covers: tuple[str, ...] = ()
 
 
+AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """A content that outlives others. ``place`` is its index in the host's list; higher priorities go last."""
+
+    place: int
+    kind: AnchorKind
+    priority: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """What one strategy did to one request.
+
+    ``removed`` and ``replaced`` are numbers of contents. ``freed_tokens`` are those that the request is shorter by.
+    ``lost_tokens`` are those that a prefix cache held and that have to be read anew, since they stand behind the first
+    change.
+    """
+
+    strategy: str
+    removed: int
+    replaced: int
+    freed_tokens: int
+    lost_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationEvent:
-    """One recorded act of leaving something out."""
+    """One recorded act of leaving something out, by a strategy where it names one."""
 
     layer: Layer
     stage: Stage
@@ -215,6 +254,7 @@ class TruncationEvent:
     item_ids: tuple[str, ...]
     tokens_before: int
     tokens_after: int
+    strategy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +326,8 @@ class Epoch:
     index and short digest, since short answers repeat. ``extracts`` maps digests of contents to the tokens that each of
     their responses was shortened to. ``trimmed`` are the names of declarations without
     examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
-    ``step``, ``role``, ``acceptance``.
+    ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
+    ``asked`` names the last cut by hand that was carried out.
     """
 
     number: int = 0
@@ -300,6 +341,8 @@ class Epoch:
     extracts: Mapping[str, int] = field(default_factory=dict)
     payloads: tuple[PackedMessage, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
+    strategies: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +388,8 @@ class Ingredients:
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
     the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
     function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
-    ``problems`` are what was wrong with the host's data and was ignored.
+    ``problems`` are what was wrong with the host's data and was ignored. ``anchors`` are the contents that the host or
+    its user marked. ``asked`` names the last cut that was asked for by hand.
     """
 
     identity: Identity
@@ -364,9 +408,11 @@ class Ingredients:
     can_mask: bool = True
     hands_off: str = ""
     problems: tuple[str, ...] = ()
+    anchors: tuple[Anchor, ...] = ()
+    asked: str = ""
 
 
-Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary"]
+Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +420,9 @@ class Outgoing:
     """One content on its way out.
 
     ``raw`` is what the host gave and ``origin`` its index in ``Request.contents``; for a content that was made here
-    these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its.
+    these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its. Where it was put together
+    from several, ``members`` says for each of its parts the origin and the index of the part there, -1 for what was
+    made here.
     """
 
     content: Content
@@ -382,6 +430,7 @@ class Outgoing:
     origin: int
     outcome: Outcome
     tokens: int
+    members: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,9 +457,10 @@ class Pack:
     ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number
     of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
-    names that calls are restricted to, None where they are not. ``saved`` are texts that were taken out of the request
-    and have to be stored, by the URI that the request shows. ``counts`` are token counts by short digest. ``stages``
-    is what each stage gave, in the pipeline's order, as JSON values.
+    names that calls are restricted to, None where they are not. ``acts`` are what strategies did to this request.
+    ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
+    ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
+    values.
     """
 
     source: Ingredients
@@ -428,6 +478,7 @@ class Pack:
     allocation: Allocation
     fates: tuple[Fate, ...]
     events: tuple[TruncationEvent, ...]
+    acts: tuple[Act, ...]
     epoch: Epoch
     epoch_reason: EpochReason | None
     prefix: Prefix

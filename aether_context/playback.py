@@ -12,6 +12,7 @@ from aether_context.errors import BlobNotFound, PolicyError, ReplayIncomplete, R
 from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
     AcceptanceItem,
+    Anchor,
     Candidate,
     Content,
     Identity,
@@ -87,6 +88,8 @@ class Replayer(Resolver):
             can_mask=manifest.can_mask,
             hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),
+            anchors=tuple(Anchor(**anchor.model_dump()) for anchor in manifest.anchors),
+            asked=manifest.asked,
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:

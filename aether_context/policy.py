@@ -12,9 +12,9 @@ import typing
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.errors import PolicyError
@@ -112,9 +112,97 @@ class BudgetSettings(_Settings):
     """Whether layers that want more get the tokens that others leave unspent."""
 
 
-class ConversationSettings(_Settings):
-    """Cuts of the conversation."""
+class StablePrefixSettings(_Settings):
+    """The strategy ``stable_prefix``: older answers and tool results become placeholders, up to a boundary that never
+    moves back."""
 
+    threshold: float = Field(default=0.8, gt=0, le=1)
+    """Share of the window, less system instruction and output reserve, above which more is replaced."""
+    keep_last_messages: int = Field(default=10, ge=0)
+    """Latest messages of the model that stay while the threshold allows it, with what answers them."""
+    output_reserve_tokens: int = Field(default=16_000, ge=0)
+    """Tokens kept free for the answer, at most the slack."""
+    placeholder: str = Field(default="[trimmed]", min_length=1)
+    """What stands for a text or a tool's response that was replaced."""
+    strip_tags: tuple[str, ...] = ("checkpoint_id",)
+    """Names of XML elements that are taken out of every message, with what is between their tags."""
+    bytes_per_token: float = Field(default=3.5, gt=0)
+    """UTF-8 bytes a token, in this strategy's own estimate."""
+    safety: float = Field(default=1.05, ge=1)
+    """Factor on the estimate of the messages."""
+    message_tokens: int = Field(default=8, ge=0)
+    """Tokens added for each message."""
+    part_tokens: int = Field(default=3, ge=0)
+    """Tokens added for each part of a message that is not one text."""
+    image_tokens: int = Field(default=2_000, ge=0)
+    """Tokens of an image or other media."""
+    tool_factor: float = Field(default=1.2, ge=1)
+    """Factor on the bytes of a declaration."""
+    tool_tokens: int = Field(default=8, ge=0)
+    """Tokens added for each declaration."""
+
+
+class SlidingTurnsSettings(_Settings):
+    """The strategy ``sliding_turns``: whole turns are left out from the oldest, at an invocation's first call, and kept
+    nowhere."""
+
+    tokens: int = Field(default=100_000, ge=0)
+    """Ceiling for the whole request, system instruction and declarations included. 0 is off. The environment variable
+    ``AETHER_CONTEXT_SLIDING_TOKENS`` overrides it."""
+
+
+class HeadsTailsSettings(_Settings):
+    """The strategy ``heads_tails``: the beginning and the end stay, the middle goes from the oldest. An exchange counts
+    as one message."""
+
+    head: int = Field(default=3, ge=0)
+    """First messages that stay."""
+    tail: int = Field(default=5, ge=0)
+    """Last messages that stay."""
+
+
+class SummarizeSettings(_Settings):
+    """The strategy ``summarize``: older messages become a running summary."""
+
+    trigger: float = Field(default=0.8, gt=0, le=1)
+    """Share of the input budget above which messages are summarized."""
+    target: float = Field(default=0.5, gt=0, le=1)
+    """Share of the input budget that is left then, the summary included."""
+    keep_last: int = Field(default=10, ge=1)
+    """Last messages that stay word for word; an exchange counts as one."""
+    summary_share: float = Field(default=0.12, gt=0, le=0.5)
+    """The summary's ceiling, as a share of the input budget."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.target > self.trigger:
+            raise ValueError(f"target {self.target} is above trigger {self.trigger}")
+        return self
+
+
+class AnchorSettings(_Settings):
+    """Messages that outlive others: priorities by kind, higher ones last to go. 0 switches a kind off."""
+
+    system_message: int = Field(default=100, ge=0)
+    """Messages of the role ``system``."""
+    latest_tool_result: int = Field(default=80, ge=0)
+    """The last response of a tool, with its call."""
+    instruction_anchor: int = Field(default=60, ge=0)
+    """Messages marked by ``aether:anchors`` in the session's state or an event's ``custom_metadata``."""
+    custom: int = Field(default=40, ge=0)
+    """Messages that a registered selector picks, where it names no priority of its own."""
+
+
+def _as_names(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class ConversationSettings(_Settings):
+    """What of the conversation is still sent."""
+
+    strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
+    """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
+    a list applies several in its order."""
     high_water: float = Field(default=0.8, gt=0, le=1)
     """Share of the input budget above which a cut is made. 1 cuts only where the budget itself is passed."""
     low_water: float = Field(default=0.5, gt=0, le=1)
@@ -127,11 +215,20 @@ class ConversationSettings(_Settings):
     """The summary's ceiling, as a share of the input budget."""
     past_payloads: Literal["packed", "raw"] = "packed"
     """Whether the message of an earlier invocation keeps its packed text until the next cut, or returns to its own."""
+    stable_prefix: StablePrefixSettings = StablePrefixSettings()
+    sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
+    heads_tails: HeadsTailsSettings = HeadsTailsSettings()
+    summarize: SummarizeSettings = SummarizeSettings()
+    anchors: AnchorSettings = AnchorSettings()
+    custom: Mapping[str, Mapping[str, Any]] = {}
+    """Settings of strategies registered from outside, by their names."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.low_water > self.high_water:
             raise ValueError(f"low_water {self.low_water} is above high_water {self.high_water}")
+        if not self.strategy or len(set(self.strategy)) < len(self.strategy):
+            raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         return self
 
 
@@ -242,6 +339,14 @@ class PackPolicy(_Settings):
         changed = self.model_dump(exclude_unset=True)
         changed.get("budget", {}).pop("shares", None)
         return PackPolicy.load(profile, **{**changed, "profile": profile})
+
+    def with_settings(self, **overrides: Any) -> PackPolicy:
+        """This policy with other settings; a mapping for a section is merged into it.
+
+        Raises:
+            PolicyError: a field is unknown or a value out of range.
+        """
+        return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
 
     @cached_property
     def canonical(self) -> str:

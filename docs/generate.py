@@ -173,6 +173,8 @@ def _kind(annotation: Any, paths: _Paths) -> str:
         return "pair of " + _plural(_kind(arguments[0], paths))
     if origin is tuple:
         return "list of " + _plural(_kind(arguments[0], paths))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[1] is Any:
+        return "table"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{_plural(_kind(arguments[1], paths))} by name"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

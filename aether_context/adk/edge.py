@@ -28,6 +28,7 @@ from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
+from aether_context.strategies import strategies_of
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.windows import model_window
 
@@ -64,7 +65,8 @@ class Edge:
             policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or "artifacts")
-        self.policy = policy
+        self.policy = with_environment(policy)
+        strategies_of(self.policy.conversation)
         self.store = store
         self.on_error = on_error
         self._recorder = Recorder(store)
@@ -222,6 +224,24 @@ class Edge:
         if reason not in self._told and len(self._told) < 1_000:
             self._told.add(reason)
             logger.warning("a request could not be packed in full: %s", reason, exc_info=error)
+
+
+def with_environment(policy: PackPolicy) -> PackPolicy:
+    """A policy with what ``AETHER_CONTEXT_SLIDING_TOKENS`` says.
+
+    Raises:
+        PolicyError: it is not a whole number of tokens.
+    """
+    said = os.environ.get("AETHER_CONTEXT_SLIDING_TOKENS", "").strip()
+    if not said:
+        return policy
+    if not said.isdecimal():
+        raise PolicyError(
+            f"AETHER_CONTEXT_SLIDING_TOKENS = {said!r}: give a number of tokens, or 0 for off",
+            field="conversation.sliding_turns.tokens",
+            source="AETHER_CONTEXT_SLIDING_TOKENS",
+        )
+    return policy.with_settings(conversation={"sliding_turns": {"tokens": int(said)}})
 
 
 def _warm() -> None:

@@ -45,6 +45,8 @@ class _Stored(BaseModel):
     extracts: dict[str, int] = {}
     payloads: int = 0
     marks: dict[str, str] = {}
+    strategies: dict[str, dict[str, Any]] = {}
+    asked: str = ""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -94,6 +96,8 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
             one for slot in range(stored.payloads) if (one := _payload(state, scope, slot, identity)) is not None
         ),
         marks=stored.marks,
+        strategies=stored.strategies,
+        asked=stored.asked,
     )
 
 
@@ -117,6 +121,8 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
         "extracts": dict(after.extracts),
         "payloads": len(payloads),
         "marks": dict(after.marks),
+        "strategies": {name: dict(held) for name, held in after.strategies.items()},
+        "asked": after.asked,
     }
     if before == after:
         return value

@@ -15,6 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -27,9 +28,10 @@ from aether_context.adk.reading import (
     system_text,
 )
 from aether_context.conversation import torn
-from aether_context.pack import Candidate, Epoch, Identity, Ingredients, Pack, Request
+from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned, read_state, unique
+from aether_context.strategies import ranked
 from aether_context.tokens import family_of
 from aether_context.windows import model_window
 
@@ -69,13 +71,15 @@ class Seen:
     """What of ADK's objects the next call is compared with.
 
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
-    ``declared`` are names and descriptions of the declarations, ``tools`` the tools behind them.
+    ``declared`` are names and descriptions of the declarations, ``tools`` the tools behind them. ``marks`` stands for
+    what the session's state says of anchors and cuts by hand.
     """
 
     events: int
     contents: int
     declared: tuple[tuple[str | None, str | None], ...]
     tools: tuple[object, ...]
+    marks: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,8 @@ class Gatherer:
         seen, block = self._seen(call)
         if identity is None or seen.declared != before.declared or not _same(seen.tools, before.tools):
             return None
+        if seen.marks != before.marks or has_rules():
+            return None
         if seen.contents <= before.contents or (block is not None and block.position < before.contents):
             return None
         family = family_of(source.request.model)
@@ -187,6 +193,7 @@ class Gatherer:
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
+        anchors = self._anchors(call, live, positions, policy, problems)
         candidates = planned.candidates + (block.memories if block is not None else ()) + _found_before(identity, last)
         if identity.call == 1 and remembers and block is None and not untouched:
             candidates += await _search(call.context, planned, policy, problems)
@@ -216,6 +223,8 @@ class Gatherer:
             can_mask=_can_mask(request),
             hands_off=untouched,
             problems=tuple(problems),
+            anchors=anchors,
+            asked=asked_of(call.state, identity.session),
         )
         return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
 
@@ -235,6 +244,22 @@ class Gatherer:
         family = family_of(request.model or "")
         return tuple(self._reader.content(raw[at], family) for at in positions)
 
+    def _anchors(
+        self,
+        call: Call,
+        contents: tuple[Content, ...],
+        positions: Sequence[int],
+        policy: PackPolicy,
+        problems: list[str],
+    ) -> tuple[Anchor, ...]:
+        """The contents that marks and registered rules make anchors."""
+        family = family_of(call.request.model or "")
+        settings = policy.conversation.anchors
+        found = marked(
+            call.context.session, contents, positions, settings, lambda one: self._reader.content(one, family)
+        )
+        return ranked([*found, *ruled(contents, positions, settings, problems)])
+
     def _seen(self, call: Call) -> tuple[Seen, Preloaded | None]:
         request = call.request
         block = preloaded(request.contents, call.context.user_content)
@@ -250,6 +275,7 @@ class Gatherer:
             contents=len(request.contents) - (block is not None),
             declared=declared,
             tools=tuple(request.tools_dict.values()),
+            marks=marks_of(call.state),
         )
         return seen, block
 
@@ -307,6 +333,7 @@ def _next_identity(call: Call, before: Identity, events: int) -> Identity | None
             or (event.branch or "") != before.branch
             or actions.compaction
             or actions.rewind_before_invocation_id
+            or is_marked(event)
         ):
             return None
         asked |= {one.id for one in event.get_function_calls()}

@@ -8,7 +8,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from aether_context.pack import Outgoing, Pack
+from aether_context.pack import Outgoing, Pack, Part
 
 
 def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> None:
@@ -36,14 +36,20 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> Non
 
 def _contents(pack: Pack, contents: list[types.Content]) -> list[types.Content]:
     whole = len(pack.contents) == len(contents) and pack.contents[:1] and pack.contents[0].origin == 0
-    made = list(contents) if whole else [_content(one, contents) for one in pack.contents]
+    made = list(contents) if whole else [_content(pack, one, contents) for one in pack.contents]
     if whole:
         for at in pack.made:
-            made[at] = _content(pack.contents[at], contents)
+            made[at] = _content(pack, pack.contents[at], contents)
     return made
 
 
-def _content(one: Outgoing, contents: list[types.Content]) -> types.Content:
+def _content(pack: Pack, one: Outgoing, contents: list[types.Content]) -> types.Content:
+    if one.members:
+        parts = [
+            _part(pack, contents, origin, at, wanted)
+            for (origin, at), wanted in zip(one.members, one.content.parts, strict=True)
+        ]
+        return types.Content(role=one.content.role, parts=parts)
     if one.origin < 0:
         return types.Content(role=one.content.role, parts=[types.Part(text=part.text) for part in one.content.parts])
     raw = contents[one.origin]
@@ -52,15 +58,21 @@ def _content(one: Outgoing, contents: list[types.Content]) -> types.Content:
     if one.outcome == "payload":
         others = [part for part in raw.parts or () if not _is_text(part)]
         return types.Content(role=raw.role, parts=[types.Part(text=one.content.parts[0].text), *others])
-    parts = []
-    for part, wanted in zip(raw.parts or (), one.content.parts, strict=True):
-        if part.function_response is None:
-            parts.append(part)
-            continue
-        response = json.loads(wanted.text)
-        answer = part.function_response.model_copy(update={"response": response})
-        parts.append(part.model_copy(update={"function_response": answer}))
+    parts = [_part(pack, contents, one.origin, at, wanted) for at, wanted in enumerate(one.content.parts)]
     return types.Content(role=raw.role, parts=parts)
+
+
+def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wanted: Part) -> types.Part:
+    """A part as it is sent: the host's own where it is that, else one made from it."""
+    if origin < 0 or at < 0:
+        return types.Part(text=wanted.text)
+    part = (contents[origin].parts or [])[at]
+    if pack.source.request.contents[origin].parts[at].wire == wanted.wire:
+        return part
+    if part.function_response is None:
+        return types.Part(text=wanted.text)
+    answer = part.function_response.model_copy(update={"response": json.loads(wanted.text)})
+    return part.model_copy(update={"function_response": answer})
 
 
 def _is_text(part: types.Part) -> bool:

@@ -15,6 +15,7 @@ from aether_context.build.growth import extend_pack
 from aether_context.build.scope import narrow
 from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
+from aether_context.build.trimming import trim
 from aether_context.counting import Memo, Tally
 from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
@@ -48,14 +49,14 @@ def build_pack(
     tally = Tally(counter or counter_for(source.request.model), memo, recorded)
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
-    chosen = choose(source, policy, carried, carried.items, tally)
+    chosen = choose(source, policy, carried, carried.settled.sent, tally)
     tight = tighten(source, policy, scope, carried, tally)
     shares = share(source, policy, tight.carried, chosen)
-    fitted = fit(source, policy, tight, chosen, shares, tally)
+    fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
     if fitted.cut and source.candidates:
         carried = carry(source, policy, scope, tally, afresh=True)
         chosen = choose(source, policy, carried, fitted.items, tally)
         tight = tighten(source, policy, scope, carried, tally)
         shares = share(source, policy, tight.carried, chosen)
-        fitted = fit(source, policy, tight, chosen, shares, tally)
+        fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
     return assemble(source, policy, tight, chosen, shares, fitted, tally)

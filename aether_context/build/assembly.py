@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,12 +10,14 @@ from aether_context import payload
 from aether_context.build.carry import Carried, packed_text, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.fit import Fitted
+from aether_context.build.normalizing import normalized
 from aether_context.build.rewriting import message, summary_content
+from aether_context.build.settling import by_hand, content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
-from aether_context.conversation import as_ranges
+from aether_context.conversation import as_ranges, live_positions
 from aether_context.counting import Tally
 from aether_context.pack import (
     Accuracy,
@@ -58,21 +60,23 @@ def assemble(
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
     scope, carried = tight.scope, tight.carried
     packed = _packed(source, policy, tight, fitted, tally)
-    contents = _contents(source, policy, carried, fitted, packed, tally)
+    plain = _contents(source, policy, carried, fitted, packed, tally)
+    contents = normalized(plain, policy.conversation.stable_prefix, tally) if fitted.normalize else plain
     sent = Sent(
         system=Block(hash_text(carried.system), carried.measured["system"]),
         tools=tuple(Block(tool.digest, tally.tool(tool)) for tool in scope.tools)
         + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
     )
-    fates = _fates(source, carried, chosen, fitted, contents, tally)
+    reason = _reason(source, tight, fitted)
+    epoch = _epoch(source, policy, tight, fitted, packed, reason)
+    fates = _fates(source, carried, chosen, fitted, _by_origin(plain, contents), epoch, tally)
     folds = Folds(
         read=fold(item.raw.digest for item in carried.items),
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
     total = sum(block.tokens for block in sent.blocks)
-    reason = _reason(source, tight, fitted)
     return Pack(
         source=source,
         system=carried.system,
@@ -86,12 +90,13 @@ def assemble(
         scope_mode=scope.mode,
         scope_problem=scope.problem,
         signals=shares.signals,
-        allocation=_spent(source, policy, carried, fitted, shares, contents, tally),
+        allocation=_spent(source, policy, carried, fitted, shares, plain, contents, tally),
         fates=fates,
         events=_named_events(source, fitted),
-        epoch=_epoch(source, policy, tight, fitted, packed, reason),
+        acts=fitted.acts,
+        epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(source, sent, bool(fitted.cut) or fitted.unpacked),
+        prefix=_prefix(source, sent, bool(fitted.cut or fitted.acts) or fitted.unpacked),
         evidence_needed=missing_evidence(source, source.request.contents),
         degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
         request_tokens=total,
@@ -111,7 +116,11 @@ def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | 
         return tight.carried.changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
-    return "high_water" if fitted.cut or fitted.unpacked else None
+    if by_hand(source) and (fitted.cut or fitted.acts):
+        return "by_hand"
+    if fitted.cut or fitted.unpacked:
+        return "high_water"
+    return "replaced" if any(act.replaced for act in fitted.acts) else None
 
 
 def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
@@ -188,14 +197,15 @@ def _fates(
     carried: Carried,
     chosen: Chosen,
     fitted: Fitted,
-    contents: Sequence[Outgoing],
+    sent: Mapping[int, Outgoing],
+    epoch: Epoch,
     tally: Tally,
 ) -> tuple[Fate, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
-    sent = {item.origin: item for item in contents}
     human = source.request.human
+    live = _live(source, fitted, epoch)
     fates = [
-        _content_fate(source, before, sent.get(before.origin), before.origin == human, fitted.cut_reason, tally)
+        _content_fate(source, before, sent.get(before.origin), before.origin in live, human, fitted, tally)
         for before in carried.items
     ]
     lost = {one.id for one in fitted.dropped}
@@ -212,23 +222,52 @@ def _fates(
     return tuple(fates)
 
 
-def content_id(source: Ingredients, index: int) -> str:
-    """The name of a content: its place in the host's list and the beginning of its hash."""
-    return f"c{source.request.positions[index]}_{short(source.request.contents[index].digest)}"
+def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[int, Outgoing]:
+    """What is sent of each content that came in, before it was merged with its neighbours."""
+    if plain is contents:
+        return {item.origin: item for item in plain}
+    whole = {item.origin for item in contents if not item.members}
+    left = whole.union(origin for item in contents for origin, _ in item.members)
+    return {item.origin: item for item in plain if item.origin in left}
+
+
+def _live(source: Ingredients, fitted: Fitted, epoch: Epoch) -> Collection[int]:
+    """The origins of the contents that a later call can still send."""
+    positions = source.request.positions
+    if not fitted.cut:
+        return range(len(positions))
+    live = frozenset(live_positions(epoch, positions[-1] + 1))
+    return frozenset(at for at, position in enumerate(positions) if position in live)
 
 
 def _content_fate(
-    source: Ingredients, before: Outgoing, after: Outgoing | None, human: bool, reason: Reason, tally: Tally
+    source: Ingredients,
+    before: Outgoing,
+    after: Outgoing | None,
+    live: bool,
+    human: int | None,
+    fitted: Fitted,
+    tally: Tally,
 ) -> Fate:
     raw = before.raw
     whole = before.tokens if before.content is raw else tally.content(raw)
-    state: State = "dropped" if after is None else "extract" if after.outcome == "extract" else "kept"
-    why: Reason | None = reason if after is None else "window" if state == "extract" else None
+    state, why = _became(before, after, live, fitted)
     sent = after.tokens if after is not None and after.tokens != whole else None
-    layer: Layer = "task" if human else "conversation"
+    layer: Layer = "task" if before.origin == human else "conversation"
     return content_fate(
         content_id(source, before.origin), layer, speaker(raw), whole, tally.method, raw.digest, state, why, sent
     )
+
+
+def _became(before: Outgoing, after: Outgoing | None, live: bool, fitted: Fitted) -> tuple[State, Reason | None]:
+    """What became of a content, and why."""
+    if after is None and live:
+        return "hidden", fitted.reasons.get(before.origin, "duplicate")
+    if after is None:
+        return "dropped", fitted.reasons.get(before.origin, fitted.cut_reason)
+    if before.origin in fitted.reasons:
+        return "placeholder", fitted.reasons[before.origin]
+    return ("extract", "window") if after.outcome == "extract" else ("kept", None)
 
 
 @lru_cache(maxsize=20_000)
@@ -285,13 +324,13 @@ def _candidate_fate(
 
 def _named_events(source: Ingredients, fitted: Fitted) -> tuple[TruncationEvent, ...]:
     """The events with the names of the contents they concern."""
-    cut = tuple(content_id(source, item.origin) for item in fitted.cut)
     extracts = tuple(content_id(source, item.origin) for item in fitted.items if item.outcome == "extract")
     human = source.request.human
     task = (content_id(source, human),) if human is not None else ()
-    names = {("conversation", "cut"): cut, ("conversation", "emergency"): extracts, ("task", "emergency"): task}
+    names = {("conversation", "emergency"): extracts, ("task", "emergency"): task}
     return tuple(
-        replace(event, item_ids=names.get((event.layer, event.stage), event.item_ids)) for event in fitted.events
+        event if event.item_ids else replace(event, item_ids=names.get((event.layer, event.stage), ()))
+        for event in fitted.events
     )
 
 
@@ -301,17 +340,22 @@ def _spent(
     carried: Carried,
     fitted: Fitted,
     shares: Shares,
+    plain: Sequence[Outgoing],
     contents: Sequence[Outgoing],
     tally: Tally,
 ) -> Allocation:
-    """The allocation with what each layer really used."""
+    """The allocation with what each layer really used.
+
+    Args:
+        plain: the contents before neighbours were merged.
+    """
     used = carried.packed.used if carried.packed is not None else {}
     memory = _cost(fitted.memory) + used.get("memory", 0)
     evidence = _cost(fitted.evidence) + used.get("evidence", 0)
     human = source.request.human
-    said = sum(one.tokens for one in contents if one.origin != human)
-    message_tokens = sum(one.tokens for one in contents if one.origin == human)
-    packed = any(one.origin == human and one.outcome == "payload" for one in contents)
+    message_tokens = sum(one.tokens for one in plain if one.origin == human)
+    said = sum(one.tokens for one in contents) - message_tokens
+    packed = any(one.origin == human and one.outcome == "payload" for one in plain)
     inside = summary_tokens(fitted.summary, policy, tally) if packed and policy.conversation.summary == "payload" else 0
     real: dict[Layer, int] = {
         "system": carried.measured["system"],
@@ -345,6 +389,8 @@ def _epoch(
         trimmed=tuple(sorted(tight.scope.trimmed)),
         payloads=_payloads(source, policy, fitted, packed),
         marks=carried.marks,
+        strategies=fitted.states,
+        asked=source.asked,
     )
     live = {item.raw.digest for item in fitted.items}
     extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}
@@ -438,6 +484,7 @@ def _stages(
         "count": dict(carried.measured),
         "retrieve": [[one.id for one in found.chosen] for found in (chosen.memory, chosen.evidence)],
         "allocate": [layer.final for layer in shares.allocation.layers.values()],
+        "trim": [as_ranges(sorted(fitted.hidden)), fitted.states],
         "fit": [fitted.summary, [one.id for one in fitted.dropped], [item.raw.digest for item in fitted.cut]],
         "render": [packed.before, packed.after] if packed is not None else None,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aether_context import payload
 from aether_context.build.rewriting import asked, message, shortened, summary_content
 from aether_context.build.scope import Scope
+from aether_context.build.settling import Settled, settle
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import is_human
 from aether_context.counting import Tally
@@ -28,13 +29,18 @@ class Carried:
 
     system: str
     contract: bool
-    items: tuple[Outgoing, ...]
+    settled: Settled
     measured: Mapping[Layer, int]
     changed: EpochReason | None
     keeps: bool
     packed: PackedMessage | None
     marks: Mapping[str, str]
     summary_tokens: int
+
+    @property
+    def items(self) -> tuple[Outgoing, ...]:
+        """All contents that came in, in the form in which they would be sent."""
+        return self.settled.items
 
     def human_tokens(self, human: int | None) -> int:
         return self.items[human].tokens if human is not None else 0
@@ -62,7 +68,8 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         )
     )
     packed = _packed(source) if keeps else None
-    items = _items(source, policy, tally, keeps)
+    settled = settle(source, policy, _items(source, policy, tally, keeps), tally)
+    items = settled.items
     task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
@@ -76,7 +83,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     return Carried(
         system=system,
         contract=contract,
-        items=items,
+        settled=settled,
         measured=measured,
         changed=changed,
         keeps=keeps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
@@ -12,10 +13,10 @@ from aether_context.build.ladder import reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
-from aether_context.canonical import short
+from aether_context.canonical import JSON, short
 from aether_context.compression import extract, level, summarize
 from aether_context.counting import Tally
-from aether_context.pack import Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent
+from aether_context.pack import Act, Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
@@ -28,13 +29,20 @@ class Fitted:
     """What is sent and what is not.
 
     ``items`` are the contents that are still sent; ``cut`` those left out by this act, and ``unpacked`` says that
-    earlier messages returned to their own text with it. ``summaries`` are the ids of candidates that are sent
-    shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was taken out of
-    it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None where it is
-    whole.
+    earlier messages returned to their own text with it. ``hidden`` are the origins of those that strategies leave out
+    this time. ``reasons`` say why, for those and for what is cut or replaced, where it is not ``cut_reason``.
+    ``states`` is what strategies keep from call to call, ``acts`` what they did at this one. ``normalize`` says that
+    contents are to be normalized. ``summaries`` are the ids of candidates that are sent shortened. ``request`` is the
+    shortened user request, None where it is whole; ``saved`` holds what was taken out of it, by URI. ``task_ceiling``
+    are the tokens that the payload before the request is cut down to, None where it is whole.
     """
 
     items: tuple[Outgoing, ...]
+    hidden: frozenset[int] = frozenset()
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    normalize: bool = False
+    acts: tuple[Act, ...] = ()
     cut: tuple[Outgoing, ...] = ()
     cut_reason: Reason = "high_water"
     unpacked: bool = False
@@ -62,9 +70,26 @@ class Marks:
     low: int
 
 
-def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, shares: Shares, tally: Tally) -> Fitted:
+class Trimmer(Protocol):
+    """Takes out of the conversation what its strategies ask for."""
+
+    def __call__(
+        self, source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally, /
+    ) -> Fitted: ...
+
+
+def fit(
+    source: Ingredients,
+    policy: PackPolicy,
+    tight: Tight,
+    chosen: Chosen,
+    shares: Shares,
+    tally: Tally,
+    *,
+    trim: Trimmer,
+) -> Fitted:
     """Leaves out only what must be: each layer inside its allocation stays as it is."""
-    carried = tight.carried
+    carried, settled = tight.carried, tight.carried.settled
     if source.hands_off:
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
@@ -74,21 +99,33 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
         chosen.evidence.chosen, layers["evidence"].final, step=source.step, settings=compress, query=query, tally=tally
     )
     fitted = Fitted(
-        items=carried.items,
+        items=settled.sent,
+        hidden=settled.hidden,
+        reasons=settled.reasons,
+        states=settled.states,
+        normalize=settled.normalize,
         memory=memory.kept,
         evidence=evidence.kept,
         summaries=memory.summaries | evidence.summaries,
         dropped=memory.lost + evidence.lost,
         summary=source.epoch.summary,
         extracts=source.epoch.extracts,
-        events=(*memory.compressed, *evidence.compressed, *tight.events, *memory.dropped, *evidence.dropped),
+        events=(
+            *settled.events,
+            *memory.compressed,
+            *evidence.compressed,
+            *tight.events,
+            *memory.dropped,
+            *evidence.dropped,
+        ),
+        degradations=settled.notes,
     )
     used = carried.packed.used if carried.packed is not None else {}
     fixed = (
         sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
     )
     budget = marks(policy, shares.allocation, fixed)
-    fitted = _cut(source, policy, carried, budget, fitted, tally)
+    fitted = trim(source, policy, carried, budget, fitted, tally)
     if _first_payload(source, policy, carried, fitted):
         budget = replace(budget, fixed=budget.fixed + frame_tokens(policy, tally))
     fitted = _shorten_responses(source, policy, budget, fitted, tally)
@@ -121,23 +158,23 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
     )
 
 
-def _spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
+def spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
     """Tokens of the conversation layer: every content but the human message, and the summary."""
     human = source.request.human
     items = sum(item.tokens for item in fitted.items if item.origin != human)
     return items + summary_tokens(fitted.summary, policy, tally)
 
 
-def _cut(
+def cut_to_low_water(
     source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
     """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
-    before = _spoken(source, policy, fitted, tally)
+    before = spoken(source, policy, fitted, tally)
     if before <= budget.high:
         return fitted
-    human = source.request.human
-    items = [_unpacked(item, human, tally) for item in fitted.items]
-    tokens = [0 if item.origin == human else item.tokens for item in items]
+    items = [unpack(item, source.request.human, tally) for item in fitted.items]
+    human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
+    tokens = [0 if at == human else item.tokens for at, item in enumerate(items)]
     settings = policy.conversation
     room = int(settings.summary_share * budget.budget) if settings.summary != "off" else 0
     parts = conversation.units([item.content for item in items])
@@ -154,22 +191,25 @@ def _cut(
         return fitted
     cut = tuple(items[index] for index in gone)
     gone_contents = [item.raw for item in cut]
-    summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=source.epoch.summary) if room else ""
-    kept = tuple(item for item in items if item.origin not in set(gone))
+    out = set(gone)
+    summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=fitted.summary) if room else ""
+    kept = tuple(item for at, item in enumerate(items) if at not in out)
     reason: Reason = "window" if before > budget.ceiling else "high_water"
-    changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary, unpacked=unpacked)
+    changed = replace(
+        fitted, items=kept, cut=(*fitted.cut, *cut), cut_reason=reason, summary=summary, unpacked=unpacked
+    )
     event = TruncationEvent(
         layer="conversation",
         stage="cut",
         reason=reason,
         item_ids=(),
         tokens_before=before,
-        tokens_after=_spoken(source, policy, changed, tally),
+        tokens_after=spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
 
 
-def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
+def unpack(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
     if item.outcome != "payload" or item.origin == human:
         return item
@@ -178,7 +218,7 @@ def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
 
 def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Fitted:
     """Emergency: responses of the exchange that the model has yet to read become extracts."""
-    over = _spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
+    over = spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
     if over <= 0 or not fitted.items:
         return fitted
     parts = conversation.units([item.content for item in fitted.items])
@@ -187,7 +227,7 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
     sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, tally)]
     if not sizes:
         return fitted
-    beside = _spoken(source, policy, fitted, tally) - sum(sizes)
+    beside = spoken(source, policy, fitted, tally) - sum(sizes)
     enough = budget.high - beside >= _LEAST_EXTRACT * len(sizes)
     room = (budget.high if enough else budget.budget - budget.fixed) - beside
     ceiling = max(_LEAST_EXTRACT, level(sizes, room))
@@ -207,8 +247,8 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
         stage="emergency",
         reason="window",
         item_ids=(),
-        tokens_before=_spoken(source, policy, fitted, tally),
-        tokens_after=_spoken(source, policy, changed, tally),
+        tokens_before=spoken(source, policy, fitted, tally),
+        tokens_after=spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
 
@@ -217,7 +257,7 @@ def _shorten_request(
     source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
     """Emergency: the middle of an oversized request leaves a note, and goes to the store."""
-    over = _spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
+    over = spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
     human = source.request.human
     if over <= 0:
         return fitted

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aether_context.build.assembly import checksum, content_fate, content_id, missing_evidence, speaker
-from aether_context.build.fit import marks
+from aether_context.build.assembly import checksum, content_fate, missing_evidence, speaker
+from aether_context.build.fit import Marks, marks
+from aether_context.build.settling import by_hand, content_id
 from aether_context.build.shares import allocated
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
@@ -33,6 +34,8 @@ def extend_pack(
     added = source.request.contents[have:]
     if any(event.stage == "cut" for event in before.events) or any(map(is_human, added)) or source.hands_off:
         return None
+    if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
+        return None
     tally = Tally(counter, memo)
     tokens = [tally.content(content) for content in added]
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
@@ -47,7 +50,7 @@ def extend_pack(
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
-    if spoken > min(marks(policy, allocation, fixed).high, allocation.budget - fixed):
+    if spoken > min(_quiet(policy, marks(policy, allocation, fixed)), allocation.budget - fixed):
         return None
     layers: Mapping[Layer, LayerTokens] = {
         layer: account.using(spoken if layer == "conversation" else used[layer])
@@ -93,6 +96,7 @@ def extend_pack(
             for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
         ),
         events=(),
+        acts=(),
         epoch_reason=None,
         evidence_needed=missing_evidence(source, added, before.evidence_needed),
         prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
@@ -105,9 +109,27 @@ def extend_pack(
             "count": measured,
             "retrieve": [[], []],
             "allocate": [account.final for account in allocation.layers.values()],
+            "trim": before.stages["trim"],
             "fit": [before.epoch.summary, [], []],
             "render": before.stages["render"],
         },
         checksum=checksum(before.allowed_tools, sent, folds),
         sent=sent,
     )
+
+
+_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
+"""Strategies that do nothing to appended contents below a mark."""
+
+
+def _append_only(policy: PackPolicy) -> bool:
+    return _GROWING.issuperset(policy.conversation.strategy)
+
+
+def _quiet(policy: PackPolicy, budget: Marks) -> int:
+    """Tokens of the conversation up to which no strategy acts."""
+    settings = policy.conversation
+    if "summarize" not in settings.strategy:
+        return budget.high
+    trigger = settings.summarize.trigger
+    return min(budget.high, max(int(trigger * budget.budget) - budget.fixed, int(trigger * budget.ceiling)))

@@ -63,7 +63,7 @@ def allocated(
 
 def _wanted(source: Ingredients, carried: Carried, chosen: Chosen) -> dict[Layer, int]:
     used = carried.packed.used if carried.packed is not None else {}
-    total = sum(item.tokens for item in carried.items)
+    total = sum(item.tokens for item in carried.settled.sent)
     return {
         "evidence": sum(one.tokens for one in chosen.evidence.chosen) + used.get("evidence", 0),
         "memory": sum(one.tokens for one in chosen.memory.chosen) + used.get("memory", 0),
@@ -84,7 +84,7 @@ def _squeezed(source: Ingredients, policy: PackPolicy, measured: dict[Layer, int
 def _signals(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Signals:
     step, memory = source.step, chosen.memory.chosen
     pool = sum(one.layer == "memory" for one in source.candidates)
-    humans = [item for item in carried.items if item.content.role == "user" and not item.content.responses]
+    humans = [item for item in carried.settled.sent if item.content.role == "user" and not item.content.responses]
     proofs = [item.needs_evidence for item in step.acceptance]
     return Signals(
         checklist_evidence_ratio=sum(proofs) / len(proofs) if proofs else None,

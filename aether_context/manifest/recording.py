@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aether_context.canonical import canonical_json, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
 from aether_context.manifest.schema import (
+    AnchorRecord,
     ContentList,
     EpochRecord,
     Event,
@@ -21,6 +22,7 @@ from aether_context.manifest.schema import (
     PayloadRecord,
     PrefixReport,
     Row,
+    StrategyAct,
     ToolScope,
 )
 from aether_context.pack import (
@@ -146,6 +148,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         hands_off=source.hands_off,
         rows=rows,
         truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
+        strategy_acts=tuple(StrategyAct(**asdict(act)) for act in pack.acts),
+        anchors=tuple(AnchorRecord(**asdict(anchor)) for anchor in source.anchors),
+        asked=source.asked,
         epoch=epoch,
         epoch_before=None if parent is not None and parent.epoch == before else before,
         epoch_reason=pack.epoch_reason,
@@ -166,7 +171,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     if parent is not None and grown is not None:
         standing = parent.contents + contents.added
     else:
-        standing = tuple(one.raw.digest for one in pack.contents if one.origin >= 0)
+        of_contents = pack.fates[: len(request.contents)]
+        standing = tuple(fate.digest for fate in of_contents if fate.state != "dropped")
     after = Tip(
         pack_id=manifest.pack_id,
         contents=standing,
@@ -185,6 +191,7 @@ def stage_hashes(pack: Pack) -> dict[str, str]:
         "read": folds.read,
         "count": [folds.count, pack.stages["count"]],
         "retrieve": pack.stages["retrieve"],
+        "trim": pack.stages["trim"],
         "allocate": pack.stages["allocate"],
         "fit": pack.stages["fit"],
         "render": pack.stages["render"],
@@ -244,6 +251,8 @@ def epoch_record(epoch: Epoch) -> EpochRecord:
         extracts=dict(epoch.extracts),
         payloads=payloads,
         marks=dict(epoch.marks),
+        strategies={name: dict(held) for name, held in epoch.strategies.items()},
+        asked=epoch.asked,
     )
 
 
@@ -273,6 +282,8 @@ def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
         extracts=record.extracts,
         payloads=tuple(payloads),
         marks=record.marks,
+        strategies=record.strategies,
+        asked=record.asked,
     )
 
 

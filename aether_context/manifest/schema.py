@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import canonical_json, hash_json
+from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
-from aether_context.pack import Accuracy, EpochReason, Layer, PrefixBreak, Reason, Stage, State, Validity
+from aether_context.pack import Accuracy, AnchorKind, EpochReason, Layer, PrefixBreak, Reason, Stage, State, Validity
 
 SCHEMA_VERSION = 1
 
@@ -95,6 +95,36 @@ class Event(_Record):
     """The layer's tokens before."""
     tokens_after: int
     """The layer's tokens after."""
+    strategy: str = ""
+    """The strategy that did it; empty where none did."""
+
+
+class StrategyAct(_Record):
+    """What one strategy did to this request."""
+
+    strategy: str
+    """Its name; ``emergency`` is the net behind all of them."""
+    removed: int = 0
+    """Contents that it left out and that the request before held."""
+    replaced: int = 0
+    """Contents that it replaced."""
+    freed_tokens: int = 0
+    """Tokens that the request is shorter by."""
+    lost_tokens: int = 0
+    """Tokens that a prefix cache held and that have to be read anew: what stays behind the first change."""
+
+
+class AnchorRecord(_Record):
+    """A content that outlives others, as the host or its user marked it."""
+
+    place: int
+    """Its index in the host's list."""
+    kind: AnchorKind
+    """What makes it one."""
+    priority: int
+    """Higher ones go last."""
+    description: str = ""
+    """In words."""
 
 
 class ToolScope(_Record):
@@ -170,6 +200,10 @@ class EpochRecord(_Record):
     """Messages sent in packed form."""
     marks: Mapping[str, str] = {}
     """Short hashes of system, tools, step, role and acceptance list at its beginning."""
+    strategies: Mapping[str, Mapping[str, JSON]] = {}
+    """What each strategy keeps from call to call."""
+    asked: str = ""
+    """The last cut by hand that was carried out."""
 
 
 class Manifest(_Record):
@@ -255,6 +289,12 @@ class Manifest(_Record):
     """The candidates that are new here or whose state changed."""
     truncation_events: tuple[Event, ...] = ()
     """What was left out, in the order in which it happened."""
+    strategy_acts: tuple[StrategyAct, ...] = ()
+    """What strategies did to this request, in their order."""
+    anchors: tuple[AnchorRecord, ...] = ()
+    """Contents that were marked to outlive others."""
+    asked: str = ""
+    """The last cut that was asked for by hand."""
     epoch: EpochRecord
     """The epoch after this pack."""
     epoch_before: EpochRecord | None = None

@@ -1,0 +1,140 @@
+"""What strategies decide from what the host sent alone, before the window is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aether_context.allocation import slack_tokens
+from aether_context.canonical import JSON, short
+from aether_context.counting import Tally
+from aether_context.pack import Act, Ingredients, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.policy import PackPolicy
+from aether_context.strategies import Budget, Conversation, Removed, Replaced, Trimmed, ranked, strategies_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The contents after those strategies.
+
+    ``items`` are all contents that came in, some of them replaced. ``hidden`` are the origins of those that are not
+    sent this time. ``reasons`` say why each of both is so. ``states`` is what strategies keep from call to call.
+    ``notes`` say what could not be done as asked.
+    """
+
+    items: tuple[Outgoing, ...]
+    hidden: frozenset[int] = frozenset()
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    normalize: bool = False
+    acts: tuple[Act, ...] = ()
+    events: tuple[TruncationEvent, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sent(self) -> tuple[Outgoing, ...]:
+        """The items that are sent."""
+        if not self.hidden:
+            return self.items
+        return tuple(item for item in self.items if item.origin not in self.hidden)
+
+
+def settle(source: Ingredients, policy: PackPolicy, items: tuple[Outgoing, ...], tally: Tally) -> Settled:
+    """Applies the policy's early strategies, in their order."""
+    settled = Settled(items=items, states=source.epoch.strategies)
+    early = [one for one in strategies_of(policy.conversation) if one.early]
+    if not early or source.hands_off:
+        return settled
+    conversation = _conversation(source, policy, items, tally)
+    origins = tuple(range(len(items)))
+    for strategy in early:
+        result = strategy.trim(conversation)
+        settled = _settled(source, settled, result, origins, tally)
+        origins = tuple(origins[at] for at in result.kept)
+        conversation = conversation.after(result)
+    return settled
+
+
+def _settled(source: Ingredients, before: Settled, result: Trimmed, origins: Sequence[int], tally: Tally) -> Settled:
+    items = list(before.items)
+    reasons = dict(before.reasons)
+    for one in result.replaced:
+        origin = origins[one.index]
+        reasons[origin] = one.reason
+        items[origin] = replace(
+            items[origin], content=one.content, outcome="placeholder", tokens=tally.content(one.content)
+        )
+    for gone in result.removed:
+        reasons[origins[gone.index]] = gone.reason
+    return replace(
+        before,
+        items=tuple(items),
+        hidden=before.hidden.union(origins[gone.index] for gone in result.removed),
+        reasons=reasons,
+        states=before.states if result.state is None else result.state,
+        normalize=before.normalize or result.normalize,
+        acts=before.acts if result.act is None else (*before.acts, result.act),
+        events=before.events + truncations(source, result, origins),
+        notes=(*before.notes, result.note) if result.note else before.notes,
+    )
+
+
+def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgoing], tally: Tally) -> Conversation:
+    """The conversation as the host sent it: packed messages in their own words, extracts as they are sent."""
+    request, water = source.request, policy.conversation
+    contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
+    slack = slack_tokens(source.window, policy.budget, source.output_tokens)
+    others = sum(map(tally.count, request.other_tools))
+    return Conversation(
+        contents=contents,
+        tokens=tuple(map(tally.content, contents)),
+        human=request.human,
+        positions=request.positions,
+        digests=tuple(item.raw.digest for item in items),
+        budget=Budget.of(
+            source.window,
+            slack=slack,
+            fixed=tally.count(request.system) + sum(map(tally.tool, request.tools)) + others,
+            high_water=water.high_water,
+            low_water=water.low_water,
+        ),
+        counter=tally,
+        system=request.system,
+        tools=request.tools,
+        anchors=ranked(source.anchors),
+        state=source.epoch.strategies,
+        opens=source.first_call,
+        forced=by_hand(source),
+    )
+
+
+def by_hand(source: Ingredients) -> bool:
+    """Whether a cut was asked for that has not been made."""
+    return bool(source.asked) and source.asked != source.epoch.asked
+
+
+def truncations(source: Ingredients, result: Trimmed, origins: Sequence[int]) -> tuple[TruncationEvent, ...]:
+    """A strategy's decision as events: one for what it replaced now, one for what it removed."""
+    act = result.act
+    if act is None:
+        return ()
+    gone: Stage = "cut" if result.lasting else "hide"
+    made: list[tuple[Stage, Sequence[Removed | Replaced]]] = [("replace", result.replaced), (gone, result.removed)]
+    return tuple(
+        TruncationEvent(
+            layer="conversation",
+            stage=stage,
+            reason=new[0].reason,
+            item_ids=tuple(content_id(source, origins[one.index]) for one in new),
+            tokens_before=result.tokens_before,
+            tokens_after=result.tokens_after,
+            strategy=act.strategy,
+        )
+        for stage, ones in made
+        if (new := [one for one in ones if one.new])
+    )
+
+
+def content_id(source: Ingredients, index: int) -> str:
+    """The name of a content: its place in the host's list and the beginning of its hash."""
+    return f"c{source.request.positions[index]}_{short(source.request.contents[index].digest)}"

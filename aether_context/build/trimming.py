@@ -1,0 +1,214 @@
+"""The policy's strategies that look at the water marks, and the net behind all of them.
+
+A strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest down to
+the low-water mark, as under the default strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aether_context.build.carry import Carried
+from aether_context.build.fit import Fitted, Marks, cut_to_low_water, unpack
+from aether_context.build.settling import by_hand, content_id, truncations
+from aether_context.conversation import protected, units
+from aether_context.counting import Tally
+from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
+from aether_context.policy import PackPolicy
+from aether_context.strategies import (
+    Budget,
+    Conversation,
+    Strategy,
+    hold,
+    lost_tokens,
+    ranked,
+    standing_anchors,
+    strategies_of,
+)
+
+NET = "emergency"
+"""What the net is called among the strategies of a manifest."""
+
+
+def trim(
+    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+) -> Fitted:
+    """Applies the policy's late strategies in their order, then the net where too much is left."""
+    late = [one for one in strategies_of(policy.conversation) if not one.early]
+    forced = by_hand(source)
+    for strategy in late:
+        if strategy.name == "epochs":
+            marks = replace(budget, high=-1) if forced else budget
+            fitted = _cut(source, policy, carried, marks, fitted, tally, strategy.name)
+        else:
+            fitted = _applied(source, policy, carried, budget, fitted, tally, strategy)
+    if forced and not fitted.acts and not carried.settled.acts:
+        return _cut(source, policy, carried, replace(budget, high=-1), fitted, tally, NET)
+    if late and late[-1].name == "epochs":
+        return fitted
+    return _cut(source, policy, carried, replace(budget, high=budget.ceiling), fitted, tally, NET)
+
+
+def _applied(
+    source: Ingredients,
+    policy: PackPolicy,
+    carried: Carried,
+    budget: Marks,
+    fitted: Fitted,
+    tally: Tally,
+    strategy: Strategy,
+) -> Fitted:
+    """One strategy's decision, written into what is sent."""
+    conversation = _conversation(source, policy, budget, fitted, tally)
+    result = strategy.trim(conversation)
+    if result.state is not None:
+        fitted = replace(fitted, states=result.state)
+    if result.note:
+        fitted = replace(fitted, degradations=(*fitted.degradations, result.note))
+    if not result.changes:
+        return replace(fitted, normalize=fitted.normalize or result.normalize)
+    origins = [item.origin for item in fitted.items]
+    gone = {origins[one.index]: one.reason for one in result.removed}
+    made = {origins[one.index]: one for one in result.replaced}
+    items = [_made(item, made[item.origin].content, tally) if item.origin in made else item for item in fitted.items]
+    reasons: Mapping[int, Reason] = {
+        **fitted.reasons,
+        **gone,
+        **{origin: one.reason for origin, one in made.items()},
+    }
+    kept = tuple(item for item in items if item.origin not in gone)
+    fitted = replace(
+        fitted,
+        reasons=reasons,
+        normalize=fitted.normalize or result.normalize,
+        acts=fitted.acts if result.act is None else (*fitted.acts, result.act),
+        events=fitted.events + truncations(source, result, origins),
+    )
+    if not result.removed or not result.lasting:
+        return replace(fitted, items=kept, hidden=fitted.hidden.union(gone))
+    return replace(
+        fitted,
+        items=tuple(unpack(item, source.request.human, tally) for item in kept),
+        cut=(*fitted.cut, *(item for item in items if item.origin in gone)),
+        summary=fitted.summary if result.summary is None else result.summary,
+    )
+
+
+def _made(item: Outgoing, content: Content, tally: Tally) -> Outgoing:
+    return replace(item, content=content, outcome="placeholder", tokens=tally.content(content))
+
+
+def _conversation(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Conversation:
+    """The conversation as it would be sent, the human message's tokens counted elsewhere."""
+    request = source.request
+    items = fitted.items
+    contents = tuple(item.content for item in items)
+    positions = tuple(request.positions[item.origin] for item in items)
+    slack = source.window - budget.budget
+    standing = standing_anchors(contents, positions, policy.conversation.anchors)
+    return Conversation(
+        contents=contents,
+        tokens=tuple(0 if item.origin == request.human else item.tokens for item in items),
+        human=next((at for at, item in enumerate(items) if item.origin == request.human), None),
+        positions=positions,
+        digests=tuple(item.raw.digest for item in items),
+        budget=Budget(
+            window=source.window,
+            slack=slack,
+            fixed=budget.fixed,
+            high=budget.high,
+            low=budget.low,
+            ceiling=budget.ceiling,
+        ),
+        counter=tally,
+        system=request.system,
+        tools=request.tools,
+        anchors=ranked([*source.anchors, *standing]),
+        state=fitted.states,
+        summary=fitted.summary,
+        opens=source.first_call,
+        forced=by_hand(source),
+    )
+
+
+def _cut(
+    source: Ingredients,
+    policy: PackPolicy,
+    carried: Carried,
+    budget: Marks,
+    fitted: Fitted,
+    tally: Tally,
+    strategy: str,
+) -> Fitted:
+    """A cut to the low-water mark around the anchors, with an act that names the strategy."""
+    held, lost = _anchored(source, policy, budget, fitted)
+    aside = sum(item.tokens for item in held)
+    rest = tuple(item for item in fitted.items if item not in held) if held else fitted.items
+    marks = replace(
+        budget,
+        fixed=budget.fixed + aside,
+        high=budget.high - aside,
+        low=max(0, budget.low - aside),
+        ceiling=budget.ceiling - aside,
+    )
+    after = cut_to_low_water(source, policy, carried, marks, replace(fitted, items=rest), tally)
+    if len(after.events) == len(fitted.events):
+        return fitted
+    gone = after.cut[len(fitted.cut) :]
+    reason: Reason = "by_hand" if by_hand(source) else after.cut_reason
+    events = [
+        replace(
+            event,
+            reason=reason,
+            item_ids=tuple(content_id(source, item.origin) for item in gone),
+            tokens_before=event.tokens_before + aside,
+            tokens_after=event.tokens_after + aside,
+            strategy=strategy,
+        )
+        if event.stage == "cut"
+        else event
+        for event in after.events[len(fitted.events) :]
+    ]
+    freed = events[0].tokens_before - events[-1].tokens_after
+    items = (*after.items, *(unpack(item, source.request.human, tally) for item in held))
+    return replace(
+        after,
+        items=tuple(sorted(items, key=lambda item: item.origin)),
+        reasons={**after.reasons, **{item.origin: reason for item in gone}},
+        events=(*fitted.events, *events),
+        acts=(*after.acts, _act(fitted.items, gone, freed, strategy)),
+        degradations=(*after.degradations, *lost),
+    )
+
+
+def _anchored(
+    source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted
+) -> tuple[tuple[Outgoing, ...], tuple[str, ...]]:
+    """The contents that anchors hold, and a note for each anchor that there is no room for."""
+    if not source.anchors:
+        return (), ()
+    items = fitted.items
+    parts = units([item.content for item in items])
+    human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
+    stay = protected(parts, human)
+    tokens = [0 if item.origin == source.request.human else item.tokens for item in items]
+    least = sum(tokens[index] for at in stay for index in parts[at].indices)
+    room = budget.ceiling - least - int(policy.conversation.summary_share * budget.budget)
+    positions = [source.request.positions[item.origin] for item in items]
+    held = hold(source.anchors, parts, positions, tokens, room=room, stay=stay)
+    notes = tuple(f"no room for the anchor {one.description} (content {one.place})" for one in held.lost)
+    return tuple(items[index] for at in sorted(held.units) for index in parts[at].indices), notes
+
+
+def _act(before: Sequence[Outgoing], gone: Sequence[Outgoing], freed: int, strategy: str) -> Act:
+    out = {item.origin for item in gone}
+    said = [at for at, item in enumerate(before) if item.raw.role == "model"]
+    touched = {at for at, item in enumerate(before) if item.origin in out}
+    return Act(
+        strategy=strategy,
+        removed=len(gone),
+        replaced=0,
+        freed_tokens=freed,
+        lost_tokens=lost_tokens([item.tokens for item in before], touched, said[-1] if said else 0),
+    )

@@ -1,0 +1,198 @@
+"""Anchors: contents that outlive others, found by rules, kept by priority, and checked afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aether_context.conversation import Unit
+from aether_context.errors import AnchorPreservationError, PolicyError
+from aether_context.pack import Anchor, AnchorKind, Content
+from aether_context.policy import AnchorSettings
+from aether_context.strategies.strategy import Conversation, Trimmed
+
+Selector: TypeAlias = Callable[[Content, int, Sequence[Content]], bool]
+"""Whether a content is an anchor, given its index and all contents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorDefinition:
+    """A rule that finds anchors. ``priority`` 0 or less finds none."""
+
+    kind: AnchorKind
+    priority: int
+    selector: Selector
+    description: str
+
+
+_REGISTERED: dict[str, AnchorDefinition] = {}
+
+
+def register_anchor(description: str, selector: Selector, *, priority: int = 0) -> None:
+    """Adds a rule whose finds are anchors in every pack of this process, under any policy.
+
+    Args:
+        description: the rule's name; a rule of the same name is replaced.
+        selector: must give the same answer for the same contents. In a pack, a rule that raises finds nothing, and the
+            manifest says so.
+        priority: 0 takes the policy's priority of ``custom`` anchors.
+
+    Raises:
+        PolicyError: the description is empty.
+    """
+    if not description.strip():
+        raise PolicyError("description = '': an anchor rule needs a name", field="description")
+    _REGISTERED[description] = AnchorDefinition(
+        kind="custom", priority=priority, selector=selector, description=description
+    )
+
+
+def unregister_anchor(description: str) -> None:
+    """Takes a rule away again; one that is not there is no error."""
+    _REGISTERED.pop(description, None)
+
+
+def registered_anchors(settings: AnchorSettings) -> tuple[AnchorDefinition, ...]:
+    """The rules of `register_anchor`, by name."""
+    return tuple(
+        AnchorDefinition(
+            kind="custom",
+            priority=rule.priority or settings.custom,
+            selector=rule.selector,
+            description=rule.description,
+        )
+        for _, rule in sorted(_REGISTERED.items())
+    )
+
+
+def standing_anchors(contents: Sequence[Content], positions: Sequence[int], settings: AnchorSettings) -> list[Anchor]:
+    """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
+    found = [
+        Anchor(
+            place=positions[at], kind="system_message", priority=settings.system_message, description="system message"
+        )
+        for at, content in enumerate(contents)
+        if content.role == "system" and settings.system_message
+    ]
+    last = next((at for at in range(len(contents) - 1, -1, -1) if contents[at].responses), None)
+    if last is not None and settings.latest_tool_result:
+        found.append(
+            Anchor(
+                place=positions[last],
+                kind="latest_tool_result",
+                priority=settings.latest_tool_result,
+                description="latest tool result",
+            )
+        )
+    return found
+
+
+def identify(
+    contents: Sequence[Content],
+    *,
+    settings: AnchorSettings | None = None,
+    rules: Iterable[AnchorDefinition] = (),
+    marked: Mapping[int, str] | None = None,
+) -> tuple[Anchor, ...]:
+    """The anchors among contents, the highest priority first, then by place; a content is an anchor once.
+
+    Args:
+        rules: further rules besides those that follow from the contents.
+        marked: descriptions of instruction anchors by index.
+    """
+    settings = settings or AnchorSettings()
+    found = standing_anchors(contents, range(len(contents)), settings)
+    if settings.instruction_anchor:
+        found += [
+            Anchor(place=at, kind="instruction_anchor", priority=settings.instruction_anchor, description=description)
+            for at, description in sorted((marked or {}).items())
+        ]
+    for rule in rules:
+        found += selected(rule, contents, range(len(contents)))
+    return ranked(found)
+
+
+def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Sequence[int]) -> list[Anchor]:
+    """What a rule finds."""
+    if rule.priority <= 0:
+        return []
+    return [
+        Anchor(place=positions[at], kind=rule.kind, priority=rule.priority, description=rule.description)
+        for at, content in enumerate(contents)
+        if rule.selector(content, at, contents)
+    ]
+
+
+def ranked(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:
+    """Anchors by priority, the highest first, then by place; of several at one place, the highest."""
+    best: dict[int, Anchor] = {}
+    for anchor in sorted(anchors, key=lambda one: (-one.priority, one.place, one.kind, one.description)):
+        best.setdefault(anchor.place, anchor)
+    return tuple(best.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Anchors that there is room for, the units they are in, and those that have to go."""
+
+    anchors: tuple[Anchor, ...]
+    units: frozenset[int]
+    lost: tuple[Anchor, ...]
+    tokens: int
+
+
+def hold(
+    anchors: Iterable[Anchor],
+    units: Sequence[Unit],
+    positions: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    room: int,
+    stay: frozenset[int] = frozenset(),
+) -> Held:
+    """Chooses the anchors to keep, by priority, each with its whole unit and its turn's human message.
+
+    Args:
+        units: the conversation's units; ``positions`` and ``tokens`` are by content.
+        room: tokens that units which do not stay anyway may take.
+        stay: units that stay anyway.
+    """
+    unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
+    opening: dict[int, int] = {}
+    for at, unit in enumerate(units):
+        if unit.kind == "human":
+            opening.setdefault(unit.turn, at)
+    taken: set[int] = set()
+    kept: list[Anchor] = []
+    lost: list[Anchor] = []
+    used = 0
+    for anchor in ranked(anchors):
+        home = unit_of.get(anchor.place)
+        if home is None:
+            continue
+        wanted = {home, opening.get(units[home].turn, home)} - taken - stay
+        cost = sum(tokens[index] for at in wanted for index in units[at].indices)
+        if used + cost > room:
+            lost.append(anchor)
+            continue
+        used += cost
+        taken |= wanted
+        kept.append(anchor)
+    return Held(anchors=tuple(kept), units=frozenset(taken), lost=tuple(lost), tokens=used)
+
+
+def validate(conversation: Conversation, result: Trimmed) -> None:
+    """Checks that every anchor of a conversation is among what a result keeps.
+
+    Raises:
+        AnchorPreservationError: one is not; with the tokens of all anchors and the room that there is.
+    """
+    left = {anchor.place for anchor in result.anchors}
+    lost = [anchor for anchor in conversation.anchors if anchor.place not in left]
+    if lost:
+        raise AnchorPreservationError(
+            [f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
+            needed=sum(conversation.tokens[at] for at in conversation.anchored),
+            room=conversation.budget.ceiling,
+        )

@@ -1,0 +1,76 @@
+"""What strategies that cut for good have in common: whole units from the oldest, in one act, with a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aether_context.compression import summarize
+from aether_context.conversation import Unit, cut, protected
+from aether_context.pack import Reason
+from aether_context.policy import ConversationSettings
+from aether_context.strategies.anchors import hold
+from aether_context.strategies.strategy import Conversation, Removed, Trimmed, decided
+
+SCARCE_SHARE = 0.02
+"""A cut that frees less than this share of the input budget is made only where the window demands it."""
+
+
+def cut_units(
+    conversation: Conversation,
+    strategy: str,
+    parts: Sequence[Unit],
+    *,
+    stay: frozenset[int],
+    target: int,
+    summary_tokens: int,
+    last_turns: int,
+    reason: Reason,
+) -> Trimmed:
+    """Leaves out units from the oldest down to ``target`` tokens, anchors and those that stay excepted.
+
+    Anchors stay, by priority, while they fit under the ceiling with what stays anyway.
+
+    Args:
+        parts: the conversation's units; ``stay`` are places in it.
+        summary_tokens: ceiling of the summary, which ``target`` includes; 0 for none.
+    """
+    always = stay | protected(parts, conversation.human)
+    least = sum(conversation.tokens[index] for at in always for index in parts[at].indices) + summary_tokens
+    held = hold(
+        conversation.anchors,
+        parts,
+        conversation.positions,
+        conversation.tokens,
+        room=conversation.budget.ceiling - least,
+        stay=always,
+    )
+    gone = cut(
+        parts,
+        conversation.tokens,
+        target=max(0, target - summary_tokens),
+        human=conversation.human,
+        last_turns=last_turns,
+        stay=stay | held.units,
+    )
+    freed = sum(conversation.tokens[at] for at in gone)
+    demanded = conversation.used > conversation.budget.ceiling or conversation.forced
+    if not gone or (not demanded and freed < SCARCE_SHARE * conversation.budget.input):
+        return decided(conversation, strategy)
+    text = _summary(conversation, gone, summary_tokens)
+    why: Reason = "by_hand" if conversation.forced else reason
+    removed = [Removed(index=at, reason=why) for at in gone]
+    note = "; ".join(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)
+    return decided(conversation, strategy, removed=removed, summary=text, note=note)
+
+
+def _summary(conversation: Conversation, gone: Sequence[int], max_tokens: int) -> str:
+    """The summary of what is gone now and before."""
+    if not max_tokens:
+        return ""
+    contents = [conversation.contents[at] for at in gone]
+    return summarize(contents, max_tokens=max_tokens, counter=conversation.counter, earlier=conversation.summary)
+
+
+def summary_room(conversation: Conversation, settings: ConversationSettings) -> int:
+    """Tokens of a summary under a policy."""
+    return int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0

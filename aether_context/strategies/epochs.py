@@ -1,0 +1,35 @@
+"""The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aether_context.conversation import units
+from aether_context.policy import ConversationSettings
+from aether_context.strategies.cutting import cut_units, summary_room
+from aether_context.strategies.strategy import Conversation, Trimmed, decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """The strategy ``epochs``."""
+
+    settings: ConversationSettings
+    name: ClassVar[str] = "epochs"
+    early: ClassVar[bool] = False
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        budget = conversation.budget
+        if conversation.used <= budget.high and not conversation.forced:
+            return decided(conversation, self.name)
+        return cut_units(
+            conversation,
+            self.name,
+            units(conversation.contents),
+            stay=frozenset(),
+            target=budget.low,
+            summary_tokens=summary_room(conversation, self.settings),
+            last_turns=self.settings.last_turns,
+            reason="window" if conversation.used > budget.ceiling else "high_water",
+        )

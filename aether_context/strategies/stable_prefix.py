@@ -1,0 +1,227 @@
+"""Placeholders up to a boundary that never moves back, so that the beginning of the request stays the same.
+
+Texts of the model and responses of tools become a placeholder; messages of users and of the system, calls and media
+stay. Nothing happens until the estimate passes a share of the window. Then everything older than the last messages of
+the model goes in one act, and further ones, one at a time, while the estimate is still above it. The boundary is a
+count of the host's own contents, with the hash of the last content below it.
+
+Departures from the design that this follows: the exchange that the model has yet to read is never replaced, nor is a
+text that is no longer than the placeholder; the output reserve is at most the slack, so that small windows have room.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from aether_context.canonical import JSON, canonical_json
+from aether_context.conversation import units
+from aether_context.counting import Memo
+from aether_context.pack import Content, Part, Reason, Tool
+from aether_context.policy import ConversationSettings, StablePrefixSettings
+from aether_context.strategies.strategy import Conversation, Replaced, Trimmed, decided
+from aether_context.wire import content_of_parts, part_of
+
+BOUNDARY = "trimmed_up_to_message_index"
+"""The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
+
+_LAST = "last_hash"
+_CALL_BYTES = 30
+_KNOWN = Memo(counts=50_000, contents=20_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StablePrefix:
+    """The strategy ``stable_prefix``."""
+
+    settings: ConversationSettings
+    name: ClassVar[str] = "stable_prefix"
+    early: ClassVar[bool] = True
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        settings = self.settings.stable_prefix
+        begin, note = _boundary(conversation)
+        held = self._replacements(conversation, range(begin), new=False)
+        sizes = [estimate(content, settings) for content in conversation.contents]
+        for one in held:
+            sizes[one.index] = estimate(one.content, settings)
+        room = self._room(conversation)
+        end = begin
+        if conversation.forced or _with_safety(sum(sizes), settings) > room:
+            end = self._advance(conversation, begin, sizes, room)
+        return decided(
+            conversation,
+            self.name,
+            replaced=(*held, *self._replacements(conversation, range(begin, end), new=True)),
+            state=_state(conversation, end) if end != begin or note else None,
+            normalize=True,
+            note=note,
+        )
+
+    def _replacements(self, conversation: Conversation, indices: range, *, new: bool) -> list[Replaced]:
+        reason: Reason = "by_hand" if new and conversation.forced else "threshold"
+        made = ((at, self._replacement(conversation, at)) for at in indices)
+        return [
+            Replaced(index=at, content=content, reason=reason, new=new) for at, content in made if content is not None
+        ]
+
+    def _room(self, conversation: Conversation) -> int:
+        """Tokens of the messages above which more is replaced."""
+        settings, budget = self.settings.stable_prefix, conversation.budget
+        reserve = min(settings.output_reserve_tokens, budget.slack)
+        window = budget.window - bytes_to_tokens(len(conversation.system.encode()), settings) - reserve
+        return int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
+
+    def _advance(self, conversation: Conversation, begin: int, sizes: Sequence[int], room: int) -> int:
+        """The new boundary: at the last messages to keep, or further where the estimate asks for it."""
+        settings = self.settings.stable_prefix
+        left = list(sizes)
+        stop = _unread(conversation)
+        keep = min(_first_kept(conversation.contents, settings.keep_last_messages), stop)
+        end = begin
+        while end < stop and (end < keep or _with_safety(sum(left), settings) > room):
+            made = self._replacement(conversation, end)
+            if made is not None:
+                left[end] = estimate(made, settings)
+            end += 1
+        return end
+
+    def _replacement(self, conversation: Conversation, at: int) -> Content | None:
+        """What stands for a content, None where it stays."""
+        content = conversation.contents[at]
+        if at in conversation.anchored or not (content.responses or content.role == "model"):
+            return None
+        made = placeholder(content, self.settings.stable_prefix.placeholder)
+        return None if made.digest == content.digest else made
+
+
+def placeholder(content: Content, text: str) -> Content:
+    """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
+    key = f"{text}\0{content.digest}"
+    found = _KNOWN.content(key)
+    if found is None:
+        parts = [_blank(part, text) for part in content.parts]
+        changed = any(one is not other for one, other in zip(parts, content.parts, strict=True))
+        found = content_of_parts(content.role, parts) if changed else content
+        _KNOWN.put_content(key, found)
+    return found
+
+
+def _blank(part: Part, text: str) -> Part:
+    if part.kind == "text" and len(part.text) > len(text):
+        return part_of({"text": text})
+    response = {"result": text}
+    if part.kind == "response" and len(part.text) > len(canonical_json(response)):
+        wire = json.loads(part.wire)
+        wire["function_response"]["response"] = response
+        return part_of(wire, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
+    return part
+
+
+def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings | None = None) -> int:
+    """This strategy's own estimate of messages, on the safe side: bytes by 3.5, what each message and part adds, and 5%
+    on top."""
+    settings = settings or StablePrefixSettings()
+    return _with_safety(sum(estimate(content, settings) for content in contents), settings)
+
+
+def estimate(content: Content, settings: StablePrefixSettings) -> int:
+    """The estimate of one message, before the safety factor."""
+    rates = (settings.bytes_per_token, settings.message_tokens, settings.part_tokens, settings.image_tokens)
+    key = f"{rates}{content.digest}"
+    found = _KNOWN.tokens(key)
+    if found is None:
+        found = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
+        if not _plain(content):
+            found += settings.part_tokens * len(content.parts)
+        _KNOWN.put_tokens(key, found)
+    return found
+
+
+def _plain(content: Content) -> bool:
+    return len(content.parts) == 1 and content.parts[0].kind == "text"
+
+
+def _part_tokens(part: Part, settings: StablePrefixSettings) -> int:
+    size = len(part.text.encode("utf-8", "surrogatepass"))
+    if part.kind == "media":
+        return settings.image_tokens
+    if part.kind == "call":
+        return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES, settings)
+    if part.kind == "response":
+        media = settings.image_tokens if part.media_tokens else 0
+        return bytes_to_tokens(size + _CALL_BYTES, settings) + media
+    return bytes_to_tokens(size, settings)
+
+
+def bytes_to_tokens(size: float, settings: StablePrefixSettings) -> int:
+    return math.ceil(size / settings.bytes_per_token)
+
+
+def estimate_tool_overhead(tools: Sequence[Tool], settings: StablePrefixSettings | None = None) -> int:
+    """The estimate of declarations: bytes of name, description and schema, times 1.2, by 3.5, and 8 for each."""
+    settings = settings or StablePrefixSettings()
+    return sum(
+        bytes_to_tokens(_tool_bytes(tool.wire) * settings.tool_factor, settings) + settings.tool_tokens
+        for tool in tools
+    )
+
+
+@lru_cache(maxsize=2_000)
+def _tool_bytes(wire: str) -> int:
+    declared: dict[str, Any] = json.loads(wire)
+    schema = declared.get("parameters_json_schema") or declared.get("parameters") or {}
+    said = str(declared.get("name") or "") + str(declared.get("description") or "") + canonical_json(schema)
+    return len(said.encode("utf-8", "surrogatepass"))
+
+
+def _with_safety(tokens: int, settings: StablePrefixSettings) -> int:
+    return math.ceil(tokens * settings.safety)
+
+
+def _first_kept(contents: Sequence[Content], keep_last: int) -> int:
+    """The index of the first of the model's last messages, 0 where there are no more than those."""
+    said = [at for at, content in enumerate(contents) if content.role == "model"]
+    if len(said) <= keep_last:
+        return 0
+    return said[-keep_last] if keep_last else len(contents)
+
+
+def _unread(conversation: Conversation) -> int:
+    """The index from which nothing is replaced: what the model has yet to read."""
+    parts = units(conversation.contents)
+    if not parts:
+        return 0
+    last = max(parts, key=lambda unit: unit.indices[-1])
+    return last.indices[0] if last.kind == "exchange" else last.indices[-1]
+
+
+def _boundary(conversation: Conversation) -> tuple[int, str]:
+    """The index of the boundary, found by the hash of the last content below it, and what was wrong with it.
+
+    A content that a cut took away since then cannot be compared; the count stands.
+    """
+    kept = conversation.state.get("stable_prefix") or {}
+    count, digest = kept.get(BOUNDARY), kept.get(_LAST)
+    if not isinstance(count, int) or count <= 0:
+        return 0, ""
+    below = sum(place < count for place in conversation.positions)
+    last = conversation.positions[below - 1] if below else -1
+    if last < count - 1 and len(conversation.positions) > below:
+        return below, ""
+    if below and conversation.digests[below - 1] == digest:
+        return below, ""
+    places = [at + 1 for at, found in enumerate(conversation.digests) if found == digest]
+    if places:
+        return min(places, key=lambda at: (abs(at - below), at)), "the boundary of the placeholders was found again"
+    return 0, "the boundary of the placeholders is gone"
+
+
+def _state(conversation: Conversation, end: int) -> Mapping[str, JSON]:
+    if not end:
+        return {}
+    return {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.digests[end - 1]}

@@ -1,0 +1,333 @@
+"""What a strategy is given and what it gives back: plain values, so that each works alone and inside a pack.
+
+    conversation = Conversation.of(contents, window=16_000)
+    result = HeadsTails(ConversationSettings()).trim(conversation)
+    result.kept, result.removed, result.freed_tokens, result.anchors
+
+Indices are places in ``Conversation.contents``. Nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from aether_context import payload
+from aether_context.canonical import JSON
+from aether_context.conversation import is_human
+from aether_context.counting import PER_MESSAGE, Tally
+from aether_context.pack import Act, Anchor, Content, Reason, Tool
+from aether_context.tokens import TokenCounter, counter_for
+from aether_context.wire import content_of_parts, part_of
+
+
+class Counts(Protocol):
+    """Counts the tokens of texts and of whole contents, framing included."""
+
+    def count(self, text: str) -> int: ...
+
+    def content(self, content: Content) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The tokens that there are. ``window`` is W, ``slack`` what is kept free for the answer, ``fixed`` what is sent
+    beside the contents.
+
+    The marks are tokens of the conversation alone: above ``high`` a cut is made, it goes down to ``low``, and more than
+    ``ceiling`` do not fit.
+    """
+
+    window: int
+    slack: int
+    fixed: int
+    high: int
+    low: int
+    ceiling: int
+
+    @classmethod
+    def of(
+        cls, window: int, *, slack: int | None = None, fixed: int = 0, high_water: float = 0.8, low_water: float = 0.5
+    ) -> Budget:
+        """The budget of a window.
+
+        Args:
+            slack: tokens; a tenth of the window by default.
+            high_water: share of the input budget, 0 to 1, like ``low_water``.
+        """
+        free = window // 10 if slack is None else slack
+        room = window - free
+        return cls(
+            window=window,
+            slack=free,
+            fixed=fixed,
+            high=max(0, int(high_water * room) - fixed),
+            low=max(0, int(low_water * room) - fixed),
+            ceiling=max(0, room - fixed),
+        )
+
+    @property
+    def input(self) -> int:
+        """The input budget ``B = W - S``."""
+        return self.window - self.slack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation as a strategy sees it.
+
+    ``tokens`` are those of each content, 0 for one that ``budget.fixed`` counts. ``human`` is the index of the final
+    human message, None where there is none. ``positions`` are the places of the contents in the host's list; anchors
+    name those. ``digests`` are the hashes of the contents as the host gave them. ``state`` is what each strategy kept
+    from call to call, by its name. ``summary`` is that of what earlier calls cut. ``opens`` is set at the first model
+    call after the human message. ``forced`` is set where a cut was asked for by hand: marks and thresholds are not
+    waited for.
+    """
+
+    contents: tuple[Content, ...]
+    tokens: tuple[int, ...]
+    human: int | None
+    positions: tuple[int, ...]
+    digests: tuple[str, ...]
+    budget: Budget
+    counter: Counts
+    system: str = ""
+    tools: tuple[Tool, ...] = ()
+    anchors: tuple[Anchor, ...] = ()
+    state: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    summary: str = ""
+    opens: bool = True
+    forced: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        contents: Sequence[Content],
+        *,
+        window: int,
+        budget: Budget | None = None,
+        system: str = "",
+        tools: Sequence[Tool] = (),
+        anchors: Sequence[Anchor] = (),
+        state: Mapping[str, Mapping[str, JSON]] | None = None,
+        summary: str = "",
+        counter: TokenCounter | None = None,
+        model: str = "",
+    ) -> Conversation:
+        """A conversation outside any pack.
+
+        Args:
+            window: the most input tokens.
+            budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
+            counter: counts tokens; the built-in estimate for ``model`` by default.
+        """
+        tally = Tally(counter or counter_for(model))
+        fixed = tally.count(system) + sum(map(tally.tool, tools))
+        humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
+        return cls(
+            contents=tuple(contents),
+            tokens=tuple(map(tally.content, contents)),
+            human=next(humans, None),
+            positions=tuple(range(len(contents))),
+            digests=tuple(content.digest for content in contents),
+            budget=budget or Budget.of(window, fixed=fixed),
+            counter=tally,
+            system=system,
+            tools=tuple(tools),
+            anchors=tuple(anchors),
+            state=state or {},
+            summary=summary,
+        )
+
+    @property
+    def used(self) -> int:
+        """Tokens of the contents and the summary."""
+        return sum(self.tokens) + self.summary_tokens(self.summary)
+
+    @property
+    def anchored(self) -> frozenset[int]:
+        """The indices of anchors."""
+        places = {anchor.place for anchor in self.anchors}
+        return frozenset(at for at, place in enumerate(self.positions) if place in places)
+
+    @property
+    def fresh(self) -> int:
+        """The index from which no earlier request can have held a content: the last thing that the model said."""
+        said = (at for at in range(len(self.contents) - 1, -1, -1) if self.contents[at].role == "model")
+        return next(said, 0)
+
+    def summary_tokens(self, summary: str) -> int:
+        """What a summary costs as a message of its own."""
+        return self.counter.count(payload.summary_message(summary)) + PER_MESSAGE if summary else 0
+
+    def after(self, result: Trimmed) -> Conversation:
+        """The conversation that a result leaves."""
+        made = {one.index: one.content for one in result.replaced}
+        return replace(
+            self,
+            contents=tuple(made.get(at, self.contents[at]) for at in result.kept),
+            tokens=tuple(
+                self.counter.content(made[at]) if at in made and self.tokens[at] else self.tokens[at]
+                for at in result.kept
+            ),
+            positions=tuple(self.positions[at] for at in result.kept),
+            digests=tuple(self.digests[at] for at in result.kept),
+            human=result.kept.index(self.human) if self.human is not None and self.human in result.kept else None,
+            state=result.state if result.state is not None else self.state,
+            summary=self.summary if result.summary is None else result.summary,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """A content that is left out, by index, and why. ``new`` is set where it was there until now."""
+
+    index: int
+    reason: Reason
+    new: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """A content that another one stands for, by index, and why. ``new`` is set where this call decided it."""
+
+    index: int
+    content: Content
+    reason: Reason
+    new: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """What a strategy decided.
+
+    ``summary`` is the new summary of what was cut, None
+    where it stays as it was. ``state`` is what the strategies keep from now on, by name, None where it stays.
+    ``lasting`` says whether what is removed stays away at later calls, or is decided anew at each. ``normalize`` says
+    that what is sent is to be normalized. ``note`` says what could not be done as asked. ``act`` is the effect in
+    numbers, None where there was none.
+    """
+
+    kept: tuple[int, ...]
+    removed: tuple[Removed, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    anchors: tuple[Anchor, ...] = ()
+    summary: str | None = None
+    state: Mapping[str, Mapping[str, JSON]] | None = None
+    lasting: bool = True
+    normalize: bool = False
+    note: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    act: Act | None = None
+
+    @property
+    def freed_tokens(self) -> int:
+        return self.tokens_before - self.tokens_after
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is removed or replaced."""
+        return bool(self.removed or self.replaced)
+
+
+class Strategy(Protocol):
+    """Decides what of a conversation is still sent."""
+
+    @property
+    def name(self) -> str:
+        """The name that policies give."""
+
+    @property
+    def early(self) -> bool:
+        """Whether it looks at what the host sent alone, and not at the water marks, which are known only once the
+        window is allocated. Early ones come before others."""
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        """What is kept, removed and replaced. The input stays as it is."""
+
+
+def decided(
+    conversation: Conversation,
+    strategy: str,
+    *,
+    removed: Sequence[Removed] = (),
+    replaced: Sequence[Replaced] = (),
+    summary: str | None = None,
+    state: Mapping[str, JSON] | None = None,
+    lasting: bool = True,
+    normalize: bool = False,
+    note: str = "",
+) -> Trimmed:
+    """A strategy's decision with its account.
+
+    Args:
+        state: what the strategy keeps from now on; None where that stays as it was.
+    """
+    gone = {one.index for one in removed}
+    result = Trimmed(
+        kept=tuple(at for at in range(len(conversation.contents)) if at not in gone),
+        removed=tuple(removed),
+        replaced=tuple(replaced),
+        summary=summary,
+        state=None if state is None else {**conversation.state, strategy: state},
+        lasting=lasting,
+        normalize=normalize,
+        note=note,
+    )
+    places = {conversation.positions[at] for at in result.kept}
+    before = conversation.used - _saved_earlier(conversation, result)
+    after = conversation.after(result).used
+    return replace(
+        result,
+        anchors=tuple(anchor for anchor in conversation.anchors if anchor.place in places),
+        tokens_before=before,
+        tokens_after=after,
+        act=_act(conversation, strategy, result, before - after),
+    )
+
+
+def _saved_earlier(conversation: Conversation, result: Trimmed) -> int:
+    """Tokens that the decisions of earlier calls save."""
+    tokens, count = conversation.tokens, conversation.counter.content
+    replaced = (one for one in result.replaced if not one.new and tokens[one.index])
+    removed = (one for one in result.removed if not one.new)
+    return sum(tokens[one.index] - count(one.content) for one in replaced) + sum(tokens[one.index] for one in removed)
+
+
+def _act(conversation: Conversation, strategy: str, result: Trimmed, freed: int) -> Act | None:
+    replaced = {one.index for one in result.replaced if one.new}
+    removed = {one.index for one in result.removed if one.new}
+    if not removed and not replaced:
+        return None
+    earlier = {one.index for one in result.replaced if not one.new}
+    earlier |= {one.index for one in result.removed if not one.new}
+    left = [0 if at in earlier else tokens for at, tokens in enumerate(conversation.tokens)]
+    return Act(
+        strategy=strategy,
+        removed=len(removed),
+        replaced=len(replaced),
+        freed_tokens=freed,
+        lost_tokens=lost_tokens(left, removed | replaced, conversation.fresh),
+    )
+
+
+def lost_tokens(tokens: Sequence[int], touched: set[int], fresh: int) -> int:
+    """Tokens that a prefix cache held and that have to be read anew: unchanged contents behind the first change.
+
+    Args:
+        touched: indices removed or replaced.
+        fresh: the index from which nothing was sent before.
+    """
+    first = min(touched, default=len(tokens))
+    return sum(tokens[at] for at in range(first + 1, min(fresh, len(tokens))) if at not in touched)
+
+
+def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]:
+    """The contents that a result leaves, the summary as a user message before them."""
+    contents = conversation.after(result).contents
+    summary = conversation.summary if result.summary is None else result.summary
+    if not summary:
+        return contents
+    return (content_of_parts("user", [part_of({"text": payload.summary_message(summary)})]), *contents)

@@ -1,0 +1,41 @@
+"""Older messages become a running summary, made of the conversation's own lines and bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aether_context.conversation import units
+from aether_context.policy import ConversationSettings
+from aether_context.strategies.cutting import cut_units
+from aether_context.strategies.strategy import Budget, Conversation, Trimmed, decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarize:
+    """The strategy ``summarize``."""
+
+    settings: ConversationSettings
+    name: ClassVar[str] = "summarize"
+    early: ClassVar[bool] = False
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        settings, budget = self.settings.summarize, conversation.budget
+        if conversation.used <= mark(budget, settings.trigger) and not conversation.forced:
+            return decided(conversation, self.name)
+        parts = units(conversation.contents)
+        return cut_units(
+            conversation,
+            self.name,
+            parts,
+            stay=frozenset(range(max(0, len(parts) - settings.keep_last), len(parts))),
+            target=mark(budget, settings.target),
+            summary_tokens=int(settings.summary_share * budget.input),
+            last_turns=1,
+            reason="high_water",
+        )
+
+
+def mark(budget: Budget, share: float) -> int:
+    """A share of the input budget as tokens of the conversation, at least that share of what there is for it."""
+    return max(int(share * budget.input) - budget.fixed, int(share * budget.ceiling))
