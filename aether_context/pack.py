@@ -327,7 +327,8 @@ class Epoch:
     their responses was shortened to. ``trimmed`` are the names of declarations without
     examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
     ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
-    ``asked`` names the last cut by hand that was carried out.
+    ``asked`` names the last cut by hand that was carried out. Contents before ``summary_place``, an index in the host's
+    list, stand before the summary.
     """
 
     number: int = 0
@@ -336,6 +337,7 @@ class Epoch:
     anchors: tuple[tuple[int, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
     summary: str = ""
+    summary_place: int = 0
     contract: bool = False
     trimmed: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)

@@ -229,6 +229,8 @@ class ConversationSettings(_Settings):
             raise ValueError(f"low_water {self.low_water} is above high_water {self.high_water}")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
+        if "summarize" in self.strategy and self.summary == "off":
+            raise ValueError("summary 'off' leaves the strategy 'summarize' no place: choose 'head' or 'payload'")
         return self
 
 

@@ -216,6 +216,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, policy.Range):
         return f"{value.low:g} to {value.high:g}"
+    if isinstance(value, tuple):
+        return _listed(value)
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`" if isinstance(value, (int, float)) or (isinstance(value, str) and value) else ""

@@ -222,6 +222,18 @@ def conversations(draw: st.DrawFn) -> list[types.Content]:
     return contents
 
 
+STRATEGIES = (
+    "epochs",
+    "epochs",
+    "stable_prefix",
+    "sliding_turns",
+    "heads_tails",
+    "summarize",
+    "none",
+    ("stable_prefix", "sliding_turns"),
+    ("sliding_turns", "epochs"),
+    ("stable_prefix", "heads_tails", "summarize"),
+)
 windows = st.one_of(st.integers(256, 1_500), st.integers(256, 20_000))
 
 STEP = {"id": "s", "text": "find the tax rate", "acceptance": [{"text": "named", "needs_evidence": True}]}
@@ -244,12 +256,16 @@ STATES: list[dict[str, Any]] = [
 
 @st.composite
 def policies(draw: st.DrawFn) -> PackPolicy:
+    strategy = draw(st.sampled_from(STRATEGIES))
+    places = ["head", "payload"] if "summarize" in strategy else ["head", "payload", "off"]
     return PackPolicy(
         max_input_tokens=draw(windows),
         conversation={
-            "summary": draw(st.sampled_from(["head", "payload", "off"])),
+            "summary": draw(st.sampled_from(places)),
             "past_payloads": draw(st.sampled_from(["packed", "raw"])),
             "last_turns": draw(st.sampled_from([1, 3])),
+            "strategy": strategy,
+            "sliding_turns": {"tokens": draw(st.sampled_from([0, 400, 100_000]))},
         },
         payload={"contract": draw(st.sampled_from(["system", "payload", "off"])), "recitation": draw(st.booleans())},
         tools={"scope": draw(st.sampled_from(["auto", "off", "prune", "mask"]))},
@@ -585,12 +601,14 @@ def test_the_final_request_of_the_user_is_whole_while_it_fits(
         human = pack.source.request.human
         assert human is not None
         text = pack.source.request.contents[human].text
-        sent = next(one for one in pack.contents if one.origin == human)
+        sent = next(one for one in pack.contents if human in {one.origin, *(origin for origin, _ in one.members)})
         shortened = any(event.layer == "task" and event.stage == "emergency" for event in pack.events)
         if not shortened and "payload" == sent.outcome and "left out" not in sent.content.text:
             assert sent.content.text.endswith(text)
         if sent.outcome == "verbatim":
             assert sent.content.text == text
+        if sent.outcome == "merged" and not shortened and "left out" not in sent.content.text:
+            assert text in sent.content.text
 
 
 messages = st.one_of(texts(800), texts(20)).filter(lambda text: bool(text.strip()))

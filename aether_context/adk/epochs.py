@@ -40,6 +40,7 @@ class _Stored(BaseModel):
     cut_hash: str = ""
     anchors: tuple[tuple[int, str], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
+    summary_place: int = 0
     contract: bool = False
     trimmed: tuple[str, ...] = ()
     extracts: dict[str, int] = {}
@@ -89,6 +90,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         anchors=stored.anchors,
         kept=stored.kept,
         summary=summary if isinstance(summary, str) and stored.cut_count else "",
+        summary_place=stored.summary_place if stored.cut_count else 0,
         contract=stored.contract,
         trimmed=stored.trimmed,
         extracts=stored.extracts,
@@ -116,6 +118,7 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
         "cut_hash": after.cut_hash,
         "anchors": [list(one) for one in after.anchors],
         "kept": [list(one) for one in after.kept],
+        "summary_place": after.summary_place,
         "contract": after.contract,
         "trimmed": list(after.trimmed),
         "extracts": dict(after.extracts),
@@ -196,7 +199,8 @@ def reset(epoch: Epoch, total: int, note: str) -> Aligned:
 def _shifted(epoch: Epoch, shift: int) -> Epoch:
     kept = tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0)
     anchors = tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0)
-    return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept, anchors=anchors)
+    place = max(0, epoch.summary_place + shift) if epoch.summary_place else 0
+    return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept, anchors=anchors, summary_place=place)
 
 
 def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity) -> PackedMessage | None:

@@ -181,15 +181,22 @@ def _contents(
     tally: Tally,
 ) -> tuple[Outgoing, ...]:
     out: list[Outgoing] = []
-    if fitted.summary and policy.conversation.summary == "head":
-        content = summary_content(payload.summary_message(fitted.summary))
-        out.append(Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=tally.content(content)))
     for item in fitted.items:
         if item.origin == source.request.human and packed is not None and packed.before:
             content = message(item.raw, packed_text(packed, fitted.summary, policy))
             item = replace(item, content=content, outcome="payload", tokens=tally.content(content))
         out.append(item)
+    if fitted.summary and policy.conversation.summary == "head":
+        content = summary_content(payload.summary_message(fitted.summary))
+        made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=tally.content(content))
+        out.insert(_summary_index(source, fitted), made)
     return tuple(out)
+
+
+def _summary_index(source: Ingredients, fitted: Fitted) -> int:
+    """Where the summary stands among the contents."""
+    place, positions = fitted.summary_place, source.request.positions
+    return sum(positions[item.origin] < place for item in fitted.items) if place else 0
 
 
 def _fates(
@@ -385,6 +392,7 @@ def _epoch(
         before,
         number=before.number + (reason is not None),
         summary=fitted.summary,
+        summary_place=fitted.summary_place if fitted.summary else 0,
         contract=carried.contract,
         trimmed=tuple(sorted(tight.scope.trimmed)),
         payloads=_payloads(source, policy, fitted, packed),

@@ -32,9 +32,10 @@ class Fitted:
     earlier messages returned to their own text with it. ``hidden`` are the origins of those that strategies leave out
     this time. ``reasons`` say why, for those and for what is cut or replaced, where it is not ``cut_reason``.
     ``states`` is what strategies keep from call to call, ``acts`` what they did at this one. ``normalize`` says that
-    contents are to be normalized. ``summaries`` are the ids of candidates that are sent shortened. ``request`` is the
-    shortened user request, None where it is whole; ``saved`` holds what was taken out of it, by URI. ``task_ceiling``
-    are the tokens that the payload before the request is cut down to, None where it is whole.
+    contents are to be normalized. ``summary_place`` is that of `Epoch`. ``summaries`` are the ids of candidates that
+    are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was
+    taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None
+    where it is whole.
     """
 
     items: tuple[Outgoing, ...]
@@ -51,6 +52,7 @@ class Fitted:
     summaries: frozenset[str] = frozenset()
     dropped: tuple[Candidate, ...] = ()
     summary: str = ""
+    summary_place: int = 0
     extracts: Mapping[str, int] = field(default_factory=dict)
     request: str | None = None
     task_ceiling: int | None = None
@@ -104,11 +106,13 @@ def fit(
         reasons=settled.reasons,
         states=settled.states,
         normalize=settled.normalize,
+        acts=settled.acts,
         memory=memory.kept,
         evidence=evidence.kept,
         summaries=memory.summaries | evidence.summaries,
         dropped=memory.lost + evidence.lost,
         summary=source.epoch.summary,
+        summary_place=source.epoch.summary_place,
         extracts=source.epoch.extracts,
         events=(
             *settled.events,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aether_context.build.carry import Carried
+from aether_context.build.carry import Carried, summary_tokens
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, unpack
 from aether_context.build.settling import by_hand, content_id, truncations
 from aether_context.conversation import protected, units
@@ -20,6 +20,7 @@ from aether_context.strategies import (
     Budget,
     Conversation,
     Strategy,
+    Trimmed,
     hold,
     lost_tokens,
     ranked,
@@ -43,7 +44,7 @@ def trim(
             fitted = _cut(source, policy, carried, marks, fitted, tally, strategy.name)
         else:
             fitted = _applied(source, policy, carried, budget, fitted, tally, strategy)
-    if forced and not fitted.acts and not carried.settled.acts:
+    if forced and not fitted.acts:
         return _cut(source, policy, carried, replace(budget, high=-1), fitted, tally, NET)
     if late and late[-1].name == "epochs":
         return fitted
@@ -92,7 +93,15 @@ def _applied(
         items=tuple(unpack(item, source.request.human, tally) for item in kept),
         cut=(*fitted.cut, *(item for item in items if item.origin in gone)),
         summary=fitted.summary if result.summary is None else result.summary,
+        summary_place=_place(source, fitted, origins, result),
     )
+
+
+def _place(source: Ingredients, fitted: Fitted, origins: Sequence[int], result: Trimmed) -> int:
+    """The place in the host's list before which the summary stands."""
+    if result.summary is None:
+        return fitted.summary_place
+    return source.request.positions[origins[result.summary_at]] if result.summary_at else 0
 
 
 def _made(item: Outgoing, content: Content, tally: Tally) -> Outgoing:
@@ -127,6 +136,7 @@ def _conversation(source: Ingredients, policy: PackPolicy, budget: Marks, fitted
         anchors=ranked([*source.anchors, *standing]),
         state=fitted.states,
         summary=fitted.summary,
+        summary_tokens=summary_tokens(fitted.summary, policy, tally),
         opens=source.first_call,
         forced=by_hand(source),
     )

@@ -190,6 +190,8 @@ class EpochRecord(_Record):
     """Index ranges below ``cut_count`` that are still sent."""
     summary: str = ""
     """Hash of the summary of what was cut; empty where there is none."""
+    summary_place: int = 0
+    """Contents before this index of the host's list stand before the summary."""
     contract: bool = False
     """Whether the system instruction explains the pack."""
     trimmed: tuple[str, ...] = ()

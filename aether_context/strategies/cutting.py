@@ -11,9 +11,6 @@ from aether_context.policy import ConversationSettings
 from aether_context.strategies.anchors import hold
 from aether_context.strategies.strategy import Conversation, Removed, Trimmed, decided
 
-SCARCE_SHARE = 0.02
-"""A cut that frees less than this share of the input budget is made only where the window demands it."""
-
 
 def cut_units(
     conversation: Conversation,
@@ -24,6 +21,7 @@ def cut_units(
     target: int,
     summary_tokens: int,
     last_turns: int,
+    worthwhile: int,
     reason: Reason,
 ) -> Trimmed:
     """Leaves out units from the oldest down to ``target`` tokens, anchors and those that stay excepted.
@@ -33,6 +31,7 @@ def cut_units(
     Args:
         parts: the conversation's units; ``stay`` are places in it.
         summary_tokens: ceiling of the summary, which ``target`` includes; 0 for none.
+        worthwhile: tokens; a cut that frees fewer is made only where the window or a hand demands it.
     """
     always = stay | protected(parts, conversation.human)
     least = sum(conversation.tokens[index] for at in always for index in parts[at].indices) + summary_tokens
@@ -54,13 +53,22 @@ def cut_units(
     )
     freed = sum(conversation.tokens[at] for at in gone)
     demanded = conversation.used > conversation.budget.ceiling or conversation.forced
-    if not gone or (not demanded and freed < SCARCE_SHARE * conversation.budget.input):
+    if not gone or (not demanded and freed < worthwhile):
         return decided(conversation, strategy)
     text = _summary(conversation, gone, summary_tokens)
     why: Reason = "by_hand" if conversation.forced else reason
     removed = [Removed(index=at, reason=why) for at in gone]
     note = "; ".join(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)
-    return decided(conversation, strategy, removed=removed, summary=text, note=note)
+    return decided(conversation, strategy, removed=removed, summary=text, summary_at=_opening(parts, gone), note=note)
+
+
+def _opening(parts: Sequence[Unit], gone: Sequence[int]) -> int:
+    """The first index that is gone: what stands before it stays as it was, in front of the summary.
+
+    It is the beginning where an exchange with late answers reaches across.
+    """
+    first = min(gone)
+    return 0 if any(part.indices[0] < first < part.indices[-1] for part in parts) else first
 
 
 def _summary(conversation: Conversation, gone: Sequence[int], max_tokens: int) -> str:

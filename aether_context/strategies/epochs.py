@@ -10,6 +10,9 @@ from aether_context.policy import ConversationSettings
 from aether_context.strategies.cutting import cut_units, summary_room
 from aether_context.strategies.strategy import Conversation, Trimmed, decided
 
+SCARCE_SHARE = 0.02
+"""A cut that frees less than this share of the input budget is made only where the window demands it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epochs:
@@ -31,5 +34,6 @@ class Epochs:
             target=budget.low,
             summary_tokens=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
+            worthwhile=int(SCARCE_SHARE * budget.input),
             reason="window" if conversation.used > budget.ceiling else "high_water",
         )

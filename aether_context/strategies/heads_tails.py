@@ -39,5 +39,6 @@ class HeadsTails:
             target=budget.low,
             summary_tokens=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
+            worthwhile=(budget.high - budget.low) // 2,
             reason="middle",
         )

@@ -80,9 +80,9 @@ class Conversation:
     ``tokens`` are those of each content, 0 for one that ``budget.fixed`` counts. ``human`` is the index of the final
     human message, None where there is none. ``positions`` are the places of the contents in the host's list; anchors
     name those. ``digests`` are the hashes of the contents as the host gave them. ``state`` is what each strategy kept
-    from call to call, by its name. ``summary`` is that of what earlier calls cut. ``opens`` is set at the first model
-    call after the human message. ``forced`` is set where a cut was asked for by hand: marks and thresholds are not
-    waited for.
+    from call to call, by its name. ``summary`` is that of what earlier calls cut, with its own tokens. ``opens`` is set
+    at the first model call after the human message. ``forced`` is set where a cut was asked for by hand: marks and
+    thresholds are not waited for.
     """
 
     contents: tuple[Content, ...]
@@ -97,6 +97,7 @@ class Conversation:
     anchors: tuple[Anchor, ...] = ()
     state: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     summary: str = ""
+    summary_tokens: int = 0
     opens: bool = True
     forced: bool = False
 
@@ -138,12 +139,13 @@ class Conversation:
             anchors=tuple(anchors),
             state=state or {},
             summary=summary,
+            summary_tokens=_summary_tokens(tally, summary),
         )
 
     @property
     def used(self) -> int:
         """Tokens of the contents and the summary."""
-        return sum(self.tokens) + self.summary_tokens(self.summary)
+        return sum(self.tokens) + self.summary_tokens
 
     @property
     def anchored(self) -> frozenset[int]:
@@ -156,10 +158,6 @@ class Conversation:
         """The index from which no earlier request can have held a content: the last thing that the model said."""
         said = (at for at in range(len(self.contents) - 1, -1, -1) if self.contents[at].role == "model")
         return next(said, 0)
-
-    def summary_tokens(self, summary: str) -> int:
-        """What a summary costs as a message of its own."""
-        return self.counter.count(payload.summary_message(summary)) + PER_MESSAGE if summary else 0
 
     def after(self, result: Trimmed) -> Conversation:
         """The conversation that a result leaves."""
@@ -176,7 +174,15 @@ class Conversation:
             human=result.kept.index(self.human) if self.human is not None and self.human in result.kept else None,
             state=result.state if result.state is not None else self.state,
             summary=self.summary if result.summary is None else result.summary,
+            summary_tokens=(
+                self.summary_tokens if result.summary is None else _summary_tokens(self.counter, result.summary)
+            ),
         )
+
+
+def _summary_tokens(counter: Counts, summary: str) -> int:
+    """What a summary costs as a message of its own."""
+    return counter.count(payload.summary_message(summary)) + PER_MESSAGE if summary else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +208,8 @@ class Replaced:
 class Trimmed:
     """What a strategy decided.
 
-    ``summary`` is the new summary of what was cut, None
-    where it stays as it was. ``state`` is what the strategies keep from now on, by name, None where it stays.
+    ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
+    ``summary_at`` stand before it. ``state`` is what the strategies keep from now on, by name, None where it stays.
     ``lasting`` says whether what is removed stays away at later calls, or is decided anew at each. ``normalize`` says
     that what is sent is to be normalized. ``note`` says what could not be done as asked. ``act`` is the effect in
     numbers, None where there was none.
@@ -214,6 +220,7 @@ class Trimmed:
     replaced: tuple[Replaced, ...] = ()
     anchors: tuple[Anchor, ...] = ()
     summary: str | None = None
+    summary_at: int = 0
     state: Mapping[str, Mapping[str, JSON]] | None = None
     lasting: bool = True
     normalize: bool = False
@@ -255,6 +262,7 @@ def decided(
     removed: Sequence[Removed] = (),
     replaced: Sequence[Replaced] = (),
     summary: str | None = None,
+    summary_at: int = 0,
     state: Mapping[str, JSON] | None = None,
     lasting: bool = True,
     normalize: bool = False,
@@ -271,6 +279,7 @@ def decided(
         removed=tuple(removed),
         replaced=tuple(replaced),
         summary=summary,
+        summary_at=summary_at,
         state=None if state is None else {**conversation.state, strategy: state},
         lasting=lasting,
         normalize=normalize,
@@ -325,9 +334,11 @@ def lost_tokens(tokens: Sequence[int], touched: set[int], fresh: int) -> int:
 
 
 def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]:
-    """The contents that a result leaves, the summary as a user message before them."""
+    """The contents that a result leaves, with the summary as a user message in its place."""
     contents = conversation.after(result).contents
     summary = conversation.summary if result.summary is None else result.summary
     if not summary:
         return contents
-    return (content_of_parts("user", [part_of({"text": payload.summary_message(summary)})]), *contents)
+    made = content_of_parts("user", [part_of({"text": payload.summary_message(summary)})])
+    at = sum(index < result.summary_at for index in result.kept)
+    return (*contents[:at], made, *contents[at:])

@@ -32,6 +32,7 @@ class Summarize:
             target=mark(budget, settings.target),
             summary_tokens=int(settings.summary_share * budget.input),
             last_turns=1,
+            worthwhile=(mark(budget, settings.trigger) - mark(budget, settings.target)) // 2,
             reason="high_water",
         )
 
