@@ -338,6 +338,22 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A summary that a pack would rather have from a model than from its own extractive way.
+
+    ``key`` is a hash over all that decides the text, the model's name included. ``earlier`` is the summary that a
+    conversation's new one goes on from, ``query`` what the reader is after; both may be empty.
+    """
+
+    key: str
+    kind: Literal["memory", "evidence", "conversation"]
+    text: str
+    max_tokens: int
+    query: str = ""
+    earlier: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
     """All that `aether_context.build.build_pack` reads.
 
@@ -345,7 +361,8 @@ class Ingredients:
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
     the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
     function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
-    ``problems`` are what was wrong with the host's data and was ignored.
+    ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
+    this pack's wishes, by their keys.
     """
 
     identity: Identity
@@ -364,6 +381,7 @@ class Ingredients:
     can_mask: bool = True
     hands_off: str = ""
     problems: tuple[str, ...] = ()
+    summaries: Mapping[str, str] = field(default_factory=dict)
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary"]
@@ -409,8 +427,9 @@ class Pack:
     of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
     names that calls are restricted to, None where they are not. ``saved`` are texts that were taken out of the request
-    and have to be stored, by the URI that the request shows. ``counts`` are token counts by short digest. ``stages``
-    is what each stage gave, in the pipeline's order, as JSON values.
+    and have to be stored, by the URI that the request shows. ``wishes`` are summaries that a model could improve on.
+    ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
+    values.
     """
 
     source: Ingredients
@@ -436,6 +455,7 @@ class Pack:
     request_tokens: int
     method: Accuracy
     saved: Mapping[str, str]
+    wishes: tuple[Wish, ...]
     counts: Mapping[str, int]
     folds: Folds
     stages: Mapping[str, JSON]

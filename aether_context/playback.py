@@ -87,6 +87,7 @@ class Replayer(Resolver):
             can_mask=manifest.can_mask,
             hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),
+            summaries=held.get("summaries", {}),
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:

@@ -158,6 +158,11 @@ class CompressSettings(_Settings):
     word or dropped."""
     least_tokens: int = Field(default=16, ge=4)
     """Tokens that a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+    summarizer: str = ""
+    """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and cut turns. Empty
+    keeps to sentences of the texts themselves, which also stand in where the model fails."""
+    summarizer_timeout_seconds: float = Field(default=10.0, gt=0)
+    """Deadline for all summaries of one pack together."""
 
 
 class PayloadSettings(_Settings):
@@ -234,6 +239,14 @@ class PackPolicy(_Settings):
         except PolicyError as error:
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
+
+    def changed(self, **overrides: Any) -> PackPolicy:
+        """This policy with overrides on top; a mapping for a section is merged into it.
+
+        Raises:
+            PolicyError: an unknown field, or a value out of range.
+        """
+        return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges; settings that differ from their profile's stay."""

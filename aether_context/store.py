@@ -4,6 +4,7 @@
     {base}/{app}/{user}/{session}/packs/{pack_id}/outcome.json     what the model answered, exclusive create
     {base}/{app}/{user}/{session}/messages/{hash}.txt              what was taken out of an oversized message
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
+    {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
 
 A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
 then holds the name.
@@ -30,7 +31,7 @@ from aether_context.errors import BlobNotFound, ChecksumMismatch, MissingExtra, 
 from aether_context.manifest import Manifest, Recording
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages)(\..*)?")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries)(\..*)?")
 _MOST_KNOWN = 10_000
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -95,6 +96,29 @@ class PackStore:
             StoreError: the store could not be written.
         """
         self._create(f"{self._folder(manifest)}/outcome.json", canonical_json(dict(outcome)).encode())
+
+    def write_summary(self, app: str, user: str, key: str, text: str) -> None:
+        """Keeps a summary that a model wrote, under the hash over what it was asked with.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        self._create(self._summary_path(app, user, key), text.encode("utf-8", "surrogatepass"))
+
+    def summary(self, app: str, user: str, key: str) -> str | None:
+        """A summary that a model wrote for this user, None where there is none.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        path = self._summary_path(app, user, key)
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
+        return data.decode("utf-8", "surrogatepass")
 
     def _write_manifest(self, manifest: Manifest, text: str) -> Manifest:
         wanted = manifest
@@ -259,7 +283,7 @@ class PackStore:
         except OSError as error:
             raise StoreError(f"{folder} could not be listed: {error}") from error
         names = [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
-        return [name for name in names if name.rsplit("/", 1)[-1] != "blobs"]
+        return [name for name in names if name.rsplit("/", 1)[-1] not in ("blobs", "summaries")]
 
     def _session(self, manifest: Manifest) -> str:
         return "/".join([self._root, *map(segment, (manifest.app, manifest.user, manifest.session))])
@@ -268,8 +292,14 @@ class PackStore:
         return f"{self._session(manifest)}/packs/{manifest.pack_id}"
 
     def _blob_path(self, app: str, user: str, digest: str) -> str:
+        return f"{self._by_hash(app, user, 'blobs', digest)}.json"
+
+    def _summary_path(self, app: str, user: str, key: str) -> str:
+        return f"{self._by_hash(app, user, 'summaries', key)}.txt"
+
+    def _by_hash(self, app: str, user: str, folder: str, digest: str) -> str:
         name = short(digest, 64)
-        return f"{self._root}/{segment(app)}/{segment(user)}/blobs/{name[0]}/{name}.json"
+        return f"{self._root}/{segment(app)}/{segment(user)}/{folder}/{name[0]}/{name}"
 
 
 def segment(name: str) -> str:

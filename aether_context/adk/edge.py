@@ -8,10 +8,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
@@ -19,6 +21,7 @@ from google.genai import types
 from aether_context.adk import epochs
 from aether_context.adk.gathering import Call, Gatherer, Last, scope_of
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
@@ -35,6 +38,7 @@ logger = logging.getLogger("aether_context")
 
 OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
+_SUMMARY_ROUNDS = 2
 _INSTANT_CHARACTERS = 500_000
 
 
@@ -50,6 +54,7 @@ class Edge:
             ``chat``.
         store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else ``artifacts``.
         on_error: ``passthrough`` sends the request on whatever fails here, ``raise`` does not.
+        summarizer: a model that writes summaries; None takes the one that the policy names, if any.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Edge:
         policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
+        summarizer: BaseLlm | None = None,
     ) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
@@ -64,10 +70,14 @@ class Edge:
             policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or "artifacts")
+        if summarizer is not None:
+            policy = policy.changed(compress={"summarizer": summarizer.model})
         self.policy = policy
         self.store = store
         self.on_error = on_error
         self._recorder = Recorder(store)
+        self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
+        self._summarizer.check(policy.compress.summarizer)
         self._gatherer = Gatherer()
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
@@ -123,14 +133,26 @@ class Edge:
         if gathered is None or pack is None:
             gathered = await self._gatherer.gather(call, planned, policy, last)
             pack = await self._build(gathered.source, policy, counter)
-        source = gathered.source
+        granted = Granted()
+        if pack.wishes:
+            pack = await self._with_summaries(pack, policy, counter, granted)
+        source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
             write(pack, request, gathered.contents)
             stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
         name = pack_id(source.identity, source.step)
         self._remember(
-            scope, Last(name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen)
+            scope,
+            Last(
+                name=name,
+                pack=pack,
+                policy=policy,
+                planned=planned,
+                stored=stored,
+                seen=gathered.seen,
+                summarizer=granted.cost,
+            ),
         )
         if policy.record != "off":
             self._recorder.pack(pack, policy, counter.name)
@@ -141,7 +163,7 @@ class Edge:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = PackPolicy(**{**self.policy.model_dump(), "on_invalid": "warn"})
+            policy = self.policy.changed(on_invalid="warn")
             call = Call.of(context, request)
             gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
@@ -153,6 +175,22 @@ class Edge:
                 self._recorder.pack(pack, policy, counter.name)
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
+
+    async def _with_summaries(self, pack: Pack, policy: PackPolicy, counter: TokenCounter, granted: Granted) -> Pack:
+        """The pack with the summaries that a model writes for it by the deadline.
+
+        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        """
+        problems = pack.source.problems
+        for _ in range(_SUMMARY_ROUNDS):
+            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
+            source = replace(
+                pack.source, summaries=dict(granted.texts), problems=(*problems, *dict.fromkeys(granted.problems))
+            )
+            pack = await self._build(source, policy, counter)
+            if not pack.wishes or granted.problems:
+                break
+        return pack
 
     async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
         """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
@@ -202,6 +240,7 @@ class Edge:
                 "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,
+                **({"summarizer": last.summarizer} if last.summarizer else {}),
             },
         )
 

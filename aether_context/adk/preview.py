@@ -229,6 +229,10 @@ class _Edge(Edge):
         self._recorder = _Unwritten(self.store)
         self.last: Last | None = None
 
+    async def _with_summaries(self, pack: Pack, *_: object) -> Pack:
+        """No model is asked: where one would write summaries, the extractive ones stand."""
+        return pack
+
     def _remember(self, scope: Any, last: Last) -> None:
         self.last = last
 

@@ -56,6 +56,10 @@ class Recorder:
         key = _call_key(identity)
         self._put(lambda: self._write_outcome(key, values))
 
+    def summary(self, identity: Identity, key: str, text: str) -> None:
+        """Queues a summary that a model wrote, under the hash over what it was asked with."""
+        self._put(lambda: self.store.write_summary(identity.app, identity.user, key, text))
+
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until everything queued is written; False where that took too long.
 

@@ -97,6 +97,7 @@ def assemble(
         request_tokens=total,
         method=tally.method,
         saved=fitted.saved,
+        wishes=fitted.wishes,
         counts=tally.counts,
         folds=folds,
         stages=_stages(carried, chosen, shares, fitted, packed),

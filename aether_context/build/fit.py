@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
-from aether_context.build.ladder import reduce_evidence, reduce_memory
+from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import short
-from aether_context.compression import extract, level, summarize
+from aether_context.compression import Summaries, extract, level, summarize
 from aether_context.counting import Tally
-from aether_context.pack import Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent
+from aether_context.pack import Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent, Wish
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
@@ -31,7 +31,7 @@ class Fitted:
     earlier messages returned to their own text with it. ``summaries`` are the ids of candidates that are sent
     shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was taken out of
     it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None where it is
-    whole.
+    whole. ``wishes`` are the summaries that a model could write.
     """
 
     items: tuple[Outgoing, ...]
@@ -49,6 +49,7 @@ class Fitted:
     saved: Mapping[str, str] = field(default_factory=dict)
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
+    wishes: tuple[Wish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +69,10 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
     if source.hands_off:
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
-    compress, query = policy.compress, chosen.query
-    memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, settings=compress, query=query, tally=tally)
-    evidence = reduce_evidence(
-        chosen.evidence.chosen, layers["evidence"].final, step=source.step, settings=compress, query=query, tally=tally
-    )
+    summaries = Summaries(policy.compress.summarizer if policy.compress.enabled else "", source.summaries)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally)
+    memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, press)
+    evidence = reduce_evidence(chosen.evidence.chosen, layers["evidence"].final, source.step, press)
     fitted = Fitted(
         items=carried.items,
         memory=memory.kept,
@@ -88,7 +88,8 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
         sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
     )
     budget = marks(policy, shares.allocation, fixed)
-    fitted = _cut(source, policy, carried, budget, fitted, tally)
+    fitted = _cut(source, policy, summaries, budget, fitted, tally)
+    fitted = replace(fitted, wishes=summaries.wishes)
     if _first_payload(source, policy, carried, fitted):
         budget = replace(budget, fixed=budget.fixed + frame_tokens(policy, tally))
     fitted = _shorten_responses(source, policy, budget, fitted, tally)
@@ -129,7 +130,7 @@ def _spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tall
 
 
 def _cut(
-    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
     """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
     before = _spoken(source, policy, fitted, tally)
@@ -153,8 +154,7 @@ def _cut(
     if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
-    gone_contents = [item.raw for item in cut]
-    summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=source.epoch.summary) if room else ""
+    summary = _summary([item.raw for item in cut], source.epoch.summary, room, summaries, tally)
     kept = tuple(item for item in items if item.origin not in set(gone))
     reason: Reason = "window" if before > budget.ceiling else "high_water"
     changed = replace(fitted, items=kept, cut=cut, cut_reason=reason, summary=summary, unpacked=unpacked)
@@ -167,6 +167,14 @@ def _cut(
         tokens_after=_spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def _summary(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:
+    """What was cut in at most ``room`` tokens, written by a model where there is one, else in its own words."""
+    if not room:
+        return ""
+    written = summaries.conversation(gone, max_tokens=room, counter=tally, earlier=earlier)
+    return written or summarize(gone, max_tokens=room, counter=tally, earlier=earlier)
 
 
 def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:

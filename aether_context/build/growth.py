@@ -99,6 +99,7 @@ def extend_pack(
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
         request_tokens=before.request_tokens + sum(tokens),
         saved={},
+        wishes=(),
         counts=tally.counts,
         folds=folds,
         stages={

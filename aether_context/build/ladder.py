@@ -9,12 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from aether_context import payload
-from aether_context.compression import level, shorten
+from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
 from aether_context.pack import Candidate, Layer, Step, TruncationEvent
 from aether_context.policy import CompressSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Press:
+    """What both ladders shorten with: settings, the query that candidates were ranked by, summaries, counts."""
+
+    settings: CompressSettings
+    query: str
+    summaries: Summaries
+    tally: Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +43,26 @@ class Reduced:
     dropped: tuple[TruncationEvent, ...] = ()
 
 
-def reduce_memory(
-    chosen: Sequence[Candidate], room: int, *, settings: CompressSettings, query: str, tally: Tally
-) -> Reduced:
+def reduce_memory(chosen: Sequence[Candidate], room: int, press: Press) -> Reduced:
     """Memories within ``room`` tokens: the longest are shortened to one ceiling, then the lowest scores go."""
     ranked = sorted(chosen, key=lambda one: (-one.score, one.id))
     if sum(one.tokens for one in ranked) <= room:
         return Reduced(kept=tuple(chosen))
     staying = ranked
     short: dict[str, Candidate] = {}
-    if settings.enabled:
-        least = [_least(one, settings, tally) for one in ranked]
+    if press.settings.enabled:
+        least = [_least(one, press) for one in ranked]
         staying = ranked[: _fitting(least, room)]
         ceiling = level([one.tokens for one in staying], room)
         short = {
             one.id: made
             for one in staying
-            if one.tokens > ceiling and (made := shortened(one, ceiling, query, tally)).tokens < one.tokens
+            if one.tokens > ceiling and (made := shortened(one, ceiling, press)).tokens < one.tokens
         }
     return _reduced("memory", chosen, ranked, short, room)
 
 
-def reduce_evidence(
-    chosen: Sequence[Candidate], room: int, *, step: Step, settings: CompressSettings, query: str, tally: Tally
-) -> Reduced:
+def reduce_evidence(chosen: Sequence[Candidate], room: int, step: Step, press: Press) -> Reduced:
     """Evidence within ``room`` tokens: older pieces become query-focused summaries, then the least worth go.
 
     Worth is the number of the step's acceptance items that a piece covers, then its time.
@@ -66,34 +73,41 @@ def reduce_evidence(
     if over <= 0:
         return Reduced(kept=tuple(chosen))
     short: dict[str, Candidate] = {}
-    if settings.enabled:
-        least = [_least(one, settings, tally) for one in ranked]
+    if press.settings.enabled:
+        least = [_least(one, press) for one in ranked]
         staying = ranked[: _fitting(least, room)]
         over = sum(one.tokens for one in staying) - room
         floors = {one.id: floor for one, floor in zip(ranked, least, strict=True)}
         for one in sorted(staying, key=lambda one: (one.time or 0.0, one.id)):
             if over <= 0:
                 break
-            made = shortened(one, max(floors[one.id], one.tokens - over), query, tally)
+            made = shortened(one, max(floors[one.id], one.tokens - over), press)
             if made.tokens < one.tokens:
                 short[one.id] = made
                 over -= one.tokens - made.tokens
     return _reduced("evidence", chosen, ranked, short, room)
 
 
-def shortened(candidate: Candidate, ceiling: int, query: str, tally: Tally) -> Candidate:
-    """A candidate whose line holds at most ``ceiling`` tokens: sentences of its own, nothing paraphrased."""
-    room = ceiling
+def shortened(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
+    """A candidate whose line holds at most ``ceiling`` tokens: a model's summary of it, else sentences of its own."""
+    tally, query = press.tally, press.query
+    room = ceiling - _overhead(candidate, tally)
+    kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
+    written = press.summaries.line(kind, candidate.text, max_tokens=room, query=query)
+    if written is not None and (made := _reworded(candidate, written, tally)).tokens <= ceiling:
+        return made
     for _ in range(4):
-        text = shorten(
-            candidate.text, max_tokens=max(1, room - _overhead(candidate, tally)), counter=tally, query=query
-        )
-        line = render_line(replace(candidate, text=text))
-        tokens = tally.count(line) + 1
-        if tokens <= ceiling:
-            return replace(candidate, line=line, tokens=tokens)
-        room -= tokens - ceiling
+        text = shorten(candidate.text, max_tokens=max(1, room), counter=tally, query=query)
+        made = _reworded(candidate, text, tally)
+        if made.tokens <= ceiling:
+            return made
+        room -= made.tokens - ceiling
     return candidate
+
+
+def _reworded(candidate: Candidate, text: str, tally: Tally) -> Candidate:
+    line = render_line(replace(candidate, text=text))
+    return replace(candidate, line=line, tokens=tally.count(line) + 1)
 
 
 def render_line(candidate: Candidate) -> str:
@@ -105,8 +119,8 @@ def _overhead(candidate: Candidate, tally: Tally) -> int:
     return max(0, candidate.tokens - tally.count(candidate.text))
 
 
-def _least(candidate: Candidate, settings: CompressSettings, tally: Tally) -> int:
-    return min(candidate.tokens, _overhead(candidate, tally) + settings.least_tokens)
+def _least(candidate: Candidate, press: Press) -> int:
+    return min(candidate.tokens, _overhead(candidate, press.tally) + press.settings.least_tokens)
 
 
 def _fitting(sizes: Sequence[int], room: int) -> int:

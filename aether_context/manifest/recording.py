@@ -158,6 +158,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
         counts=counts,
+        summaries={key: hash_text(text) for key, text in source.summaries.items()},
         setting=hash_bytes(setting),
         texts=texts,
         stages=stage_hashes(pack),
@@ -357,6 +358,8 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
         "epoch": canonical_json(epoch),
         "problems": canonical_json(source.problems),
     }
+    if source.summaries:
+        value["summaries"] = canonical_json(source.summaries)
     return ("{" + ",".join(f'"{name}":{text}' for name, text in value.items()) + "}").encode("utf-8", "surrogatepass")
 
 

@@ -275,6 +275,8 @@ class Manifest(_Record):
     """How they were estimated."""
     counts: Mapping[str, int] = {}
     """Token counts of made and given texts, by short hash, where no row or ancestor holds them."""
+    summaries: Mapping[str, str] = {}
+    """Hashes of the summaries that a model wrote for this pack, by the hash over what they were asked with."""
     setting: str
     """Hash of the blob with system instruction, declarations and step."""
     texts: tuple[str, ...] = ()
