@@ -353,6 +353,50 @@ class Wish:
     earlier: str = ""
 
 
+class Mix(NamedTuple):
+    """What a request is made of, in counted tokens: the fixed part (system instruction and declarations), contents that
+    only say something, those with calls, those with responses; then the numbers of calls and of messages."""
+
+    fixed: int = 0
+    said: int = 0
+    called: int = 0
+    answered: int = 0
+    calls: int = 0
+    messages: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.fixed + self.said + self.called + self.answered
+
+    def plus(self, other: Mix) -> Mix:
+        return Mix(*(one + two for one, two in zip(self, other, strict=True)))
+
+    def minus(self, other: Mix) -> Mix:
+        return Mix(*(one - two for one, two in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How counted tokens become the provider's, as known when a pack is built.
+
+    ``weights`` are of a `Mix`: reported tokens per counted one of what is said, called and answered, then tokens per
+    call and per message. ``offset`` are tokens beyond those. ``samples`` is how often usage taught them. ``anchored``
+    is set where the offset is of a usage that was reported in this session for this model. These make the estimate.
+
+    Two more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens by
+    which the usage last reported in this invocation passed what was counted, negative where it fell short, None where
+    none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
+    this invocation.
+    """
+
+    weights: tuple[float, ...]
+    offset: float = 0.0
+    samples: int = 0
+    anchored: bool = False
+    beyond: int | None = None
+    unseen: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
     """All that `aether_context.build.build_pack` reads.
@@ -362,7 +406,8 @@ class Ingredients:
     the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
     function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
-    this pack's wishes, by their keys.
+    this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's,
+    None where nothing is known.
     """
 
     identity: Identity
@@ -382,6 +427,7 @@ class Ingredients:
     hands_off: str = ""
     problems: tuple[str, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary"]
@@ -428,6 +474,7 @@ class Pack:
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
     names that calls are restricted to, None where they are not. ``saved`` are texts that were taken out of the request
     and have to be stored, by the URI that the request shows. ``wishes`` are summaries that a model could improve on.
+    ``request_tokens`` is what the provider is expected to count, ``mix`` what was counted here.
     ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
     values.
     """
@@ -453,6 +500,7 @@ class Pack:
     evidence_needed: tuple[str, ...]
     degradations: tuple[str, ...]
     request_tokens: int
+    mix: Mix
     method: Accuracy
     saved: Mapping[str, str]
     wishes: tuple[Wish, ...]

@@ -12,6 +12,7 @@ from aether_context.errors import BlobNotFound, PolicyError, ReplayIncomplete, R
 from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
     AcceptanceItem,
+    Calibration,
     Candidate,
     Content,
     Identity,
@@ -88,6 +89,7 @@ class Replayer(Resolver):
             hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),
             summaries=held.get("summaries", {}),
+            calibration=Calibration(**manifest.calibration.model_dump()) if manifest.calibration is not None else None,
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:

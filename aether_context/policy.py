@@ -188,6 +188,21 @@ class ToolSettings(_Settings):
     """Names of tools that are declared whatever the step says."""
 
 
+class UsageSettings(_Settings):
+    """What the provider's reported usage decides."""
+
+    anchor: bool = True
+    """Whether the estimate of a request stands on the usage that was reported for the one before."""
+    calibrate: bool = True
+    """Whether the growth of reported usage teaches how counted tokens become the provider's."""
+    gate: float = Field(default=0.6, ge=0, le=1)
+    """Share of the window. While the usage reported in this invocation and what was added since stay under it, no cut
+    is made, whatever the count says. 0 switches the gate off."""
+    net_bytes_per_token: float = Field(default=3.6, ge=0)
+    """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
+    they had passed the high-water mark. 0 switches the net off."""
+
+
 class PackPolicy(_Settings):
     """All settings of a pack. Immutable; `digest` identifies it in manifests."""
 
@@ -208,6 +223,7 @@ class PackPolicy(_Settings):
     compress: CompressSettings = CompressSettings()
     payload: PayloadSettings = PayloadSettings()
     tools: ToolSettings = ToolSettings()
+    usage: UsageSettings = UsageSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
     """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
     warning, raise, or answer in the model's place."""

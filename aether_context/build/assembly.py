@@ -13,6 +13,7 @@ from aether_context.build.fit import Fitted
 from aether_context.build.rewriting import message, summary_content
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
+from aether_context.calibration import estimated, mix_of
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
 from aether_context.conversation import as_ranges
@@ -30,6 +31,7 @@ from aether_context.pack import (
     Ingredients,
     Layer,
     LayerTokens,
+    Mix,
     Outgoing,
     Pack,
     PackedMessage,
@@ -60,7 +62,7 @@ def assemble(
     packed = _packed(source, policy, tight, fitted, tally)
     contents = _contents(source, policy, carried, fitted, packed, tally)
     sent = Sent(
-        system=Block(hash_text(carried.system), carried.measured["system"]),
+        system=Block(hash_text(carried.system), carried.measured["system"] - carried.unseen),
         tools=tuple(Block(tool.digest, tally.tool(tool)) for tool in scope.tools)
         + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
@@ -71,7 +73,8 @@ def assemble(
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
-    total = sum(block.tokens for block in sent.blocks)
+    fixed = sum(block.tokens for block in (sent.system, *sent.tools))
+    mix = mix_of(((one.content, one.tokens) for one in contents), fixed)
     reason = _reason(source, tight, fitted)
     return Pack(
         source=source,
@@ -93,9 +96,12 @@ def assemble(
         epoch_reason=reason,
         prefix=_prefix(source, sent, bool(fitted.cut) or fitted.unpacked),
         evidence_needed=missing_evidence(source, source.request.contents),
-        degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
-        request_tokens=total,
-        method=tally.method,
+        degradations=tuple(
+            filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, mix.tokens + carried.unseen)))
+        ),
+        request_tokens=request_tokens(source, mix),
+        mix=mix,
+        method=method(source, tally),
         saved=fitted.saved,
         wishes=fitted.wishes,
         counts=tally.counts,
@@ -104,6 +110,17 @@ def assemble(
         checksum=checksum(scope.allowed, sent, folds),
         sent=sent,
     )
+
+
+def request_tokens(source: Ingredients, mix: Mix) -> int:
+    """Tokens that the provider is expected to count."""
+    return estimated(source.calibration, mix) if source.calibration is not None else mix.tokens
+
+
+def method(source: Ingredients, tally: Tally) -> Accuracy:
+    """How the request's tokens were obtained."""
+    anchored = source.calibration is not None and source.calibration.anchored
+    return "anchored" if anchored and tally.method != "exact" else tally.method
 
 
 def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:

@@ -24,6 +24,7 @@ class Carried:
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    ``unseen`` are the tokens of the system layer that the provider counts beyond the count here.
     """
 
     system: str
@@ -35,6 +36,7 @@ class Carried:
     packed: PackedMessage | None
     marks: Mapping[str, str]
     summary_tokens: int
+    unseen: int
 
     def human_tokens(self, human: int | None) -> int:
         return self.items[human].tokens if human is not None else 0
@@ -68,8 +70,9 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     human = items[source.request.human].tokens if source.request.human is not None else 0
     summary = summary_tokens(source.epoch.summary, policy, tally)
     inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
+    unseen = source.calibration.unseen if source.calibration is not None else 0
     measured: dict[Layer, int] = {
-        "system": tally.count(system) + _FRAMING,
+        "system": tally.count(system) + _FRAMING + unseen,
         "task": max(0, task + human - used - inside),
         "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
     }
@@ -83,6 +86,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         packed=packed,
         marks=marks,
         summary_tokens=summary,
+        unseen=unseen,
     )
 
 

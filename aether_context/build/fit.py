@@ -15,7 +15,16 @@ from aether_context.build.tightening import Tight
 from aether_context.canonical import short
 from aether_context.compression import Summaries, extract, level, summarize
 from aether_context.counting import Tally
-from aether_context.pack import Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent, Wish
+from aether_context.pack import (
+    Allocation,
+    Candidate,
+    Content,
+    Ingredients,
+    Outgoing,
+    Reason,
+    TruncationEvent,
+    Wish,
+)
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
@@ -134,7 +143,7 @@ def _cut(
 ) -> Fitted:
     """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
     before = _spoken(source, policy, fitted, tally)
-    if before <= budget.high:
+    if not _pressed(source, policy, budget, before, fitted):
         return fitted
     human = source.request.human
     items = [_unpacked(item, human, tally) for item in fitted.items]
@@ -167,6 +176,27 @@ def _cut(
         tokens_after=_spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def _pressed(source: Ingredients, policy: PackPolicy, budget: Marks, spoken: int, fitted: Fitted) -> bool:
+    """Whether the conversation calls for a cut: past the high-water mark and the gate, or past the byte net."""
+    if spoken > budget.high:
+        return not gated(source, policy, spoken + budget.fixed, budget.budget)
+    net = policy.usage.net_bytes_per_token * source.window
+    return source.first_call and 0 < net < sum(len(item.content.wire) for item in fitted.items)
+
+
+def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) -> bool:
+    """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
+
+    Args:
+        counted: tokens of the whole request and what is unseen of it.
+        budget: the input budget, which the count may not pass.
+    """
+    known = source.calibration
+    if known is None or known.beyond is None or counted > budget:
+        return False
+    return counted - known.unseen + known.beyond < policy.usage.gate * source.window
 
 
 def _summary(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:

@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aether_context.build.assembly import checksum, content_fate, content_id, missing_evidence, speaker
-from aether_context.build.fit import marks
+from aether_context.build.assembly import (
+    checksum,
+    content_fate,
+    content_id,
+    method,
+    missing_evidence,
+    request_tokens,
+    speaker,
+)
+from aether_context.build.fit import gated, marks
 from aether_context.build.shares import allocated
+from aether_context.calibration import mix_of
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
 from aether_context.counting import Memo, Tally
@@ -47,7 +56,10 @@ def extend_pack(
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
-    if spoken > min(marks(policy, allocation, fixed).high, allocation.budget - fixed):
+    mix = before.mix.plus(mix_of(zip(added, tokens, strict=True)))
+    if spoken > allocation.budget - fixed:
+        return None
+    if spoken > marks(policy, allocation, fixed).high and not gated(source, policy, spoken + fixed, allocation.budget):
         return None
     layers: Mapping[Layer, LayerTokens] = {
         layer: account.using(spoken if layer == "conversation" else used[layer])
@@ -95,9 +107,11 @@ def extend_pack(
         events=(),
         epoch_reason=None,
         evidence_needed=missing_evidence(source, added, before.evidence_needed),
-        prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
+        prefix=Prefix(shared_tokens=before.mix.tokens, broken_by=None),
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
-        request_tokens=before.request_tokens + sum(tokens),
+        request_tokens=request_tokens(source, mix),
+        mix=mix,
+        method=method(source, tally),
         saved={},
         wishes=(),
         counts=tally.counts,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aether_context.canonical import canonical_json, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
 from aether_context.manifest.schema import (
+    CalibrationRecord,
     ContentList,
     EpochRecord,
     Event,
@@ -157,6 +158,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         degradations=pack.degradations,
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
+        counted_tokens=pack.mix.tokens,
+        calibration=_calibration(source),
         counts=counts,
         summaries={key: hash_text(text) for key, text in source.summaries.items()},
         setting=hash_bytes(setting),
@@ -281,6 +284,10 @@ def splice(parent: Sequence[str], changed: ContentList) -> tuple[str, ...]:
     """The contents that a `ContentList` stands for, given what its parent left standing."""
     tail = parent[len(parent) - changed.tail :] if changed.tail else ()
     return (*parent[: changed.head], *changed.added, *tail)
+
+
+def _calibration(source: Ingredients) -> CalibrationRecord | None:
+    return CalibrationRecord(**asdict(source.calibration)) if source.calibration is not None else None
 
 
 def _content_list(source: Ingredients, tip: Tip | None, grown: int | None) -> ContentList:
