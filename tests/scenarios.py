@@ -145,7 +145,9 @@ def _turns(held: Mapping[str, Any]) -> Iterator[Content]:
             for at, name in enumerate(round_.get("calls", ()), start=1):
                 call_id = f"call-{number}-{at}"
                 rows = [
-                    round_["line"].format(**known, n=n, m=1_000 + 37 * number + 11 * n * at, y=2_010 + (n * 7 + at) % 16)
+                    round_["line"].format(
+                        **known, n=n, m=1_000 + 37 * number + 11 * n * at, y=2_010 + (n * 7 + at) % 16
+                    )
                     for n in range(1, round_["lines"] + 1)
                 ]
                 yield packs.called(name, call_id, query=f"{topic['name']}, {topic['detail']}")

@@ -24,6 +24,7 @@ class Carried:
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    ``begins`` says that an epoch begins with this pack, whatever is chosen for it.
     """
 
     system: str
@@ -31,6 +32,7 @@ class Carried:
     items: tuple[Outgoing, ...]
     measured: Mapping[Layer, int]
     changed: EpochReason | None
+    begins: bool
     keeps: bool
     packed: PackedMessage | None
     marks: Mapping[str, str]
@@ -44,7 +46,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     """Applies what the epoch has decided, and measures the layers that are not chosen but given.
 
     Args:
-        afresh: chooses again, whatever this invocation chose at an earlier call.
+        afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
     """
     contract = _contract(source, policy)
     system = _system(source.request.system, contract)
@@ -79,6 +81,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         items=items,
         measured=measured,
         changed=changed,
+        begins=afresh or changed is not None,
         keeps=keeps,
         packed=packed,
         marks=marks,

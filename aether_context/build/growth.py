@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aether_context.build.assembly import checksum, content_fate, content_id, missing_evidence, speaker
+from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import marks
-from aether_context.build.shares import allocated
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
 from aether_context.counting import Memo, Tally
@@ -43,7 +43,7 @@ def extend_pack(
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
-        allocation = allocated(source, policy, measured, wanted, signals)
+        allocation = allocated(source, policy, Demand(signals=signals, measured=measured, wanted=wanted))
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]

@@ -88,6 +88,13 @@ def reduce_evidence(chosen: Sequence[Candidate], room: int, step: Step, press: P
     return _reduced("evidence", chosen, ranked, short, room)
 
 
+def least_tokens(chosen: Sequence[Candidate], settings: CompressSettings, tally: Tally) -> int:
+    """The room in which none of ``chosen`` has to be dropped."""
+    if not settings.enabled:
+        return sum(one.tokens for one in chosen)
+    return sum(min(one.tokens, _overhead(one, tally) + settings.least_tokens) for one in chosen)
+
+
 def shortened(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
     """A candidate whose line holds at most ``ceiling`` tokens: a model's summary of it, else sentences of its own."""
     tally, query = press.tally, press.query
