@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from aether_context.pack import Candidate, Reason
 from aether_context.policy import RetrievalSettings
@@ -132,7 +133,7 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
     chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
     """
-    words = {candidate.id: frozenset(tokenize(candidate.text)) for candidate in candidates}
+    words = {candidate.id: _vocabulary(candidate.text) for candidate in candidates}
     overlap = dict.fromkeys(words, 0.0)
     rest = list(candidates)
     chosen: list[Candidate] = []
@@ -150,12 +151,19 @@ def _marginal(candidate: Candidate, overlap: Mapping[str, float], weight: float)
 
 
 def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
-    return len(a & b) / len(a | b) if a or b else 0.0
+    shared = len(a & b)
+    return shared / (len(a) + len(b) - shared) if a or b else 0.0
 
 
-def tokenize(text: str) -> list[str]:
+@lru_cache(maxsize=1_000)
+def _vocabulary(text: str) -> frozenset[str]:
+    return frozenset(tokenize(text))
+
+
+@lru_cache(maxsize=1_000)
+def tokenize(text: str) -> tuple[str, ...]:
     """Lower-case words; the parts of identifiers are words of their own."""
-    return [word.casefold() for word in _WORD.findall(text)]
+    return tuple(word.casefold() for word in _WORD.findall(text))
 
 
 def query_of(pieces: Iterable[str]) -> str:

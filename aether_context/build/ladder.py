@@ -103,12 +103,13 @@ def shortened(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
     written = press.summaries.line(kind, candidate.text, max_tokens=room, query=query)
     if written is not None and (made := _reworded(candidate, written, tally)).tokens <= ceiling:
         return made
-    for _ in range(4):
-        text = shorten(candidate.text, max_tokens=max(1, room), counter=tally, query=query)
+    room = max(1, room)
+    while room > 0:
+        text = shorten(candidate.text, max_tokens=room, counter=tally, query=query)
         made = _reworded(candidate, text, tally)
         if made.tokens <= ceiling:
             return made
-        room -= made.tokens - ceiling
+        room -= max(made.tokens - ceiling, 1 + room // 8)
     return candidate
 
 
