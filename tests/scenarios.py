@@ -8,7 +8,7 @@ tools, and 40 turns of which half use tools. Everything in a scenario follows fr
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import lru_cache
@@ -18,6 +18,7 @@ from typing import Any
 import packs
 
 from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation import is_human
 from aether_context.pack import Content, Identity, Ingredients, Tool
 from aether_context.policy import PackPolicy
 from aether_context.state import read_state
@@ -50,11 +51,11 @@ class Scenario:
         """The scenario's profile with a preset."""
         return PackPolicy.load(self.profile, preset=preset, **changes)
 
-    def ingredients(self, window: int) -> Ingredients:
-        """What the pack of the next model call is built from."""
+    def ingredients(self, window: int, *, turns: int = TURNS) -> Ingredients:
+        """What the pack of the next model call is built from, with the latest ``turns`` of the conversation."""
         planned = read_state(self.state)
         return packs.ingredients(
-            self.history,
+            self.history[_start(self.history, turns) :],
             identity=Identity(
                 app="scenarios",
                 user="ada",
@@ -153,6 +154,11 @@ def _turns(held: Mapping[str, Any]) -> Iterator[Content]:
                 yield packs.called(name, call_id, query=f"{topic['name']}, {topic['detail']}")
                 yield packs.answered(name, call_id, "\n".join(rows))
             yield packs.said(round_["answer"].format(**known), "model")
+
+
+def _start(history: Sequence[Content], turns: int) -> int:
+    """Where the latest turns begin, the one that is asked now not among them."""
+    return [at for at, content in enumerate(history) if is_human(content)][-1 - turns]
 
 
 def _line(text: str) -> str:
