@@ -24,7 +24,7 @@ from aether_context import PackStore, build_pack
 from aether_context.conversation import is_human
 from aether_context.counting import Memo
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Epoch, Fate, Ingredients, Layer, Pack, TruncationEvent
+from aether_context.pack import Fate, Layer, Pack, TruncationEvent
 from aether_context.playback import Replayer
 
 ORDER = (
@@ -95,6 +95,11 @@ def rows(pack: Pack, layer: Layer, *states: str) -> list[Fate]:
 def chosen(pack: Pack, layer: Layer) -> list[Fate]:
     """What retrieval let in, whatever became of it for want of room."""
     return [one for one in rows(pack, layer, "kept", "summary", "dropped") if one.reason in (None, "over_allocation")]
+
+
+def cost(fates: Iterable[Fate]) -> int:
+    """Tokens of what is sent of candidates."""
+    return sum(one.tokens if one.sent_tokens is None else one.sent_tokens for one in fates)
 
 
 def worth(pack: Pack, fate: Fate) -> tuple[object, ...]:
@@ -266,13 +271,11 @@ def test_a_layer_inside_its_allocation_is_never_touched(name: str, preset: str, 
 def test_declarations_and_step_inside_their_floor_are_never_touched(name: str, preset: str) -> None:
     for window in WINDOWS:
         pack = built(name, preset, window)
-        crowded = not holds(name, preset, window) or bool(act(pack, "drop", "memory") or act(pack, "drop", "evidence"))
         for layer, share in FLOORS.items():
             touched = act(pack, "compress", layer)
             if touched is None:
                 continue
             assert touched.tokens_before > share * window or not holds(name, preset, window)
-            assert crowded or touched.tokens_after < touched.tokens_before
         if act(pack, "compress", "tools") is None:
             assert set(pack.tools) <= set(pack.source.request.tools)
         if act(pack, "compress", "task") is None and holds(name, preset, window):
@@ -392,7 +395,7 @@ def covered(pack: Pack) -> tuple[int, int]:
     """Pieces and tokens of the evidence that is sent and covers an item of the checklist."""
     items = {item.id for item in pack.source.step.acceptance}
     sent = [one for one in rows(pack, "evidence", "kept", "summary") if items.intersection(one.covers)]
-    return len(sent), sum(one.tokens if one.sent_tokens is None else one.sent_tokens for one in sent)
+    return len(sent), cost(sent)
 
 
 @pytest.mark.parametrize("turns", [0, TURNS])
@@ -402,7 +405,8 @@ def test_lending_keeps_more_of_the_evidence_that_counts(turns: int) -> None:
     for session in SESSIONS:
         for window in WINDOWS:
             lent, none = (covered(built(*session, window, lending, turns)) for lending in (True, False))
-            assert lent >= none
+            assert lent[0] >= none[0]
+            assert lent[1] >= none[1]
             for lending, (pieces, tokens) in ((True, lent), (False, none)):
                 sums[lending][0] += pieces
                 sums[lending][1] += tokens
@@ -424,11 +428,7 @@ def test_everything_is_accounted_for_and_nothing_is_overspent(name: str, preset:
         assert sum(account.used for account in layers.values()) <= budget(window)
         for layer in ("memory", "evidence"):
             assert layers[layer].used <= layers[layer].final
-            spent = sum(
-                one.tokens if one.sent_tokens is None else one.sent_tokens
-                for one in rows(pack, layer, "kept", "summary")
-            )
-            assert layers[layer].used == spent
+            assert layers[layer].used == cost(rows(pack, layer, "kept", "summary"))
         names = [fate.id for fate in pack.fates]
         assert len(set(names)) == len(names) == len(source.request.contents) + len(source.candidates)
         assert {one.id for one in source.candidates} <= set(names)
