@@ -146,9 +146,7 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     """
     if counter.count(text) <= max_tokens:
         return text
-    pieces = [piece for piece in _SENTENCE.split(text) if piece and piece.strip()]
-    worth = _relevance(pieces, query)
-    ranked = sorted(range(len(pieces)), key=lambda at: (-worth[at], at))
+    pieces, ranked = _sentences(text, query)
     chosen: set[int] = set()
     for at in ranked:
         if counter.count(_joined(pieces, chosen | {at})) <= max_tokens:
@@ -163,6 +161,14 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
         keep = keep * 9 // 10
     return best[: max(1, keep)] + "…"
+
+
+@lru_cache(maxsize=500)
+def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The sentences of a text, and their places from the most relevant to the least."""
+    pieces = tuple(piece for piece in _SENTENCE.split(text) if piece and piece.strip())
+    worth = _relevance(pieces, query)
+    return pieces, tuple(sorted(range(len(pieces)), key=lambda at: (-worth[at], at)))
 
 
 def _joined(pieces: Sequence[str], chosen: set[int]) -> str:

@@ -71,7 +71,7 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
     summaries = Summaries(policy.compress.summarizer if policy.compress.enabled else "", source.summaries)
-    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally, least=tight.least)
     memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, press)
     evidence = reduce_evidence(chosen.evidence.chosen, layers["evidence"].final, source.step, press)
     fitted = Fitted(

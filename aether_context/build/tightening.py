@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from aether_context import payload
 from aether_context.allocation import slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
-from aether_context.build.demand import allocated, demand
-from aether_context.build.ladder import least_tokens
+from aether_context.build.demand import Demand, allocated, demand
+from aether_context.build.ladder import Press, briefest, least_tokens
 from aether_context.build.scope import Scope, trimmed
-from aether_context.compression import level, shorten
+from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
-from aether_context.pack import Ingredients, Layer, Step, Tool, TruncationEvent
+from aether_context.pack import Candidate, Ingredients, Layer, Step, Tool, TruncationEvent
 from aether_context.policy import PackPolicy
 
 _LEAST_LINE = 8
@@ -31,29 +32,35 @@ _BRIEF_LINE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tight:
-    """Declarations, step and measured layers after the last two compressing rungs."""
+    """Declarations, step and measured layers after the last two compressing rungs.
+
+    ``least`` holds the tokens of candidates at their briefest, by id, where these had to be known.
+    """
 
     scope: Scope
     step: Step
     carried: Carried
     events: tuple[TruncationEvent, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Aim:
     """Tokens to be freed: ``must`` so that the given layers fit, ``wish`` so that nothing is dropped either.
 
-    ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that.
+    ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that. ``least`` is as in
+    `Tight`.
     """
 
     must: int
     wish: int
     spare: Mapping[Layer, int]
+    least: Mapping[str, int] = field(default_factory=dict)
 
     def less(self, layer: Layer, saved: int) -> _Aim:
         """What is left to be freed when a layer has given some."""
         spare = {**self.spare, layer: self.spare[layer] - saved}
-        return _Aim(must=self.must - saved, wish=self.wish - saved, spare=spare)
+        return replace(self, must=self.must - saved, wish=self.wish - saved, spare=spare)
 
     def reached(self, layer: Layer) -> bool:
         """Whether a layer has given enough."""
@@ -68,39 +75,52 @@ def tighten(
     if not policy.compress.enabled or source.hands_off or carried.keeps:
         return tight
     aim = _aim(source, policy, carried, chosen, tally)
-    trimmed_tight = _trim_tools(tight, aim, tally)
-    saved = carried.measured["tools"] - trimmed_tight.carried.measured["tools"]
-    return _tighten_step(trimmed_tight, aim.less("tools", saved), tally)
+    tight = _trim_tools(replace(tight, least=aim.least), aim, tally)
+    saved = carried.measured["tools"] - tight.carried.measured["tools"]
+    return _tighten_step(tight, aim.less("tools", saved), tally)
 
 
 def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally) -> _Aim:
     """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
     held = carried.measured
-    budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
-    must = max(0, sum(held.values()) - budget)
+    must = max(0, sum(held.values()) - _budget(source, policy))
     floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
     spare = {layer: max(0, held[layer] - int(source.window * share)) for layer, share in floors.items()}
-    least = {
-        "memory": least_tokens(chosen.memory.chosen, policy.compress, tally),
-        "evidence": least_tokens(chosen.evidence.chosen, policy.compress, tally),
-    }
-    if not carried.begins or not any(least.values()):
-        return _Aim(must=must, wish=must, spare=spare)
-    asked = demand(source, policy, carried, chosen)
-
-    def suffices(freed: int) -> bool:
-        """Whether memory and evidence find room for all of theirs once so many tokens are freed."""
-        tools = min(freed, spare["tools"])
-        task = min(freed - tools, spare["task"])
-        smaller = {**held, "tools": held["tools"] - tools, "task": held["task"] - task}
-        if sum(smaller.values()) > budget:
-            return False
-        layers = allocated(source, policy, replace(asked, measured=smaller)).layers
-        return layers["memory"].final >= least["memory"] and layers["evidence"].final >= least["evidence"]
-
+    aim = _Aim(must=must, wish=must, spare=spare)
+    if not carried.begins or not (chosen.memory.chosen or chosen.evidence.chosen):
+        return aim
+    press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), tally=tally)
+    suffices = partial(_suffices, source, policy, demand(source, policy, carried, chosen), spare)
+    layers: Mapping[Layer, tuple[Candidate, ...]] = {"memory": chosen.memory.chosen, "evidence": chosen.evidence.chosen}
+    if suffices({layer: sum(least_tokens(one, press) for one in some) for layer, some in layers.items()}, must):
+        return aim
+    least = {one.id: briefest(one, press).tokens for some in layers.values() for one in some}
+    needed = {layer: sum(least[one.id] for one in some) for layer, some in layers.items()}
     most = max(must, sum(spare.values()))
-    wish = bisect_left(range(must, most), True, key=suffices) + must
-    return _Aim(must=must, wish=wish, spare=spare)
+    wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
+    return replace(aim, wish=wish, least=least)
+
+
+def _suffices(
+    source: Ingredients,
+    policy: PackPolicy,
+    asked: Demand,
+    spare: Mapping[Layer, int],
+    least: Mapping[Layer, int],
+    freed: int,
+) -> bool:
+    """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
+    tools = min(freed, spare["tools"])
+    task = min(freed - tools, spare["task"])
+    measured = {**asked.measured, "tools": asked.measured["tools"] - tools, "task": asked.measured["task"] - task}
+    if sum(measured.values()) > _budget(source, policy):
+        return False
+    layers = allocated(source, policy, replace(asked, measured=measured)).layers
+    return all(layers[layer].final >= tokens for layer, tokens in least.items())
+
+
+def _budget(source: Ingredients, policy: PackPolicy) -> int:
+    return source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
 
 
 def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **changes: object) -> Tight:
