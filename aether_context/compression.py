@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from aether_context.canonical import hash_json
@@ -101,7 +102,7 @@ def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: se
 
 def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
-    wanted = {word.casefold() for word in _WORD.findall(query)}
+    wanted = _vocabulary(query)
     if not wanted:
         return [0.0] * len(lines)
     found = [wanted & {word.casefold() for word in _WORD.findall(line)} for line in lines]
@@ -110,6 +111,11 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
         for word in words:
             frequency[word] = frequency.get(word, 0) + 1
     return [sum(1 / frequency[word] for word in sorted(words)) for words in found]
+
+
+@lru_cache(maxsize=64)
+def _vocabulary(query: str) -> frozenset[str]:
+    return frozenset(word.casefold() for word in _WORD.findall(query))
 
 
 def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
@@ -140,9 +146,7 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     """
     if counter.count(text) <= max_tokens:
         return text
-    pieces = [piece for piece in _SENTENCE.split(text) if piece and piece.strip()]
-    worth = _relevance(pieces, query)
-    ranked = sorted(range(len(pieces)), key=lambda at: (-worth[at], at))
+    pieces, ranked = _sentences(text, query)
     chosen: set[int] = set()
     for at in ranked:
         if counter.count(_joined(pieces, chosen | {at})) <= max_tokens:
@@ -157,6 +161,14 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
         keep = keep * 9 // 10
     return best[: max(1, keep)] + "…"
+
+
+@lru_cache(maxsize=500)
+def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The sentences of a text, and their places from the most relevant to the least."""
+    pieces = tuple(piece for piece in _SENTENCE.split(text) if piece and piece.strip())
+    worth = _relevance(pieces, query)
+    return pieces, tuple(sorted(range(len(pieces)), key=lambda at: (-worth[at], at)))
 
 
 def _joined(pieces: Sequence[str], chosen: set[int]) -> str:

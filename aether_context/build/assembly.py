@@ -46,6 +46,7 @@ from aether_context.policy import PackPolicy
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
+_LEAST_HEAD = 32
 
 
 def assemble(
@@ -139,12 +140,18 @@ def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
 
 
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally: Tally) -> tuple[str, str]:
-    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens."""
+    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
+
+    The second half, where the acceptance list stands, stays whole while anything of the first finds room beside it.
+    """
     if ceiling is None:
         return rendered.before, rendered.after
-    said = (rendered.before + rendered.after).removesuffix(request)
-    cut = extract(said.rstrip("\n"), max_tokens=ceiling, counter=tally).text
-    return f"{cut}\n", request
+    checklist = rendered.after.removesuffix(request)
+    room = ceiling - tally.count(checklist)
+    if room >= _LEAST_HEAD:
+        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=tally).text}\n", rendered.after
+    said = f"{rendered.before}{checklist}".rstrip()
+    return f"{extract(said, max_tokens=ceiling, counter=tally).text}\n", request
 
 
 def _packed(

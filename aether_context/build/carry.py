@@ -24,7 +24,8 @@ class Carried:
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
-    ``unseen`` are the tokens of the system layer that the provider counts beyond the count here.
+    ``begins`` says that an epoch begins with this pack, whatever is chosen for it. ``unseen`` are the tokens of the
+    system layer that the provider counts beyond the count here.
     """
 
     system: str
@@ -32,6 +33,7 @@ class Carried:
     items: tuple[Outgoing, ...]
     measured: Mapping[Layer, int]
     changed: EpochReason | None
+    begins: bool
     keeps: bool
     packed: PackedMessage | None
     marks: Mapping[str, str]
@@ -46,7 +48,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     """Applies what the epoch has decided, and measures the layers that are not chosen but given.
 
     Args:
-        afresh: chooses again, whatever this invocation chose at an earlier call.
+        afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
     """
     contract = _contract(source, policy)
     system = _system(source.request.system, contract)
@@ -82,6 +84,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         items=items,
         measured=measured,
         changed=changed,
+        begins=afresh or changed is not None,
         keeps=keeps,
         packed=packed,
         marks=marks,

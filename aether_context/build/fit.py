@@ -30,6 +30,7 @@ from aether_context.policy import PackPolicy
 _LEAST_EXTRACT = 48
 _LEAST_REQUEST = 96
 _SCARCE_SHARE = 0.02
+_BULLET = "- a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def fit(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, s
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
     summaries = Summaries(policy.compress.summarizer if policy.compress.enabled else "", source.summaries)
-    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally, least=tight.least)
     memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, press)
     evidence = reduce_evidence(chosen.evidence.chosen, layers["evidence"].final, source.step, press)
     fitted = Fitted(
@@ -163,6 +164,7 @@ def _cut(
     if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
+    room = min(room, budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)) - _frame(policy, tally)
     summary = _summary([item.raw for item in cut], source.epoch.summary, room, summaries, tally)
     kept = tuple(item for item in items if item.origin not in set(gone))
     reason: Reason = "window" if before > budget.ceiling else "high_water"
@@ -201,10 +203,15 @@ def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) ->
 
 def _summary(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:
     """What was cut in at most ``room`` tokens, written by a model where there is one, else in its own words."""
-    if not room:
+    if room <= 0:
         return ""
     written = summaries.conversation(gone, max_tokens=room, counter=tally, earlier=earlier)
     return written or summarize(gone, max_tokens=room, counter=tally, earlier=earlier)
+
+
+def _frame(policy: PackPolicy, tally: Tally) -> int:
+    """Tokens of a summary besides its own words."""
+    return summary_tokens(_BULLET, policy, tally) - tally.count(_BULLET)
 
 
 def _unpacked(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:

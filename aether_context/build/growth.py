@@ -17,8 +17,8 @@ from aether_context.build.assembly import (
     request_tokens,
     speaker,
 )
+from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import gated, marks
-from aether_context.build.shares import allocated
 from aether_context.calibration import mix_of
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
@@ -52,7 +52,7 @@ def extend_pack(
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
-        allocation = allocated(source, policy, measured, wanted, signals)
+        allocation = allocated(source, policy, Demand(signals=signals, measured=measured, wanted=wanted))
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
