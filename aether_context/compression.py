@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Literal, Protocol
 
-from aether_context.pack import Content
+from aether_context.canonical import hash_json
+from aether_context.pack import Content, Wish
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
 _LONG_LINE = 2_000
@@ -100,7 +102,7 @@ def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: se
 
 def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
-    wanted = {word.casefold() for word in _WORD.findall(query)}
+    wanted = _vocabulary(query)
     if not wanted:
         return [0.0] * len(lines)
     found = [wanted & {word.casefold() for word in _WORD.findall(line)} for line in lines]
@@ -109,6 +111,11 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
         for word in words:
             frequency[word] = frequency.get(word, 0) + 1
     return [sum(1 / frequency[word] for word in sorted(words)) for words in found]
+
+
+@lru_cache(maxsize=64)
+def _vocabulary(query: str) -> frozenset[str]:
+    return frozenset(word.casefold() for word in _WORD.findall(query))
 
 
 def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
@@ -139,9 +146,7 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     """
     if counter.count(text) <= max_tokens:
         return text
-    pieces = [piece for piece in _SENTENCE.split(text) if piece and piece.strip()]
-    worth = _relevance(pieces, query)
-    ranked = sorted(range(len(pieces)), key=lambda at: (-worth[at], at))
+    pieces, ranked = _sentences(text, query)
     chosen: set[int] = set()
     for at in ranked:
         if counter.count(_joined(pieces, chosen | {at})) <= max_tokens:
@@ -156,6 +161,14 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
         keep = keep * 9 // 10
     return best[: max(1, keep)] + "…"
+
+
+@lru_cache(maxsize=500)
+def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The sentences of a text, and their places from the most relevant to the least."""
+    pieces = tuple(piece for piece in _SENTENCE.split(text) if piece and piece.strip())
+    worth = _relevance(pieces, query)
+    return pieces, tuple(sorted(range(len(pieces)), key=lambda at: (-worth[at], at)))
 
 
 def _joined(pieces: Sequence[str], chosen: set[int]) -> str:
@@ -222,3 +235,96 @@ def _bullet(content: Content) -> str:
     called = ", ".join(part.name for part in content.calls)
     said = (text[:300] + (f" (called {called})" if called else "")).strip()
     return f"- model: {said}" if said else ""
+
+
+class Summaries:
+    """The summarizer of one build: texts that a model has written by now, and wishes for those it has not.
+
+    Args:
+        by: the model's name; empty where there is none, and nothing is wished for.
+        written: texts by the keys of earlier wishes.
+    """
+
+    def __init__(self, by: str, written: Mapping[str, str]) -> None:
+        self._by = by
+        self._written = written
+        self._wishes: dict[str, Wish] = {}
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """What was asked for and not there, in that order."""
+        return tuple(self._wishes.values())
+
+    def line(self, kind: Literal["memory", "evidence"], text: str, *, max_tokens: int, query: str) -> str | None:
+        """A model's summary of a text as one line, None where there is none."""
+        found = self._find(kind, text, max_tokens=max_tokens, query=query)
+        return " ".join(found.split()) or None if found is not None else None
+
+    def conversation(
+        self, contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = ""
+    ) -> str | None:
+        """A model's summary of what is cut, in bullets; None where there is none or it is longer than it may be.
+
+        Args:
+            max_tokens: ceiling; so are the tokens of what it replaces.
+            earlier: the summary of an earlier cut, which the new one goes on from.
+        """
+        text = _transcript(contents)
+        found = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
+        if found is None:
+            return None
+        bullets = [f"- {said}" for line in found.splitlines() if (said := line.strip().lstrip("-*•").strip())]
+        summary = "\n".join(bullets)
+        ceiling = min(max_tokens, counter.count(text) + counter.count(earlier))
+        return summary if summary and counter.count(summary) <= ceiling else None
+
+    def _find(
+        self,
+        kind: Literal["memory", "evidence", "conversation"],
+        text: str,
+        *,
+        max_tokens: int,
+        query: str = "",
+        earlier: str = "",
+    ) -> str | None:
+        if not self._by or max_tokens < _LEAST_WRITTEN or not (text or earlier):
+            return None
+        text = text[:_MOST_CHARACTERS]
+        key = hash_json([_PROMPT_VERSION, self._by, kind, text, max_tokens, query, earlier])
+        if key not in self._written:
+            self._wishes[key] = Wish(key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier)
+        return self._written.get(key)
+
+
+def written_or_extracted(
+    contents: Sequence[Content],
+    *,
+    max_tokens: int,
+    counter: Counts,
+    earlier: str = "",
+    summaries: Summaries | None = None,
+) -> str:
+    """What is cut in at most ``max_tokens``: written by a model where there is one, else in the contents' own words."""
+    if max_tokens <= 0:
+        return ""
+    written = None
+    if summaries is not None:
+        written = summaries.conversation(contents, max_tokens=max_tokens, counter=counter, earlier=earlier)
+    return written or summarize(contents, max_tokens=max_tokens, counter=counter, earlier=earlier)
+
+
+_PROMPT_VERSION = 1
+_LEAST_WRITTEN = 8
+_MOST_CHARACTERS = 120_000
+
+
+def _transcript(contents: Sequence[Content]) -> str:
+    """Contents as a summarizer reads them, a line each part; long parts are cut so that all have room."""
+    said: list[tuple[str, str]] = []
+    for content in contents:
+        if content.text:
+            said.append((f"{content.role}: ", content.text))
+        said += [(f"call {part.name}: ", part.text) for part in content.calls]
+        said += [(f"response {part.name}: ", part.text) for part in content.responses]
+    ceiling = level([len(head) + len(text) + 1 for head, text in said], _MOST_CHARACTERS)
+    return "\n".join(head + text[:ceiling] for head, text in said)

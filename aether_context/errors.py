@@ -38,24 +38,44 @@ class PolicyError(AetherContextError):
         super().__init__(message)
 
 
+_SPLIT = {
+    "system": "shorten the system instruction: to split the step does not make it smaller",
+    "task": "split the step into steps that each have fewer acceptance items, or shorten the request",
+    "tools": "split the step into steps that each name fewer tools",
+}
+
+
 class StepTooLarge(AetherContextError):
     """System, task and tools alone exceed the input budget, so the step has to be split.
 
-    All quantities are tokens.
+    All quantities are tokens. ``measured`` are the layers after everything that can be shortened is; ``texts`` are what
+    they consist of, by name, where that is known; ``largest`` is the layer that asks for most.
     """
 
-    def __init__(self, *, window: int, slack: int, measured: Mapping[str, int]) -> None:
+    def __init__(
+        self, *, window: int, slack: int, measured: Mapping[str, int], texts: Mapping[str, int] | None = None
+    ) -> None:
         self.window = window
         self.slack = slack
         self.measured = dict(measured)
+        self.texts = dict(texts or {})
         self.needed = sum(measured.values())
         self.budget = window - slack
+        self.largest = max(self.measured, key=lambda layer: self.measured[layer])
         parts = ", ".join(f"{layer} {tokens}" for layer, tokens in self.measured.items())
-        largest = max(self.measured, key=lambda layer: self.measured[layer])
         super().__init__(
-            f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} "
-            f"(window {window} - slack {slack}): split the step, or shorten its {largest} layer"
+            f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} (window {window} - "
+            f"slack {slack}), {self.needed - self.budget} too many{self._named()}: {_SPLIT[self.largest]}"
         )
+
+    def naming(self, texts: Mapping[str, int]) -> StepTooLarge:
+        """The same error with the texts that the layers consist of."""
+        return StepTooLarge(window=self.window, slack=self.slack, measured=self.measured, texts=texts)
+
+    def _named(self) -> str:
+        """The five largest texts, the largest first."""
+        ranked = sorted(self.texts.items(), key=lambda one: (-one[1], one[0]))[:5]
+        return f"; largest are {', '.join(f'{name} {tokens}' for name, tokens in ranked)}" if ranked else ""
 
 
 class AnchorPreservationError(AetherContextError):

@@ -383,6 +383,66 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A summary that a pack would rather have from a model than from its own extractive way.
+
+    ``key`` is a hash over all that decides the text, the model's name included. ``earlier`` is the summary that a
+    conversation's new one goes on from, ``query`` what the reader is after; both may be empty.
+    """
+
+    key: str
+    kind: Literal["memory", "evidence", "conversation"]
+    text: str
+    max_tokens: int
+    query: str = ""
+    earlier: str = ""
+
+
+class Mix(NamedTuple):
+    """What a request is made of, in counted tokens: the fixed part (system instruction and declarations), contents that
+    only say something, those with calls, those with responses; then the numbers of calls and of messages."""
+
+    fixed: int = 0
+    said: int = 0
+    called: int = 0
+    answered: int = 0
+    calls: int = 0
+    messages: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.fixed + self.said + self.called + self.answered
+
+    def plus(self, other: Mix) -> Mix:
+        return Mix(*(one + two for one, two in zip(self, other, strict=True)))
+
+    def minus(self, other: Mix) -> Mix:
+        return Mix(*(one - two for one, two in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How counted tokens become the provider's, as known when a pack is built.
+
+    ``weights`` are of a `Mix`: reported tokens per counted one of what is said, called and answered, then tokens per
+    call and per message. ``offset`` are tokens beyond those. ``samples`` is how often usage taught them. ``anchored``
+    is set where the offset is of a usage that was reported in this session for this model. These make the estimate.
+
+    Two more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens by
+    which the usage last reported in this invocation passed what was counted, negative where it fell short, None where
+    none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
+    this invocation.
+    """
+
+    weights: tuple[float, ...]
+    offset: float = 0.0
+    samples: int = 0
+    anchored: bool = False
+    beyond: int | None = None
+    unseen: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
     """All that `aether_context.build.build_pack` reads.
 
@@ -390,8 +450,10 @@ class Ingredients:
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
     the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
     function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
-    ``problems`` are what was wrong with the host's data and was ignored. ``anchors`` are the contents that the host or
-    its user marked. ``asked`` names the last cut that was asked for by hand.
+    ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
+    this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
+    is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
+    for by hand.
     """
 
     identity: Identity
@@ -410,6 +472,8 @@ class Ingredients:
     can_mask: bool = True
     hands_off: str = ""
     problems: tuple[str, ...] = ()
+    summaries: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
 
@@ -461,6 +525,8 @@ class Pack:
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
     names that calls are restricted to, None where they are not. ``acts`` are what strategies did to this request.
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
+    ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
+    count, ``mix`` what was counted here.
     ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
     values.
     """
@@ -487,8 +553,10 @@ class Pack:
     evidence_needed: tuple[str, ...]
     degradations: tuple[str, ...]
     request_tokens: int
+    mix: Mix
     method: Accuracy
     saved: Mapping[str, str]
+    wishes: tuple[Wish, ...]
     counts: Mapping[str, int]
     folds: Folds
     stages: Mapping[str, JSON]

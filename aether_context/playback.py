@@ -13,6 +13,7 @@ from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
     AcceptanceItem,
     Anchor,
+    Calibration,
     Candidate,
     Content,
     Identity,
@@ -90,6 +91,8 @@ class Replayer(Resolver):
             problems=tuple(held["problems"]),
             anchors=tuple(Anchor(**anchor.model_dump()) for anchor in manifest.anchors),
             asked=manifest.asked,
+            summaries=held.get("summaries", {}),
+            calibration=Calibration(**manifest.calibration.model_dump()) if manifest.calibration is not None else None,
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:

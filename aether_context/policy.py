@@ -257,6 +257,11 @@ class CompressSettings(_Settings):
     word or dropped."""
     least_tokens: int = Field(default=16, ge=4)
     """Tokens that a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+    summarizer: str = ""
+    """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and cut turns. Empty
+    keeps to sentences of the texts themselves, which also stand in where the model fails."""
+    summarizer_timeout_seconds: float = Field(default=10.0, gt=0)
+    """Deadline for all summaries of one pack together."""
 
 
 class PayloadSettings(_Settings):
@@ -282,6 +287,21 @@ class ToolSettings(_Settings):
     """Names of tools that are declared whatever the step says."""
 
 
+class UsageSettings(_Settings):
+    """What the provider's reported usage decides."""
+
+    anchor: bool = True
+    """Whether the estimate of a request stands on the usage that was reported for the one before."""
+    calibrate: bool = True
+    """Whether the growth of reported usage teaches how counted tokens become the provider's."""
+    gate: float = Field(default=0.6, ge=0, le=1)
+    """Share of the window. While the usage reported in this invocation and what was added since stay under it, no cut
+    is made, whatever the count says. 0 switches the gate off."""
+    net_bytes_per_token: float = Field(default=3.6, ge=0)
+    """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
+    they had passed the high-water mark. 0 switches the net off."""
+
+
 class PackPolicy(_Settings):
     """All settings of a pack. Immutable; `digest` identifies it in manifests."""
 
@@ -302,6 +322,7 @@ class PackPolicy(_Settings):
     compress: CompressSettings = CompressSettings()
     payload: PayloadSettings = PayloadSettings()
     tools: ToolSettings = ToolSettings()
+    usage: UsageSettings = UsageSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
     """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
     warning, raise, or answer in the model's place."""
@@ -334,6 +355,14 @@ class PackPolicy(_Settings):
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
+    def changed(self, **overrides: Any) -> PackPolicy:
+        """This policy with overrides on top; a mapping for a section is merged into it.
+
+        Raises:
+            PolicyError: an unknown field, or a value out of range.
+        """
+        return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
+
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges; settings that differ from their profile's stay."""
         if profile == self.profile:
@@ -341,14 +370,6 @@ class PackPolicy(_Settings):
         changed = self.model_dump(exclude_unset=True)
         changed.get("budget", {}).pop("shares", None)
         return PackPolicy.load(profile, **{**changed, "profile": profile})
-
-    def with_settings(self, **overrides: Any) -> PackPolicy:
-        """This policy with other settings; a mapping for a section is merged into it.
-
-        Raises:
-            PolicyError: a field is unknown or a value out of range.
-        """
-        return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
 
     @cached_property
     def canonical(self) -> str:

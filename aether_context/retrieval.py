@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from aether_context.pack import Candidate, Reason
 from aether_context.policy import RetrievalSettings
@@ -95,7 +96,8 @@ def score(candidates: Sequence[Candidate], query: str) -> list[Candidate]:
     missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
     if not missing:
         return list(candidates)
-    found = dict(zip((one.id for one in missing), bm25([one.text for one in missing], query), strict=True))
+    scores = bm25(tuple(one.text for one in missing), query)
+    found = dict(zip((one.id for one in missing), scores, strict=True))
     return [_scored(one, found[one.id]) if one.id in found else one for one in candidates]
 
 
@@ -104,8 +106,11 @@ def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
     return replace(candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
 
 
-def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
+@lru_cache(maxsize=32)
+def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
     """BM25 of each text, raw and as a share (at most 1) of what a text reaches that says the query's rarest words.
+
+    The latest pools are remembered: a pack that is built again, after a cut or with a summary, ranks the same.
 
     Eight words are enough for a full share, so that a long query asks no more of a text than a short one. The weights
     come from rank-bm25's ``BM25Plus`` idf, ``log((N + 1) / n)``, which stays positive in small pools.
@@ -114,7 +119,7 @@ def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
     words = words - _STOP_WORDS or words
     documents = [tokenize(text) for text in texts]
     if not words or not any(documents):
-        return [(0.0, 0.0) for _ in texts]
+        return ((0.0, 0.0),) * len(texts)
     from rank_bm25 import BM25Plus
 
     index = BM25Plus([document or [""] for document in documents], k1=_K1, b=_B, delta=0)
@@ -123,7 +128,7 @@ def bm25(texts: Sequence[str], query: str) -> list[tuple[float, float]]:
     weights = sorted((index.idf.get(word, unseen) for word in words), reverse=True)
     limit = (_K1 + 1) * sum(weights[:_ENOUGH_WORDS])
     raw = [float(value) for value in index.get_scores(known)] if known else [0.0] * len(documents)
-    return [(value, min(1.0, value / limit) if limit else 0.0) for value in raw]
+    return tuple((value, min(1.0, value / limit) if limit else 0.0) for value in raw)
 
 
 def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:
@@ -132,7 +137,7 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
     chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
     """
-    words = {candidate.id: frozenset(tokenize(candidate.text)) for candidate in candidates}
+    words = {candidate.id: _vocabulary(candidate.text) for candidate in candidates}
     overlap = dict.fromkeys(words, 0.0)
     rest = list(candidates)
     chosen: list[Candidate] = []
@@ -150,12 +155,19 @@ def _marginal(candidate: Candidate, overlap: Mapping[str, float], weight: float)
 
 
 def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
-    return len(a & b) / len(a | b) if a or b else 0.0
+    shared = len(a & b)
+    return shared / (len(a) + len(b) - shared) if a or b else 0.0
 
 
-def tokenize(text: str) -> list[str]:
+@lru_cache(maxsize=1_000)
+def _vocabulary(text: str) -> frozenset[str]:
+    return frozenset(tokenize(text))
+
+
+@lru_cache(maxsize=1_000)
+def tokenize(text: str) -> tuple[str, ...]:
     """Lower-case words; the parts of identifiers are words of their own."""
-    return [word.casefold() for word in _WORD.findall(text)]
+    return tuple(word.casefold() for word in _WORD.findall(text))
 
 
 def query_of(pieces: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import RLock
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -57,6 +57,7 @@ def _as_names(value: object) -> object:
 Time = Annotated[float, Field(ge=-62_135_596_800, le=253_402_300_799, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT)]
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
+Profile: TypeAlias = Literal["chat", "coding", "research", "requirements", "test_cases"]
 
 
 class AcceptanceShape(_Shape):
@@ -100,6 +101,8 @@ class StepShape(_Shape):
     """What is still to be clarified for it; the plan's where it does not say."""
     next: Lines = ()
     """What comes after it; the plan's where it does not say."""
+    profile: Profile | None = None
+    """The policy profile for it; the plan's where it does not say."""
 
 
 class ConstraintShape(_Shape):
@@ -149,8 +152,8 @@ class PlanShape(_Shape):
     """What comes after this step."""
     stop_when: Lines = ()
     """Conditions that end it."""
-    profile: Literal["chat", "coding", "research", "requirements", "test_cases"] | None = None
-    """The policy profile for this plan."""
+    profile: Profile | None = None
+    """The policy profile for this plan. It comes before the one that the policy has for an agent."""
 
 
 class NoteShape(_Shape):
@@ -249,7 +252,7 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
         step=step,
         validity="invalid" if lacking else "valid",
         invalid_reason="the plan has no " + " and no ".join(lacking) if lacking else "",
-        profile=plan.profile,
+        profile=current.profile or plan.profile,
         candidates=unique([*_candidates(knowledge, done_steps(plan.steps)), *_checkpoints(plan, current)]),
         problems=tuple(problems),
     )

@@ -4,6 +4,8 @@
     {base}/{app}/{user}/{session}/packs/{pack_id}/outcome.json     what the model answered, exclusive create
     {base}/{app}/{user}/{session}/messages/{hash}.txt              what was taken out of an oversized message
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
+    {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
+    {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
 
 A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
 then holds the name.
@@ -17,6 +19,7 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,8 @@ from aether_context.errors import BlobNotFound, ChecksumMismatch, MissingExtra, 
 from aether_context.manifest import Manifest, Recording
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages)(\..*)?")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration)(\..*)?")
+_NO_SESSIONS = ("blobs", "summaries", "calibration")
 _MOST_KNOWN = 10_000
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -96,6 +100,51 @@ class PackStore:
         """
         self._create(f"{self._folder(manifest)}/outcome.json", canonical_json(dict(outcome)).encode())
 
+    def write_summary(self, app: str, user: str, key: str, text: str) -> None:
+        """Keeps a summary that a model wrote, under the hash over what it was asked with.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        self._create(self._summary_path(app, user, key), text.encode("utf-8", "surrogatepass"))
+
+    def summary(self, app: str, user: str, key: str) -> str | None:
+        """A summary that a model wrote for this user, None where there is none.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        path = self._summary_path(app, user, key)
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
+        return data.decode("utf-8", "surrogatepass")
+
+    def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
+        """Keeps what a user's usage of a model has taught, in the place of what was kept before.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        self._replace(self._calibration_path(app, user, model), canonical_json(value).encode())
+
+    def calibration(self, app: str, user: str, model: str) -> JSON:
+        """What `write_calibration` kept last, None where there is nothing to be read.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        path = self._calibration_path(app, user, model)
+        try:
+            return json.loads(self._fs.cat_file(path))
+        except (FileNotFoundError, ValueError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
+
     def _write_manifest(self, manifest: Manifest, text: str) -> Manifest:
         wanted = manifest
         number = 1
@@ -128,6 +177,18 @@ class PackStore:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.url}: {path} could not be written: {error}") from error
         return True
+
+    def _replace(self, path: str, data: bytes) -> None:
+        """Writes a file in the place of another, whole or not at all."""
+        try:
+            if isinstance(self._fs, LocalFileSystem):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                with _draft(Path(path), data) as draft:
+                    os.replace(draft, path)
+            else:
+                self._fs.pipe_file(path, data)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.url}: {path} could not be written: {error}") from error
 
     def _name(self, manifest: Manifest) -> None:
         folder = self._root
@@ -259,7 +320,7 @@ class PackStore:
         except OSError as error:
             raise StoreError(f"{folder} could not be listed: {error}") from error
         names = [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
-        return [name for name in names if name.rsplit("/", 1)[-1] != "blobs"]
+        return [name for name in names if name.rsplit("/", 1)[-1] not in _NO_SESSIONS]
 
     def _session(self, manifest: Manifest) -> str:
         return "/".join([self._root, *map(segment, (manifest.app, manifest.user, manifest.session))])
@@ -268,8 +329,17 @@ class PackStore:
         return f"{self._session(manifest)}/packs/{manifest.pack_id}"
 
     def _blob_path(self, app: str, user: str, digest: str) -> str:
+        return f"{self._by_hash(app, user, 'blobs', digest)}.json"
+
+    def _summary_path(self, app: str, user: str, key: str) -> str:
+        return f"{self._by_hash(app, user, 'summaries', key)}.txt"
+
+    def _calibration_path(self, app: str, user: str, model: str) -> str:
+        return f"{self._root}/{segment(app)}/{segment(user)}/calibration/{segment(model)}.json"
+
+    def _by_hash(self, app: str, user: str, folder: str, digest: str) -> str:
         name = short(digest, 64)
-        return f"{self._root}/{segment(app)}/{segment(user)}/blobs/{name[0]}/{name}.json"
+        return f"{self._root}/{segment(app)}/{segment(user)}/{folder}/{name[0]}/{name}"
 
 
 def segment(name: str) -> str:
@@ -303,17 +373,24 @@ def _create_local(path: Path, data: bytes) -> bool:
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(draft, 0o644)
+    with _draft(path, data) as draft:
         try:
             os.link(draft, path)
         except FileExistsError:
             return False
         except OSError:
             os.replace(draft, path)
-        return True
+    return True
+
+
+@contextmanager
+def _draft(path: Path, data: bytes) -> Iterator[str]:
+    """A file with these bytes beside ``path``, gone afterwards where it is still there."""
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(draft, 0o644)
+        yield draft
     finally:
         Path(draft).unlink(missing_ok=True)

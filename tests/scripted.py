@@ -56,6 +56,7 @@ class Sent:
     dispatched: tuple[str, ...]
     tool_config: types.ToolConfig | None
     call: int = 0
+    session: str = ""
 
     @property
     def wires(self) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def exact(value: Any) -> str:
     return repr(value.model_dump(exclude_unset=True)) if hasattr(value, "model_dump") else repr(value)
 
 
-def sent(request: LlmRequest, agent: str = "") -> Sent:
+def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
     """A deep snapshot of a request."""
     config = request.config
     tools = list(config.tools or ()) if config is not None else []
@@ -88,6 +89,7 @@ def sent(request: LlmRequest, agent: str = "") -> Sent:
     return Sent(
         model=request.model or "",
         agent=agent,
+        session=session,
         system=config.system_instruction if config is not None else None,
         contents=tuple(content.model_copy(deep=True) for content in request.contents),
         declared=tuple(one.name or "" for tool in functions for one in tool.function_declarations or ()),
@@ -157,25 +159,35 @@ class Scripted(BaseLlm):
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         self.sent.append(sent(llm_request))
+        reported = size(llm_request)
         reply = self.script.pop(0) if self.script else "ok"
         if isinstance(reply, BaseException):
             raise reply
         for one in reply if isinstance(reply, tuple) else (reply,):
-            yield self._response(one)
+            yield self._response(one, reported)
 
-    def _response(self, reply: Reply) -> LlmResponse:
+    def _response(self, reply: Reply, reported: int) -> LlmResponse:
         if isinstance(reply, LlmResponse):
             return reply
         parts = reply if isinstance(reply, list) else [reply]
         made = [types.Part(text=part) if isinstance(part, str) else part for part in parts]
         usage = types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=120, cached_content_token_count=40, candidates_token_count=7, total_token_count=127
+            prompt_token_count=reported,
+            cached_content_token_count=reported // 3,
+            candidates_token_count=7,
+            total_token_count=reported + 7,
         )
         return LlmResponse(
             content=types.Content(role="model", parts=made),
             usage_metadata=usage if self.usage else None,
             finish_reason=types.FinishReason.STOP,
         )
+
+
+def size(request: LlmRequest) -> int:
+    """What a provider might report for a request: a token for every four characters of it, and 50 of its own."""
+    config = request.config
+    return 50 + (len(repr(config.system_instruction)) + sum(len(repr(one)) for one in request.contents)) // 4
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -238,6 +250,10 @@ def remembered(text: str, author: str | None = "user", timestamp: str | None = "
 # witnesses
 
 
+def _session(context: CallbackContext) -> str:
+    return f"{context.session.user_id}/{context.session.id}"
+
+
 class Before(BasePlugin):
     """Sees what the plugin is about to get."""
 
@@ -245,13 +261,14 @@ class Before(BasePlugin):
         super().__init__(name="before")
         self.alter = alter
         self.sent: list[Sent] = []
-        self.events: list[str] = []
+        self.events: dict[str, list[str]] = {}
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
         if self.alter is not None:
             self.alter(callback_context, llm_request)
-        self.sent.append(sent(llm_request, callback_context.agent_name))
-        self.events = [event.model_dump_json() for event in callback_context.session.events]
+        session = _session(callback_context)
+        self.sent.append(sent(llm_request, callback_context.agent_name, session))
+        self.events[session] = [event.model_dump_json() for event in callback_context.session.events]
 
 
 class After(BasePlugin):
@@ -264,9 +281,11 @@ class After(BasePlugin):
         self.touched: list[str] = []
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
-        self.sent.append(sent(llm_request, callback_context.agent_name))
+        session = _session(callback_context)
+        self.sent.append(sent(llm_request, callback_context.agent_name, session))
+        before = self.before.events[session]
         after = [event.model_dump_json() for event in callback_context.session.events]
-        if after[: len(self.before.events)] != self.before.events:
+        if after[: len(before)] != before:
             self.touched.append(f"call {len(self.sent)}: an event of the session changed")
 
 
@@ -346,9 +365,11 @@ class Chat:
         """No event was changed, and no valid request became an invalid one."""
         assert self.after.touched == []
         assert len(self.raw) >= len(self.sent)
-        for raw, left in zip(self.raw, self.sent, strict=False):
-            if not faults(raw.contents):
-                assert faults(left.contents) == []
+        for session in {one.session for one in self.raw}:
+            raws, lefts = ([one for one in sent if one.session == session] for sent in (self.raw, self.sent))
+            for raw, left in zip(raws, lefts, strict=False):
+                if not faults(raw.contents):
+                    assert faults(left.contents) == []
 
     async def held(self, user: str | None = None, session: str | None = None) -> Any:
         """The session as its service keeps it."""

@@ -8,17 +8,21 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
-from aether_context.adk.gathering import Call, Gatherer, Last, scope_of
+from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
+from aether_context.adk.metering import METADATA, Meters
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
@@ -36,6 +40,7 @@ logger = logging.getLogger("aether_context")
 
 OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
+_SUMMARY_ROUNDS = 2
 _INSTANT_CHARACTERS = 500_000
 
 
@@ -51,6 +56,8 @@ class Edge:
             ``chat``.
         store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else ``artifacts``.
         on_error: ``passthrough`` sends the request on whatever fails here, ``raise`` does not.
+        summarizer: a model that writes summaries; None takes the one that the policy names, if any.
+        recorder: writes to the store; None makes one.
     """
 
     def __init__(
@@ -58,6 +65,8 @@ class Edge:
         policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
+        summarizer: BaseLlm | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
@@ -65,11 +74,17 @@ class Edge:
             policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or "artifacts")
-        self.policy = with_environment(policy)
-        strategies_of(self.policy.conversation)
+        policy = with_environment(policy)
+        if summarizer is not None:
+            policy = policy.changed(compress={"summarizer": summarizer.model})
+        strategies_of(policy.conversation)
+        self.policy = policy
         self.store = store
         self.on_error = on_error
-        self._recorder = Recorder(store)
+        self._recorder = recorder or Recorder(store)
+        self._meters = Meters(store, self._recorder.calibration)
+        self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
+        self._summarizer.check(policy.compress.summarizer)
         self._gatherer = Gatherer()
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
@@ -115,46 +130,92 @@ class Edge:
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
-        scope = scope_of(context, call.invocation.branch)
         counter = counter_for(request.model or "")
-        last = self._last.get(scope)
+        last = self._last.get(scope_of(context, call.invocation.branch))
         gathered = self._gatherer.grown(call, planned, policy, last) if last is not None else None
         pack = None
         if gathered is not None and last is not None:
+            gathered = self._calibrated(gathered, policy)
             pack = extend_pack(last.pack, gathered.source, policy, counter=counter, memo=self._memo)
+        granted = Granted()
         if gathered is None or pack is None:
             gathered = await self._gatherer.gather(call, planned, policy, last)
+            await self._meters.begin(gathered.source, context.session.events, call.state)
+            gathered = self._calibrated(gathered, policy)
             pack = await self._build(gathered.source, policy, counter)
-        source = gathered.source
+            if pack.wishes:
+                pack = await self._with_summaries(pack, policy, counter, granted)
+        self._settle(context, request, gathered, pack, policy, planned, counter.name, granted.cost)
+        return None
+
+    def _calibrated(self, gathered: Gathered, policy: PackPolicy) -> Gathered:
+        known = self._meters.calibration(gathered.source, policy.usage)
+        return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
+
+    def _settle(
+        self,
+        context: CallbackContext,
+        request: LlmRequest,
+        gathered: Gathered,
+        pack: Pack,
+        policy: PackPolicy,
+        planned: Planned,
+        counter: str,
+        cost: Mapping[str, int],
+    ) -> None:
+        """Writes a pack into the request, and keeps what the next call and the record need of it."""
+        source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
             write(pack, request, gathered.contents)
             stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
+            if source.first_call:
+                self._meters.save(source, context.state, store=policy.record != "off")
         name = pack_id(source.identity, source.step)
         self._remember(
-            scope, Last(name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen)
+            epochs.scope_key(source.identity),
+            Last(
+                name=name,
+                pack=pack,
+                policy=policy,
+                planned=planned,
+                stored=stored,
+                seen=gathered.seen,
+                summarizer=cost,
+            ),
         )
         if policy.record != "off":
-            self._recorder.pack(pack, policy, counter.name)
+            self._recorder.pack(pack, policy, counter)
         self._log(pack, name)
-        return None
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
+        self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = PackPolicy(**{**self.policy.model_dump(), "on_invalid": "warn"})
-            call = Call.of(context, request)
-            gathered = await Gatherer().gather(call, planned, policy, None)
+            policy = self.policy.changed(on_invalid="warn")
+            gathered = await Gatherer().gather(Call.of(context, request), planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
-            if not gathered.source.hands_off:
-                write(pack, request, gathered.contents)
-                epochs.save(context.state, gathered.source.identity, gathered.epoch, pack.epoch)
-            if policy.record != "off":
-                self._recorder.pack(pack, policy, counter.name)
+            self._settle(context, request, gathered, pack, policy, planned, counter.name, {})
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
+
+    async def _with_summaries(self, pack: Pack, policy: PackPolicy, counter: TokenCounter, granted: Granted) -> Pack:
+        """The pack with the summaries that a model writes for it by the deadline.
+
+        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        """
+        problems = pack.source.problems
+        for _ in range(_SUMMARY_ROUNDS):
+            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
+            source = replace(
+                pack.source, summaries=dict(granted.texts), problems=(*problems, *dict.fromkeys(granted.problems))
+            )
+            pack = await self._build(source, policy, counter)
+            if not pack.wishes or granted.problems:
+                break
+        return pack
 
     async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
         """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
@@ -191,10 +252,13 @@ class Edge:
         last = self._last.get(scope_of(context, context.get_invocation_context().branch))
         if last is None or last.pack.identity.invocation != context.invocation_id:
             return
-        response.custom_metadata = {**(response.custom_metadata or {}), "aether_context": {"pack_id": last.name}}
+        usage = response.usage_metadata
+        if usage is not None and usage.prompt_token_count and response.error_code is None:
+            self._meters.reported(last.pack, usage.prompt_token_count, last.policy.usage)
+        noted = {"pack_id": last.name, **self._meters.note(last.pack)}
+        response.custom_metadata = {**(response.custom_metadata or {}), METADATA: noted}
         if self.policy.record == "off":
             return
-        usage = response.usage_metadata
         self._recorder.outcome(
             last.pack.identity,
             {
@@ -204,6 +268,7 @@ class Edge:
                 "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,
+                **({"summarizer": last.summarizer} if last.summarizer else {}),
             },
         )
 
@@ -241,7 +306,7 @@ def with_environment(policy: PackPolicy) -> PackPolicy:
             field="conversation.sliding_turns.tokens",
             source="AETHER_CONTEXT_SLIDING_TOKENS",
         )
-    return policy.with_settings(conversation={"sliding_turns": {"tokens": int(said)}})
+    return policy.changed(conversation={"sliding_turns": {"tokens": int(said)}})
 
 
 def _warm() -> None:

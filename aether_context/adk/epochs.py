@@ -50,7 +50,7 @@ class _Stored(BaseModel):
     asked: str = ""
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def storable(self) -> Self:
         """Ranges that ascend below the boundary, so that no content can be sent twice."""
         ends = [0, *(end for pair in self.kept for end in pair), self.cut_count]
         rising = all(one <= other for one, other in pairwise(ends))
@@ -136,14 +136,14 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
                 "session": identity.session,
                 "of": one.of,
                 "invocation": one.invocation,
-                "before": _sound(one.before),
-                "after": _sound(one.after),
+                "before": storable(one.before),
+                "after": storable(one.after),
                 "used": dict(one.used),
             }
     for slot in range(len(payloads), len(before.payloads)):
         state[f"aether:payload:{scope}:{slot}"] = None
     if after.summary != before.summary:
-        state[f"aether:summary:{scope}"] = _sound(after.summary)
+        state[f"aether:summary:{scope}"] = storable(after.summary)
     state[f"aether:epoch:{scope}"] = value
     return value
 
@@ -224,7 +224,7 @@ def _scope_of(branch: str, agent: str) -> str:
     return short(hash_json([branch, agent]))
 
 
-def _sound(text: str) -> str:
+def storable(text: str) -> str:
     """Text that any session store takes: lone surrogates and NUL become replacement characters."""
     if text.isascii() and "\0" not in text:
         return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
@@ -84,7 +84,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state."""
+    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state.
+
+    ``summarizer`` is what a model's summaries for it cost: requests and tokens.
+    """
 
     name: str
     pack: Pack
@@ -92,6 +95,7 @@ class Last:
     planned: Planned
     stored: Mapping[str, Any] | None
     seen: Seen
+    summarizer: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,7 @@ class Gatherer:
             previous=pack.sent,
             previous_pack=last.name,
             problems=planned.problems,
+            summaries={},
         )
         contents = [raw[at] for at in grown.request.positions]
         return Gathered(source=grown, contents=contents, epoch=pack.epoch, seen=seen)

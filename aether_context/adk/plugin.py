@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -32,6 +33,8 @@ class ContextPackPlugin(BasePlugin):
         store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else the folder ``artifacts``.
         on_error: ``passthrough`` (default) sends a request on whatever fails here and says so in the log; ``raise``
             ends the run, for tests.
+        summarizer: a model that writes summaries in place of the extractive way; None takes the one that the policy's
+            ``compress.summarizer`` names, if any.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
@@ -44,9 +47,10 @@ class ContextPackPlugin(BasePlugin):
         policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
+        summarizer: BaseLlm | None = None,
     ) -> None:
         super().__init__(name=name)
-        self._edge = Edge(policy, store, on_error)
+        self._edge = Edge(policy, store, on_error, summarizer)
 
     @property
     def policy(self) -> PackPolicy:
@@ -89,6 +93,7 @@ def context_pack_callbacks(
     policy: PackPolicy | str | Path | None = None,
     store: PackStore | str | None = None,
     on_error: OnError = "passthrough",
+    summarizer: BaseLlm | None = None,
 ) -> AgentCallbacks:
     """The plugin's work as callbacks of a single agent.
 
@@ -96,7 +101,7 @@ def context_pack_callbacks(
 
     The arguments are those of `ContextPackPlugin`.
     """
-    edge = Edge(policy, store, on_error)
+    edge = Edge(policy, store, on_error, summarizer)
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await edge.before_model(callback_context, llm_request)

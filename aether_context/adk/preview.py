@@ -225,9 +225,13 @@ class _Edge(Edge):
     """The plugin's edge, without its recorder; it keeps the pack that it made."""
 
     def __init__(self, policy: PackPolicy | str | Path | None) -> None:
-        super().__init__(policy, "memory://aether-context-preview", on_error="raise")
-        self._recorder = _Unwritten(self.store)
+        store = PackStore("memory://aether-context-preview")
+        super().__init__(policy, store, on_error="raise", recorder=_Unwritten(store))
         self.last: Last | None = None
+
+    async def _with_summaries(self, pack: Pack, *_: object) -> Pack:
+        """No model is asked: where one would write summaries, the extractive ones stand."""
+        return pack
 
     def _remember(self, scope: Any, last: Last) -> None:
         self.last = last

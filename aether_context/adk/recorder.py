@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from aether_context.adk.epochs import Scope, scope_key
+from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.manifest import Manifest, Tip, record
 from aether_context.pack import Identity, Pack
@@ -55,6 +56,14 @@ class Recorder:
         """Queues what became of the model call that `identity` names."""
         key = _call_key(identity)
         self._put(lambda: self._write_outcome(key, values))
+
+    def summary(self, identity: Identity, key: str, text: str) -> None:
+        """Queues a summary that a model wrote, under the hash over what it was asked with."""
+        self._put(lambda: self.store.write_summary(identity.app, identity.user, key, text))
+
+    def calibration(self, identity: Identity, model: str, value: JSON) -> None:
+        """Queues what a user's usage of a model has taught."""
+        self._put(lambda: self.store.write_calibration(identity.app, identity.user, model, value))
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until everything queued is written; False where that took too long.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aether_context.build.assembly import assemble
-from aether_context.build.carry import carry
-from aether_context.build.choice import choose
+from aether_context.build.carry import Carried, carry
+from aether_context.build.choice import Chosen, choose
 from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
 from aether_context.build.scope import narrow
@@ -50,13 +50,18 @@ def build_pack(
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
     chosen = choose(source, policy, carried, carried.settled.sent, tally)
-    tight = tighten(source, policy, scope, carried, tally)
-    shares = share(source, policy, tight.carried, chosen)
+    tight = tighten(source, policy, scope, carried, chosen, tally)
+    shares = share(source, policy, tight, chosen, tally)
     fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
-    if fitted.cut and source.candidates:
+    if fitted.cut and source.candidates and not _final(carried, chosen):
         carried = carry(source, policy, scope, tally, afresh=True)
         chosen = choose(source, policy, carried, fitted.items, tally)
-        tight = tighten(source, policy, scope, carried, tally)
-        shares = share(source, policy, tight.carried, chosen)
+        tight = tighten(source, policy, scope, carried, chosen, tally)
+        shares = share(source, policy, tight, chosen, tally)
         fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
     return assemble(source, policy, tight, chosen, shares, fitted, tally)
+
+
+def _final(carried: Carried, chosen: Chosen) -> bool:
+    """Whether a cut leaves the choice as it is: made for this pack, at an epoch's beginning, beside no conversation."""
+    return carried.begins and not carried.keeps and chosen.stands_alone

@@ -10,11 +10,13 @@ from aether_context import payload
 from aether_context.build.carry import Carried, packed_text, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.fit import Fitted
+from aether_context.build.gating import by_hand
 from aether_context.build.normalizing import normalized
 from aether_context.build.rewriting import message, summary_content
-from aether_context.build.settling import by_hand, content_id
+from aether_context.build.settling import content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
+from aether_context.calibration import estimated, mix_of
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
 from aether_context.conversation import as_ranges, live_positions
@@ -32,6 +34,7 @@ from aether_context.pack import (
     Ingredients,
     Layer,
     LayerTokens,
+    Mix,
     Outgoing,
     Pack,
     PackedMessage,
@@ -46,6 +49,7 @@ from aether_context.policy import PackPolicy
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
+_LEAST_HEAD = 32
 
 
 def assemble(
@@ -63,7 +67,7 @@ def assemble(
     plain = _contents(source, policy, carried, fitted, packed, tally)
     contents = normalized(plain, policy.conversation.stable_prefix, tally) if fitted.normalize else plain
     sent = Sent(
-        system=Block(hash_text(carried.system), carried.measured["system"]),
+        system=Block(hash_text(carried.system), carried.measured["system"] - carried.unseen),
         tools=tuple(Block(tool.digest, tally.tool(tool)) for tool in scope.tools)
         + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
@@ -76,7 +80,8 @@ def assemble(
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
-    total = sum(block.tokens for block in sent.blocks)
+    fixed = sum(block.tokens for block in (sent.system, *sent.tools))
+    mix = mix_of(((one.content, one.tokens) for one in contents), fixed)
     return Pack(
         source=source,
         system=carried.system,
@@ -98,16 +103,31 @@ def assemble(
         epoch_reason=reason,
         prefix=_prefix(source, sent, bool(fitted.cut or fitted.acts) or fitted.unpacked),
         evidence_needed=missing_evidence(source, source.request.contents),
-        degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, total)))),
-        request_tokens=total,
-        method=tally.method,
+        degradations=tuple(
+            filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, mix.tokens + carried.unseen)))
+        ),
+        request_tokens=request_tokens(source, mix),
+        mix=mix,
+        method=method(source, tally),
         saved=fitted.saved,
+        wishes=fitted.wishes,
         counts=tally.counts,
         folds=folds,
         stages=_stages(carried, chosen, shares, fitted, packed),
         checksum=checksum(scope.allowed, sent, folds),
         sent=sent,
     )
+
+
+def request_tokens(source: Ingredients, mix: Mix) -> int:
+    """Tokens that the provider is expected to count."""
+    return estimated(source.calibration, mix) if source.calibration is not None else mix.tokens
+
+
+def method(source: Ingredients, tally: Tally) -> Accuracy:
+    """How the request's tokens were obtained."""
+    anchored = source.calibration is not None and source.calibration.anchored
+    return "anchored" if anchored and tally.method != "exact" else tally.method
 
 
 def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
@@ -130,12 +150,18 @@ def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
 
 
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally: Tally) -> tuple[str, str]:
-    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens."""
+    """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
+
+    The second half, where the acceptance list stands, stays whole while anything of the first finds room beside it.
+    """
     if ceiling is None:
         return rendered.before, rendered.after
-    said = (rendered.before + rendered.after).removesuffix(request)
-    cut = extract(said.rstrip("\n"), max_tokens=ceiling, counter=tally).text
-    return f"{cut}\n", request
+    checklist = rendered.after.removesuffix(request)
+    room = ceiling - tally.count(checklist)
+    if room >= _LEAST_HEAD:
+        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=tally).text}\n", rendered.after
+    said = f"{rendered.before}{checklist}".rstrip()
+    return f"{extract(said, max_tokens=ceiling, counter=tally).text}\n", request
 
 
 def _packed(

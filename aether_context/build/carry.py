@@ -25,6 +25,8 @@ class Carried:
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    ``begins`` says that an epoch begins with this pack, whatever is chosen for it. ``unseen`` are the tokens of the
+    system layer that the provider counts beyond the count here.
     """
 
     system: str
@@ -32,10 +34,12 @@ class Carried:
     settled: Settled
     measured: Mapping[Layer, int]
     changed: EpochReason | None
+    begins: bool
     keeps: bool
     packed: PackedMessage | None
     marks: Mapping[str, str]
     summary_tokens: int
+    unseen: int
 
     @property
     def items(self) -> tuple[Outgoing, ...]:
@@ -50,7 +54,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     """Applies what the epoch has decided, and measures the layers that are not chosen but given.
 
     Args:
-        afresh: chooses again, whatever this invocation chose at an earlier call.
+        afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
     """
     contract = _contract(source, policy)
     system = _system(source.request.system, contract)
@@ -75,8 +79,9 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     human = items[source.request.human].tokens if source.request.human is not None else 0
     summary = summary_tokens(source.epoch.summary, policy, tally)
     inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
+    unseen = source.calibration.unseen if source.calibration is not None else 0
     measured: dict[Layer, int] = {
-        "system": tally.count(system) + _FRAMING,
+        "system": tally.count(system) + _FRAMING + unseen,
         "task": max(0, task + human - used - inside),
         "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
     }
@@ -86,10 +91,12 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         settled=settled,
         measured=measured,
         changed=changed,
+        begins=afresh or changed is not None,
         keeps=keeps,
         packed=packed,
         marks=marks,
         summary_tokens=summary,
+        unseen=unseen,
     )
 
 

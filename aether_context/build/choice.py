@@ -25,6 +25,12 @@ class Chosen:
     memory: retrieval.Found = _NOTHING
     evidence: retrieval.Found = _NOTHING
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether nothing was left out for what the conversation says, so that a cut would change no choice."""
+        left = (*self.memory.left, *self.evidence.left)
+        return all(one.reason != "already_in_conversation" for one in left)
+
 
 def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequence[Outgoing], tally: Tally) -> Chosen:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.

@@ -9,19 +9,31 @@ from typing import Protocol
 from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
-from aether_context.build.ladder import reduce_evidence, reduce_memory
+from aether_context.build.gating import gated, past_byte_net
+from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, short
-from aether_context.compression import extract, level, summarize
+from aether_context.compression import Summaries, extract, level, written_or_extracted
 from aether_context.counting import Tally
-from aether_context.pack import Act, Allocation, Candidate, Content, Ingredients, Outgoing, Reason, TruncationEvent
+from aether_context.pack import (
+    Act,
+    Allocation,
+    Candidate,
+    Content,
+    Ingredients,
+    Outgoing,
+    Reason,
+    TruncationEvent,
+    Wish,
+)
 from aether_context.policy import PackPolicy
 
 _LEAST_EXTRACT = 48
 _LEAST_REQUEST = 96
 _SCARCE_SHARE = 0.02
+_BULLET = "- a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +47,7 @@ class Fitted:
     contents are to be normalized. ``summary_place`` is that of `Epoch`. ``summaries`` are the ids of candidates that
     are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was
     taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None
-    where it is whole.
+    where it is whole. ``wishes`` are the summaries that a model could write.
     """
 
     items: tuple[Outgoing, ...]
@@ -59,6 +71,7 @@ class Fitted:
     saved: Mapping[str, str] = field(default_factory=dict)
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
+    wishes: tuple[Wish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +89,14 @@ class Trimmer(Protocol):
     """Takes out of the conversation what its strategies ask for."""
 
     def __call__(
-        self, source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally, /
+        self,
+        source: Ingredients,
+        policy: PackPolicy,
+        summaries: Summaries,
+        budget: Marks,
+        fitted: Fitted,
+        tally: Tally,
+        /,
     ) -> Fitted: ...
 
 
@@ -95,11 +115,10 @@ def fit(
     if source.hands_off:
         return Fitted(items=carried.items, degradations=(source.hands_off,))
     layers = shares.allocation.layers
-    compress, query = policy.compress, chosen.query
-    memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, settings=compress, query=query, tally=tally)
-    evidence = reduce_evidence(
-        chosen.evidence.chosen, layers["evidence"].final, step=source.step, settings=compress, query=query, tally=tally
-    )
+    summaries = Summaries(policy.compress.summarizer if policy.compress.enabled else "", source.summaries)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally, least=tight.least)
+    memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, press)
+    evidence = reduce_evidence(chosen.evidence.chosen, layers["evidence"].final, source.step, press)
     fitted = Fitted(
         items=settled.sent,
         hidden=settled.hidden,
@@ -129,7 +148,8 @@ def fit(
         sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
     )
     budget = marks(policy, shares.allocation, fixed)
-    fitted = trim(source, policy, carried, budget, fitted, tally)
+    fitted = trim(source, policy, summaries, budget, fitted, tally)
+    fitted = replace(fitted, wishes=summaries.wishes)
     if _first_payload(source, policy, carried, fitted):
         budget = replace(budget, fixed=budget.fixed + frame_tokens(policy, tally))
     fitted = _shorten_responses(source, policy, budget, fitted, tally)
@@ -170,11 +190,11 @@ def spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally
 
 
 def cut_to_low_water(
-    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
     """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
     before = spoken(source, policy, fitted, tally)
-    if before <= budget.high:
+    if not pressed(source, policy, budget, before, fitted):
         return fitted
     items = [unpack(item, source.request.human, tally) for item in fitted.items]
     human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
@@ -194,9 +214,11 @@ def cut_to_low_water(
     if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
-    gone_contents = [item.raw for item in cut]
     out = set(gone)
-    summary = summarize(gone_contents, max_tokens=room, counter=tally, earlier=fitted.summary) if room else ""
+    room = min(room, budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)) - _frame(policy, tally)
+    summary = written_or_extracted(
+        [item.raw for item in cut], max_tokens=room, counter=tally, earlier=fitted.summary, summaries=summaries
+    )
     kept = tuple(item for at, item in enumerate(items) if at not in out)
     reason: Reason = "window" if before > budget.ceiling else "high_water"
     changed = replace(
@@ -211,6 +233,21 @@ def cut_to_low_water(
         tokens_after=spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int, fitted: Fitted) -> bool:
+    """Whether the conversation calls for a cut: past the high-water mark and the gate, or past the byte net.
+
+    A mark below zero is always passed.
+    """
+    if tokens > budget.high:
+        return budget.high < 0 or not gated(source, policy, tokens + budget.fixed, budget.budget)
+    return past_byte_net(source, policy, sum(len(item.content.wire) for item in fitted.items))
+
+
+def _frame(policy: PackPolicy, tally: Tally) -> int:
+    """Tokens of a summary besides its own words."""
+    return summary_tokens(_BULLET, policy, tally) - tally.count(_BULLET)
 
 
 def unpack(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:

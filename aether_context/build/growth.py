@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aether_context.build.assembly import checksum, content_fate, missing_evidence, speaker
+from aether_context.build.assembly import checksum, content_fate, method, missing_evidence, request_tokens, speaker
+from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import Marks, marks
-from aether_context.build.settling import by_hand, content_id
-from aether_context.build.shares import allocated
+from aether_context.build.gating import by_hand, gated
+from aether_context.build.settling import content_id
+from aether_context.calibration import mix_of
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
 from aether_context.counting import Memo, Tally
@@ -46,11 +48,16 @@ def extend_pack(
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
-        allocation = allocated(source, policy, measured, wanted, signals)
+        allocation = allocated(source, policy, Demand(signals=signals, measured=measured, wanted=wanted))
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
-    if spoken > min(_quiet(policy, marks(policy, allocation, fixed)), allocation.budget - fixed):
+    mix = before.mix.plus(mix_of(zip(added, tokens, strict=True)))
+    if spoken > allocation.budget - fixed:
+        return None
+    quiet = _quiet(policy, marks(policy, allocation, fixed))
+    if spoken > quiet and not gated(source, policy, spoken + fixed, allocation.budget):
+        return None
         return None
     layers: Mapping[Layer, LayerTokens] = {
         layer: account.using(spoken if layer == "conversation" else used[layer])
@@ -99,10 +106,13 @@ def extend_pack(
         acts=(),
         epoch_reason=None,
         evidence_needed=missing_evidence(source, added, before.evidence_needed),
-        prefix=Prefix(shared_tokens=before.request_tokens, broken_by=None),
+        prefix=Prefix(shared_tokens=before.mix.tokens, broken_by=None),
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
-        request_tokens=before.request_tokens + sum(tokens),
+        request_tokens=request_tokens(source, mix),
+        mix=mix,
+        method=method(source, tally),
         saved={},
+        wishes=(),
         counts=tally.counts,
         folds=folds,
         stages={

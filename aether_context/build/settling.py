@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aether_context.allocation import slack_tokens
+from aether_context.build.gating import by_hand, gated
 from aether_context.canonical import JSON, short
 from aether_context.counting import Tally
 from aether_context.pack import Act, Ingredients, Outgoing, Reason, Stage, TruncationEvent
@@ -83,18 +84,21 @@ def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgo
     """The conversation as the host sent it: packed messages in their own words, extracts as they are sent."""
     request, water = source.request, policy.conversation
     contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
+    tokens = tuple(map(tally.content, contents))
     slack = slack_tokens(source.window, policy.budget, source.output_tokens)
-    others = sum(map(tally.count, request.other_tools))
+    unseen = source.calibration.unseen if source.calibration is not None else 0
+    fixed = tally.count(request.system) + sum(map(tally.tool, request.tools)) + unseen
+    fixed += sum(map(tally.count, request.other_tools))
     return Conversation(
         contents=contents,
-        tokens=tuple(map(tally.content, contents)),
+        tokens=tokens,
         human=request.human,
         positions=request.positions,
         digests=tuple(item.raw.digest for item in items),
         budget=Budget.of(
             source.window,
             slack=slack,
-            fixed=tally.count(request.system) + sum(map(tally.tool, request.tools)) + others,
+            fixed=fixed,
             high_water=water.high_water,
             low_water=water.low_water,
         ),
@@ -105,12 +109,8 @@ def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgo
         state=source.epoch.strategies,
         opens=source.first_call,
         forced=by_hand(source),
+        gated=gated(source, policy, fixed + sum(tokens), source.window - slack),
     )
-
-
-def by_hand(source: Ingredients) -> bool:
-    """Whether a cut was asked for that has not been made."""
-    return bool(source.asked) and source.asked != source.epoch.asked
 
 
 def truncations(source: Ingredients, result: Trimmed, origins: Sequence[int]) -> tuple[TruncationEvent, ...]:

@@ -1,48 +1,126 @@
-"""Rungs three and four: what is always sent becomes shorter where it alone exceeds the input budget.
+"""Rungs three and four: what is always sent becomes shorter where it leaves others too little.
 
-Tool declarations lose their examples and long descriptions, the largest first; then the step's own words are
-tightened. The acceptance list and the user's request stay word for word.
+Tool declarations lose their examples and long descriptions, the largest first; then the step's own words are tightened.
+This happens where system, task and tools alone exceed the input budget, and at an epoch's beginning also before a
+memory or a piece of evidence is dropped, but then no layer inside its floor is touched. The acceptance list and the
+user's request stay word for word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from aether_context import payload
 from aether_context.allocation import slack_tokens
 from aether_context.build.carry import Carried
+from aether_context.build.choice import Chosen
+from aether_context.build.demand import Demand, allocated, demand
+from aether_context.build.ladder import Press, briefest, least_tokens
 from aether_context.build.scope import Scope, trimmed
-from aether_context.compression import level, shorten
+from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
-from aether_context.pack import Ingredients, Layer, Step, Tool, TruncationEvent
+from aether_context.pack import Candidate, Ingredients, Layer, Step, Tool, TruncationEvent
 from aether_context.policy import PackPolicy
 
 _LEAST_LINE = 8
+_BRIEF_LINE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tight:
-    """Declarations, step and measured layers after the last two compressing rungs."""
+    """Declarations, step and measured layers after the last two compressing rungs.
+
+    ``least`` holds the tokens of candidates at their briefest, by id, where these had to be known.
+    """
 
     scope: Scope
     step: Step
     carried: Carried
     events: tuple[TruncationEvent, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
 
 
-def tighten(source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, tally: Tally) -> Tight:
-    """Shortens declarations, then the step, only as far as the input budget asks for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aim:
+    """Tokens to be freed: ``must`` so that the given layers fit, ``wish`` so that nothing is dropped either.
+
+    ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that. ``least`` is as in
+    `Tight`.
+    """
+
+    must: int
+    wish: int
+    spare: Mapping[Layer, int]
+    least: Mapping[str, int] = field(default_factory=dict)
+
+    def less(self, layer: Layer, saved: int) -> _Aim:
+        """What is left to be freed when a layer has given some."""
+        spare = {**self.spare, layer: self.spare[layer] - saved}
+        return replace(self, must=self.must - saved, wish=self.wish - saved, spare=spare)
+
+    def reached(self, layer: Layer) -> bool:
+        """Whether a layer has given enough."""
+        return self.must <= 0 and (self.wish <= 0 or self.spare[layer] <= 0)
+
+
+def tighten(
+    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, chosen: Chosen, tally: Tally
+) -> Tight:
+    """Shortens declarations, then the step, only as far as is asked for."""
     tight = Tight(scope=scope, step=source.step, carried=carried)
-    budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
     if not policy.compress.enabled or source.hands_off or carried.keeps:
         return tight
-    return _tighten_step(_trim_tools(tight, budget, tally), budget, tally)
+    aim = _aim(source, policy, carried, chosen, tally)
+    tight = _trim_tools(replace(tight, least=aim.least), aim, tally)
+    saved = carried.measured["tools"] - tight.carried.measured["tools"]
+    return _tighten_step(tight, aim.less("tools", saved), tally)
 
 
-def _over(tight: Tight, budget: int) -> int:
-    return sum(tight.carried.measured.values()) - budget
+def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally) -> _Aim:
+    """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
+    held = carried.measured
+    must = max(0, sum(held.values()) - _budget(source, policy))
+    floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
+    spare = {layer: max(0, held[layer] - int(source.window * share)) for layer, share in floors.items()}
+    aim = _Aim(must=must, wish=must, spare=spare)
+    if not carried.begins or not (chosen.memory.chosen or chosen.evidence.chosen):
+        return aim
+    press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), tally=tally)
+    suffices = partial(_suffices, source, policy, demand(source, policy, carried, chosen), spare)
+    layers: Mapping[Layer, tuple[Candidate, ...]] = {"memory": chosen.memory.chosen, "evidence": chosen.evidence.chosen}
+    if suffices({layer: sum(least_tokens(one, press) for one in some) for layer, some in layers.items()}, must):
+        return aim
+    least = {one.id: briefest(one, press).tokens for some in layers.values() for one in some}
+    needed = {layer: sum(least[one.id] for one in some) for layer, some in layers.items()}
+    most = max(must, sum(spare.values()))
+    wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
+    return replace(aim, wish=wish, least=least)
+
+
+def _suffices(
+    source: Ingredients,
+    policy: PackPolicy,
+    asked: Demand,
+    spare: Mapping[Layer, int],
+    least: Mapping[Layer, int],
+    freed: int,
+) -> bool:
+    """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
+    tools = min(freed, spare["tools"])
+    task = min(freed - tools, spare["task"])
+    measured = {**asked.measured, "tools": asked.measured["tools"] - tools, "task": asked.measured["task"] - task}
+    if sum(measured.values()) > _budget(source, policy):
+        return False
+    layers = allocated(source, policy, replace(asked, measured=measured)).layers
+    return all(layers[layer].final >= tokens for layer, tokens in least.items())
+
+
+def _budget(source: Ingredients, policy: PackPolicy) -> int:
+    return source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
 
 
 def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **changes: object) -> Tight:
@@ -60,12 +138,11 @@ def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **chang
     return replace(changed, **changes)  # type: ignore[arg-type]
 
 
-def _trim_tools(tight: Tight, budget: int, tally: Tally) -> Tight:
-    over = _over(tight, budget)
+def _trim_tools(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
     made: dict[str, Tool] = {}
     saved = 0
     for tool in sorted(tight.scope.tools, key=lambda one: (-tally.tool(one), one.name)):
-        if saved >= over:
+        if aim.less("tools", saved).reached("tools"):
             break
         brief = trimmed(tool)
         gain = tally.tool(tool) - tally.tool(brief)
@@ -80,18 +157,22 @@ def _trim_tools(tight: Tight, budget: int, tally: Tally) -> Tight:
     return _with(tight, "tools", tokens, sorted(made), scope=scope)
 
 
-def _tighten_step(tight: Tight, budget: int, tally: Tally) -> Tight:
-    over = _over(tight, budget)
-    if over <= 0:
+def _tighten_step(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
+    """Shortens the step's longest lines; only where the step would not fit else are they cut to a few words."""
+    if aim.reached("task"):
         return tight
     step = tight.step
     names = [name for name in ("task", "goal", "text") if getattr(step, name)]
     lists = [(name, at) for name in ("constraints", "next", "stop_when") for at in range(len(getattr(step, name)))]
     texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
     sizes = [tally.count(text) for text in texts]
-    ceiling = max(_LEAST_LINE, level(sizes, max(0, sum(sizes) - over)))
+
+    def ceiling(over: int, least: int) -> int:
+        return max(least, level(sizes, max(0, sum(sizes) - over)))
+
+    most = min(ceiling(aim.must, _LEAST_LINE), ceiling(min(aim.wish, aim.spare["task"]), _BRIEF_LINE))
     short = [
-        shorten(text, max_tokens=ceiling, counter=tally) if size > ceiling else text
+        shorten(text, max_tokens=most, counter=tally) if size > most else text
         for text, size in zip(texts, sizes, strict=True)
     ]
     changes: dict[str, Any] = dict(zip(names, short, strict=False))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aether_context.build.carry import Carried, summary_tokens
-from aether_context.build.fit import Fitted, Marks, cut_to_low_water, unpack
-from aether_context.build.settling import by_hand, content_id, truncations
+from aether_context.build.carry import summary_tokens
+from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
+from aether_context.build.gating import by_hand, gated, past_byte_net
+from aether_context.build.settling import content_id, truncations
+from aether_context.compression import Summaries
 from aether_context.conversation import protected, units
 from aether_context.counting import Tally
 from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
@@ -33,7 +35,7 @@ NET = "emergency"
 
 
 def trim(
-    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
+    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
     """Applies the policy's late strategies in their order, then the net where too much is left."""
     late = [one for one in strategies_of(policy.conversation) if not one.early]
@@ -41,27 +43,27 @@ def trim(
     for strategy in late:
         if strategy.name == "epochs":
             marks = replace(budget, high=-1) if forced else budget
-            fitted = _cut(source, policy, carried, marks, fitted, tally, strategy.name)
+            fitted = _cut(source, policy, summaries, marks, fitted, tally, strategy.name)
         else:
-            fitted = _applied(source, policy, carried, budget, fitted, tally, strategy)
+            fitted = _applied(source, policy, summaries, budget, fitted, tally, strategy)
     if forced and not fitted.acts:
-        return _cut(source, policy, carried, replace(budget, high=-1), fitted, tally, NET)
+        return _cut(source, policy, summaries, replace(budget, high=-1), fitted, tally, NET)
     if late and late[-1].name == "epochs":
         return fitted
-    return _cut(source, policy, carried, replace(budget, high=budget.ceiling), fitted, tally, NET)
+    return _cut(source, policy, summaries, replace(budget, high=budget.ceiling), fitted, tally, NET)
 
 
 def _applied(
     source: Ingredients,
     policy: PackPolicy,
-    carried: Carried,
+    summaries: Summaries,
     budget: Marks,
     fitted: Fitted,
     tally: Tally,
     strategy: Strategy,
 ) -> Fitted:
     """One strategy's decision, written into what is sent."""
-    conversation = _conversation(source, policy, budget, fitted, tally)
+    conversation = _conversation(source, policy, summaries, budget, fitted, tally)
     result = strategy.trim(conversation)
     if result.state is not None:
         fitted = replace(fitted, states=result.state)
@@ -108,7 +110,9 @@ def _made(item: Outgoing, content: Content, tally: Tally) -> Outgoing:
     return replace(item, content=content, outcome="placeholder", tokens=tally.content(content))
 
 
-def _conversation(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Conversation:
+def _conversation(
+    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
+) -> Conversation:
     """The conversation as it would be sent, the human message's tokens counted elsewhere."""
     request = source.request
     items = fitted.items
@@ -139,13 +143,16 @@ def _conversation(source: Ingredients, policy: PackPolicy, budget: Marks, fitted
         summary_tokens=summary_tokens(fitted.summary, policy, tally),
         opens=source.first_call,
         forced=by_hand(source),
+        gated=gated(source, policy, spoken(source, policy, fitted, tally) + budget.fixed, budget.budget),
+        heavy=past_byte_net(source, policy, sum(len(content.wire) for content in contents)),
+        summaries=summaries,
     )
 
 
 def _cut(
     source: Ingredients,
     policy: PackPolicy,
-    carried: Carried,
+    summaries: Summaries,
     budget: Marks,
     fitted: Fitted,
     tally: Tally,
@@ -162,7 +169,7 @@ def _cut(
         low=max(0, budget.low - aside),
         ceiling=budget.ceiling - aside,
     )
-    after = cut_to_low_water(source, policy, carried, marks, replace(fitted, items=rest), tally)
+    after = cut_to_low_water(source, policy, summaries, marks, replace(fitted, items=rest), tally)
     if len(after.events) == len(fitted.events):
         return fitted
     gone = after.cut[len(fitted.cut) :]

@@ -13,6 +13,7 @@ from aether_context.canonical import canonical_json, fold, hash_bytes, hash_json
 from aether_context.conversation import as_ranges
 from aether_context.manifest.schema import (
     AnchorRecord,
+    CalibrationRecord,
     ContentList,
     EpochRecord,
     Event,
@@ -162,7 +163,10 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         degradations=pack.degradations,
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
+        counted_tokens=pack.mix.tokens,
+        calibration=_calibration(source),
         counts=counts,
+        summaries={key: hash_text(text) for key, text in source.summaries.items()},
         setting=hash_bytes(setting),
         texts=texts,
         stages=stage_hashes(pack),
@@ -295,6 +299,10 @@ def splice(parent: Sequence[str], changed: ContentList) -> tuple[str, ...]:
     return (*parent[: changed.head], *changed.added, *tail)
 
 
+def _calibration(source: Ingredients) -> CalibrationRecord | None:
+    return CalibrationRecord(**asdict(source.calibration)) if source.calibration is not None else None
+
+
 def _content_list(source: Ingredients, tip: Tip | None, grown: int | None) -> ContentList:
     contents = source.request.contents
     if grown is not None:
@@ -370,6 +378,8 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
         "epoch": canonical_json(epoch),
         "problems": canonical_json(source.problems),
     }
+    if source.summaries:
+        value["summaries"] = canonical_json(source.summaries)
     return ("{" + ",".join(f'"{name}":{text}' for name, text in value.items()) + "}").encode("utf-8", "surrogatepass")
 
 

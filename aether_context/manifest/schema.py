@@ -208,6 +208,23 @@ class EpochRecord(_Record):
     """The last cut by hand that was carried out."""
 
 
+class CalibrationRecord(_Record):
+    """How counted tokens became the provider's."""
+
+    weights: tuple[float, ...]
+    """Reported tokens per counted one of what is said, called and answered; then tokens per call and per message."""
+    offset: float = 0.0
+    """Tokens beyond what is counted, from the usage reported for the request before."""
+    samples: int = 0
+    """How often usage taught the weights."""
+    anchored: bool = False
+    """Whether the offset is of this session and model."""
+    beyond: int | None = None
+    """Tokens by which the usage last reported in this invocation passed what was counted; null where there is none."""
+    unseen: int = 0
+    """Tokens of the window that are taken beyond what is counted, from the usage before this invocation."""
+
+
 class Manifest(_Record):
     """The receipt of one pack."""
 
@@ -315,8 +332,14 @@ class Manifest(_Record):
     """Tokens of the whole request, estimated before the call."""
     request_tokens_method: Accuracy
     """How they were estimated."""
+    counted_tokens: int = 0
+    """What the counter made of the request, before calibration."""
+    calibration: CalibrationRecord | None = None
+    """What the estimate stands on; null where no usage was known."""
     counts: Mapping[str, int] = {}
     """Token counts of made and given texts, by short hash, where no row or ancestor holds them."""
+    summaries: Mapping[str, str] = {}
+    """Hashes of the summaries that a model wrote for this pack, by the hash over what they were asked with."""
     setting: str
     """Hash of the blob with system instruction, declarations and step."""
     texts: tuple[str, ...] = ()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.compression import summarize
+from aether_context.compression import written_or_extracted
 from aether_context.conversation import Unit, cut, protected
 from aether_context.pack import Reason
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.anchors import hold
-from aether_context.strategies.strategy import Conversation, Removed, Trimmed, decided
+from aether_context.strategies.strategy import Conversation, Removed, Trimmed, decided, summary_tokens
+
+_BULLET = "- x"
 
 
 def cut_units(
@@ -19,7 +21,7 @@ def cut_units(
     *,
     stay: frozenset[int],
     target: int,
-    summary_tokens: int,
+    summary_ceiling: int,
     last_turns: int,
     worthwhile: int,
     reason: Reason,
@@ -30,11 +32,11 @@ def cut_units(
 
     Args:
         parts: the conversation's units; ``stay`` are places in it.
-        summary_tokens: ceiling of the summary, which ``target`` includes; 0 for none.
+        summary_ceiling: tokens of the summary, which ``target`` includes; 0 for none.
         worthwhile: tokens; a cut that frees fewer is made only where the window or a hand demands it.
     """
     always = stay | protected(parts, conversation.human)
-    least = sum(conversation.tokens[index] for at in always for index in parts[at].indices) + summary_tokens
+    least = sum(conversation.tokens[index] for at in always for index in parts[at].indices) + summary_ceiling
     held = hold(
         conversation.anchors,
         parts,
@@ -46,7 +48,7 @@ def cut_units(
     gone = cut(
         parts,
         conversation.tokens,
-        target=max(0, target - summary_tokens),
+        target=max(0, target - summary_ceiling),
         human=conversation.human,
         last_turns=last_turns,
         stay=stay | held.units,
@@ -55,7 +57,14 @@ def cut_units(
     demanded = conversation.used > conversation.budget.ceiling or conversation.forced
     if not gone or (not demanded and freed < worthwhile):
         return decided(conversation, strategy)
-    text = _summary(conversation, gone, summary_tokens)
+    room = min(summary_ceiling, conversation.budget.ceiling - sum(conversation.tokens) + freed) - _frame(conversation)
+    text = written_or_extracted(
+        [conversation.contents[at] for at in gone],
+        max_tokens=room,
+        counter=conversation.counter,
+        earlier=conversation.summary,
+        summaries=conversation.summaries,
+    )
     why: Reason = "by_hand" if conversation.forced else reason
     removed = [Removed(index=at, reason=why) for at in gone]
     note = "; ".join(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)
@@ -71,12 +80,9 @@ def _opening(parts: Sequence[Unit], gone: Sequence[int]) -> int:
     return 0 if any(part.indices[0] < first < part.indices[-1] for part in parts) else first
 
 
-def _summary(conversation: Conversation, gone: Sequence[int], max_tokens: int) -> str:
-    """The summary of what is gone now and before."""
-    if not max_tokens:
-        return ""
-    contents = [conversation.contents[at] for at in gone]
-    return summarize(contents, max_tokens=max_tokens, counter=conversation.counter, earlier=conversation.summary)
+def _frame(conversation: Conversation) -> int:
+    """Tokens of a summary besides its own words."""
+    return summary_tokens(conversation.counter, _BULLET) - conversation.counter.count(_BULLET)
 
 
 def summary_room(conversation: Conversation, settings: ConversationSettings) -> int:

@@ -24,7 +24,7 @@ class Epochs:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         budget = conversation.budget
-        if conversation.used <= budget.high and not conversation.forced:
+        if not conversation.passes(budget.high):
             return decided(conversation, self.name)
         return cut_units(
             conversation,
@@ -32,7 +32,7 @@ class Epochs:
             units(conversation.contents),
             stay=frozenset(),
             target=budget.low,
-            summary_tokens=summary_room(conversation, self.settings),
+            summary_ceiling=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
             worthwhile=int(SCARCE_SHARE * budget.input),
             reason="window" if conversation.used > budget.ceiling else "high_water",

@@ -26,7 +26,7 @@ class HeadsTails:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         budget = conversation.budget
-        if conversation.used <= budget.high and not conversation.forced:
+        if not conversation.passes(budget.high):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
         head, tail = self.settings.heads_tails.head, self.settings.heads_tails.tail
@@ -37,7 +37,7 @@ class HeadsTails:
             parts,
             stay=stay,
             target=budget.low,
-            summary_tokens=summary_room(conversation, self.settings),
+            summary_ceiling=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
             worthwhile=(budget.high - budget.low) // 2,
             reason="middle",

@@ -51,7 +51,8 @@ class StablePrefix:
             sizes[one.index] = estimate(one.content, settings)
         room = self._room(conversation)
         end = begin
-        if conversation.forced or _with_safety(sum(sizes), settings) > room:
+        over = _with_safety(sum(sizes), settings) > room
+        if conversation.forced or (over and not conversation.gated):
             end = self._advance(conversation, begin, sizes, room)
         return decided(
             conversation,

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aether_context import payload
 from aether_context.canonical import JSON
+from aether_context.compression import Summaries
 from aether_context.conversation import is_human
 from aether_context.counting import PER_MESSAGE, Tally
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
@@ -82,7 +83,8 @@ class Conversation:
     name those. ``digests`` are the hashes of the contents as the host gave them. ``state`` is what each strategy kept
     from call to call, by its name. ``summary`` is that of what earlier calls cut, with its own tokens. ``opens`` is set
     at the first model call after the human message. ``forced`` is set where a cut was asked for by hand: marks and
-    thresholds are not waited for.
+    thresholds are not waited for. ``gated`` is set where reported usage says that the window is far from full, and
+    ``heavy`` where bytes say that it is not: `passes` heeds them. ``summaries`` are those that a model wrote.
     """
 
     contents: tuple[Content, ...]
@@ -100,6 +102,9 @@ class Conversation:
     summary_tokens: int = 0
     opens: bool = True
     forced: bool = False
+    gated: bool = False
+    heavy: bool = False
+    summaries: Summaries | None = None
 
     @classmethod
     def of(
@@ -139,13 +144,17 @@ class Conversation:
             anchors=tuple(anchors),
             state=state or {},
             summary=summary,
-            summary_tokens=_summary_tokens(tally, summary),
+            summary_tokens=summary_tokens(tally, summary),
         )
 
     @property
     def used(self) -> int:
         """Tokens of the contents and the summary."""
         return sum(self.tokens) + self.summary_tokens
+
+    def passes(self, mark: int) -> bool:
+        """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
+        return self.forced or self.heavy or (self.used > mark and not self.gated)
 
     @property
     def anchored(self) -> frozenset[int]:
@@ -175,12 +184,12 @@ class Conversation:
             state=result.state if result.state is not None else self.state,
             summary=self.summary if result.summary is None else result.summary,
             summary_tokens=(
-                self.summary_tokens if result.summary is None else _summary_tokens(self.counter, result.summary)
+                self.summary_tokens if result.summary is None else summary_tokens(self.counter, result.summary)
             ),
         )
 
 
-def _summary_tokens(counter: Counts, summary: str) -> int:
+def summary_tokens(counter: Counts, summary: str) -> int:
     """What a summary costs as a message of its own."""
     return counter.count(payload.summary_message(summary)) + PER_MESSAGE if summary else 0
 

@@ -21,7 +21,7 @@ class Summarize:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         settings, budget = self.settings.summarize, conversation.budget
-        if conversation.used <= mark(budget, settings.trigger) and not conversation.forced:
+        if not conversation.passes(mark(budget, settings.trigger)):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
         return cut_units(
@@ -30,7 +30,7 @@ class Summarize:
             parts,
             stay=frozenset(range(max(0, len(parts) - settings.keep_last), len(parts))),
             target=mark(budget, settings.target),
-            summary_tokens=int(settings.summary_share * budget.input),
+            summary_ceiling=int(settings.summary_share * budget.input),
             last_turns=1,
             worthwhile=(mark(budget, settings.trigger) - mark(budget, settings.target)) // 2,
             reason="high_water",

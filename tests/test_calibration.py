@@ -1,0 +1,367 @@
+"""Usage teaches the estimate: quickly, robustly, within bounds, and alike in every process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from hypothesis import given
+from hypothesis import strategies as st
+from packs import Session, answered, called, ingredients, lines, said
+from scripted import Chat, call, look_up, new_store
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.build import build_pack
+from aether_context.calibration import Anchor, Ratios, calibration, estimated, mix_of, report
+from aether_context.pack import Calibration, Mix
+from aether_context.playback import Replayer
+
+MODEL = "gemini-2.5-flash"
+
+
+def growth(source: random.Random) -> Mix:
+    """One step of a tool loop."""
+    return Mix(called=source.randint(20, 400), answered=source.randint(10, 3_000), calls=1)
+
+
+def real(mix: Mix) -> int:
+    """What a provider makes of it: fewer tokens than counted, more around each call."""
+    return round(0.8 * mix.said + 0.9 * mix.called + 0.75 * mix.answered + 60 * mix.calls)
+
+
+# ratios
+
+
+def test_ratios_are_learned_from_growth_within_twenty_calls():
+    source = random.Random(7)
+    ratios = Ratios()
+    errors = []
+    for _ in range(60):
+        mix = growth(source)
+        errors.append(abs(ratios.estimate(mix) - real(mix)))
+        ratios = ratios.learned(mix, real(mix))
+    assert max(errors[20:]) < 60 < max(errors[:3])
+    assert ratios.samples == 60
+
+
+def test_a_few_wild_reports_barely_move_what_was_learned():
+    source = random.Random(7)
+    ratios = Ratios()
+    for _ in range(40):
+        mix = growth(source)
+        ratios = ratios.learned(mix, real(mix))
+    before = ratios.estimate(Mix(answered=10_000, called=1_000, calls=10))
+    for wild in (50_000, 0, 40_000):
+        ratios = ratios.learned(growth(source), wild)
+    after = ratios.estimate(Mix(answered=10_000, called=1_000, calls=10))
+    assert abs(after - before) < 0.1 * before
+
+
+def test_a_change_of_the_providers_counting_is_followed():
+    source = random.Random(3)
+    ratios = Ratios()
+    for factor in (1.0, 1.35):
+        for _ in range(120):
+            mix = growth(source)
+            ratios = ratios.learned(mix, round(factor * mix.tokens))
+        assert ratios.estimate(Mix(answered=10_000)) == pytest.approx(10_000 * factor, rel=0.06)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(-50, 90_000), min_size=6, max_size=6), st.integers(-10, 200_000))))
+def test_ratios_stay_inside_their_bounds_whatever_is_reported(reports):
+    ratios = Ratios()
+    for values, reported in reports:
+        ratios = ratios.learned(Mix(*values), reported)
+    assert all(0.6 <= one <= 1.7 for one in ratios.weights[:3])
+    assert all(-60 <= one <= 200 for one in ratios.weights[3:])
+    assert Ratios.from_json(json.loads(json.dumps(ratios.to_json()))) == ratios
+
+
+@pytest.mark.parametrize("mix", [Mix(fixed=5, said=10), Mix(said=-1, answered=900), Mix(), Mix(answered=90_000)])
+def test_growth_that_is_none_teaches_nothing(mix: Mix):
+    ratios = Ratios()
+    assert ratios.learned(mix, 70_000 if mix.answered else 10) is ratios
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        {"weights": [1, 1, 1, 0, 0]},
+        {"weights": [1, 1], "spread": [1] * 15, "drift": 0, "samples": 3},
+        {"weights": ["1"] * 5, "spread": [0.1] * 15, "drift": 0, "samples": 3},
+        {"weights": [1] * 5, "spread": [0.1] * 15, "samples": 3},
+        {"weights": [float("nan")] * 5, "spread": [0.1] * 15, "drift": 0, "samples": 3},
+    ],
+)
+def test_what_is_not_a_calibration_is_none(value: Any):
+    assert Ratios.from_json(value) is None
+
+
+def test_a_calibration_from_outside_is_bounded():
+    found = Ratios.from_json({"weights": [90, -4, 1, 1e9, 0], "spread": [1e9] * 15, "drift": 9, "samples": 10**9})
+    assert found is not None
+    assert found.weights == (1.7, 0.6, 1.0, 200.0, 0.0)
+    assert found.spread == Ratios().spread
+
+
+# the anchor
+
+
+def anchored(reported: int, mix: Mix, **more: Any) -> Anchor:
+    return Anchor(model=MODEL, epoch=1, mix=mix, reported=reported, **more)
+
+
+def test_the_next_estimate_is_the_last_report_plus_what_was_added():
+    anchor, ratios = report(None, Ratios(), model=MODEL, epoch=1, mix=Mix(fixed=500, said=500), reported=1_400)
+    known = calibration(anchor, ratios, model=MODEL, here=True, unseen=0)
+    assert known is not None
+    assert known.anchored
+    assert known.beyond == 400
+    assert estimated(known, Mix(fixed=500, said=500, answered=300)) == 1_700
+    assert estimated(known, Mix(fixed=500, said=100)) == 1_000
+
+
+def test_a_cut_moves_the_anchor_and_teaches_nothing():
+    anchor = anchored(9_000, Mix(answered=8_000))
+    after, ratios = report(anchor, Ratios(), model=MODEL, epoch=2, mix=Mix(answered=3_000), reported=4_400)
+    assert (after.reported, after.epoch, ratios.samples) == (4_400, 2, 0)
+
+
+def test_another_model_takes_the_offset_over_and_is_not_anchored():
+    anchor = anchored(1_500, Mix(said=1_000))
+    known = calibration(anchor, Ratios(), model="gpt-4o", here=True, unseen=0)
+    assert known is not None
+    assert not known.anchored
+    assert known.beyond is None
+    assert estimated(known, Mix(said=900)) == 1_400
+
+
+@pytest.mark.parametrize("jump", [90_000, 100])
+def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
+    mix = Mix(answered=20_000)
+    anchor, ratios = report(anchored(20_000, mix), Ratios(), model=MODEL, epoch=1, mix=mix, reported=jump)
+    assert anchor.reported == 20_000
+    grown = mix.plus(Mix(answered=500))
+    once, _ = report(anchor, ratios, model=MODEL, epoch=1, mix=grown, reported=20_480)
+    assert (once.reported, once.doubted) == (20_480, None)
+    twice, _ = report(anchor, ratios, model=MODEL, epoch=1, mix=grown, reported=jump + 510)
+    assert twice.reported == jump + 510
+
+
+def test_an_anchor_survives_json():
+    anchor = anchored(5, Mix(said=3), doubted=(90_000, Mix(called=1, calls=1)))
+    assert Anchor.from_json(json.loads(json.dumps(anchor.to_json()))) == anchor
+    for broken in (None, {}, {**anchor.to_json(), "mix": [1, 2]}, {**anchor.to_json(), "reported": "many"}):
+        assert Anchor.from_json(broken) is None
+
+
+def test_a_mix_tells_kinds_apart():
+    contents = [said("hi"), called("f", "1", a=1), answered("f", "1", "x"), said("done", "model")]
+    mix = mix_of(zip(contents, (10, 20, 30, 40), strict=True), fixed=5)
+    assert mix == Mix(fixed=5, said=50, called=20, answered=30, calls=1, messages=2)
+    assert mix.tokens == 105
+
+
+# in packs
+
+
+def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
+    contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(21)]
+    counted = build_pack(ingredients(contents, window=64_000), PackPolicy()).mix.tokens
+    window = int(counted / 0.9 / 0.9)
+    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=int(0.5 * window) - counted)
+
+    def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
+        pack = build_pack(ingredients(contents, window=window, calibration=calibration), policy)
+        return any(event.stage == "cut" for event in pack.events)
+
+    assert cut(PackPolicy(), None)
+    assert not cut(PackPolicy(), known)
+    assert cut(PackPolicy(usage={"gate": 0}), known)
+    assert cut(PackPolicy(), Calibration(weights=known.weights, anchored=True, beyond=int(0.7 * window) - counted))
+    assert cut(PackPolicy(), Calibration(weights=known.weights, beyond=None))
+
+
+def test_the_gate_never_lets_the_count_pass_the_input_budget():
+    contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(41)]
+    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=-1_000_000)
+    pack = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
+    assert pack.mix.tokens <= pack.allocation.budget
+
+
+def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported():
+    contents = [said("=" * 600, "user" if at % 2 == 0 else "model") for at in range(41)]
+    source = ingredients(contents, window=4_000)
+    free = build_pack(source, PackPolicy(usage={"net_bytes_per_token": 0}, conversation={"low_water": 0.1}))
+    netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
+    assert not free.events
+    assert [event.stage for event in netted.events] == ["cut"]
+    assert not build_pack(ingredients(contents, window=4_000, first_call=False), PackPolicy()).events
+
+
+def test_unseen_tokens_take_room_from_the_window():
+    contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
+    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), offset=2_000.0, anchored=True, unseen=2_000)
+    pack = build_pack(ingredients(contents, window=5_000, calibration=known), PackPolicy())
+    assert pack.allocation.layers["system"].used >= 2_000
+    assert pack.mix.tokens + 2_000 <= pack.allocation.budget
+    assert pack.request_tokens == pack.mix.tokens + 2_000
+
+
+def test_replay_uses_the_recorded_calibration():
+    store = new_store()
+    known = Calibration(weights=(0.9, 1.0, 0.8, 12.0, 3.0), offset=77.5, samples=9, anchored=True, beyond=70, unseen=3)
+    session = Session(store, calibration=known)
+    session.ask("Who approves refunds?")
+    manifest = session.use("search", lines("result", 5))
+    replayed = Replayer(PackStore(store.url)).replay(manifest)
+    assert replayed.matches
+    assert replayed.pack.request_tokens == manifest.request_tokens != manifest.counted_tokens
+    assert manifest.request_tokens_method == "anchored"
+
+
+# through ADK
+
+
+def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
+    """Reports this ratio of what was counted, and hidden tokens on top."""
+
+    def make(chat: Chat) -> None:
+        plugin: Any = chat.plugin
+        answer = chat.llm._response
+
+        def respond(reply: Any, reported: int) -> LlmResponse:
+            last = next(reversed(plugin._edge._last.values()))
+            return answer(reply, round(ratio * last.pack.mix.tokens) + hidden)
+
+        object.__setattr__(chat.llm, "_response", respond)
+
+    return make
+
+
+def talk(count: int, *, store: PackStore | None = None, make: Any = None, **more: Any) -> Chat:
+    script: list[Any] = [item for at in range(count) for item in (call("look_up", key=f"k{at}"), f"found {at}")]
+    chat = Chat(script=script, tools=[look_up], store=store or new_store(), **more)
+    (make or provider())(chat)
+    return chat
+
+
+def error(chat: Chat, at: int) -> float:
+    manifest = chat.manifests()[at]
+    outcome = chat.store.outcome(manifest)
+    assert outcome is not None
+    return abs(manifest.request_tokens - outcome["input_tokens"]) / outcome["input_tokens"]
+
+
+def test_estimates_close_in_on_what_a_provider_reports():
+    chat = talk(8)
+    chat.say(*[f"question {at}" for at in range(8)])
+    assert error(chat, 0) > 0.2
+    assert error(chat, 1) < 0.1
+    assert error(chat, -1) < 0.01
+    manifests = chat.manifests()
+    assert manifests[0].calibration is None
+    assert manifests[-1].request_tokens_method == "anchored"
+    assert manifests[-1].calibration is not None
+    assert manifests[-1].calibration.samples > 5
+    chat.replays()
+
+
+def test_usage_can_be_left_out():
+    chat = talk(4, policy=PackPolicy(usage={"anchor": False, "calibrate": False}))
+    chat.say(*[f"question {at}" for at in range(4)])
+    assert all(manifest.calibration is None for manifest in chat.manifests())
+    assert all(manifest.request_tokens == manifest.counted_tokens for manifest in chat.manifests())
+
+
+def test_calls_without_usage_leave_the_anchor_where_it_is():
+    chat = talk(6)
+    chat.say("question 0", "question 1")
+    before = chat.manifests()[-1]
+    chat.llm.usage = False
+    chat.say("question 2")
+    after = chat.manifests()[-1]
+    assert after.request_tokens_method == "anchored"
+    assert after.request_tokens > before.request_tokens
+    assert error_free(chat)
+
+
+def error_free(chat: Chat) -> bool:
+    return all(not manifest.degradations for manifest in chat.manifests())
+
+
+def test_a_new_session_of_the_same_user_starts_calibrated():
+    store = new_store()
+    first = talk(10, store=store)
+    first.say(*[f"question {at}" for at in range(10)])
+    again = talk(2, store=PackStore(store.url), session="s2")
+    again.say("question 0")
+    start = again.manifests()[-2].calibration
+    assert start is not None
+    assert start.samples > 5
+    assert not start.anchored
+    stranger = talk(2, store=PackStore(store.url), session="s3", user="bob")
+    stranger.say("question 0")
+    assert stranger.manifests()[-2].calibration is None
+
+
+def test_another_process_goes_on_from_the_same_anchor(tmp_path: Path):
+    store = new_store()
+    path = str(tmp_path / "sessions.db")
+    first = talk(6, store=store, sessions=SqliteSessionService(db_path=path))
+    first.say(*[f"question {at}" for at in range(5)])
+    anchor = calibration_of(first)
+    second = talk(6, store=store, sessions=SqliteSessionService(db_path=path))
+    second.say("question 5")
+    resumed = second.manifests()[-2].calibration
+    assert resumed is not None
+    assert resumed.anchored
+    assert resumed.offset == pytest.approx(anchor.offset, abs=120)
+    assert error(second, -1) < 0.02
+
+
+def calibration_of(chat: Chat) -> Any:
+    return chat.manifests()[-1].calibration
+
+
+def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds():
+    def poison(tool_context: ToolContext) -> str:
+        """Writes nonsense."""
+        tool_context.state["aether:calibration"] = {
+            MODEL: {"weights": [9e9] * 5, "spread": [1] * 15, "drift": 0, "samples": 10**9}
+        }
+        return "done"
+
+    chat = Chat(script=[call("poison"), "ok", "ok"], tools=[poison])
+    chat.say("go", "again")
+    plugin = ContextPackPlugin(store=chat.store, on_error="raise")
+    other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok"])
+    other.say("more")
+    manifest = other.manifests()[-1]
+    assert manifest.request_tokens < 3 * manifest.counted_tokens
+
+
+def test_a_failed_call_does_not_move_the_anchor():
+    chat = talk(6)
+    chat.say("question 0", "question 1")
+    held = asyncio.run(chat.held())
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=99_999)
+    chat.llm.script = [LlmResponse(error_code="500", error_message="down", usage_metadata=usage), "ok"]
+    chat.say("question 2", "question 3")
+    manifest = chat.manifests()[-1]
+    assert manifest.request_tokens < 20_000
+    assert len(held.events) > 3
