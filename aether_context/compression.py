@@ -296,23 +296,6 @@ class Summaries:
         return self._written.get(key)
 
 
-def written_or_extracted(
-    contents: Sequence[Content],
-    *,
-    max_tokens: int,
-    counter: Counts,
-    earlier: str = "",
-    summaries: Summaries | None = None,
-) -> str:
-    """What is cut in at most ``max_tokens``: written by a model where there is one, else in the contents' own words."""
-    if max_tokens <= 0:
-        return ""
-    written = None
-    if summaries is not None:
-        written = summaries.conversation(contents, max_tokens=max_tokens, counter=counter, earlier=earlier)
-    return written or summarize(contents, max_tokens=max_tokens, counter=counter, earlier=earlier)
-
-
 _PROMPT_VERSION = 1
 _LEAST_WRITTEN = 8
 _MOST_CHARACTERS = 120_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, short
-from aether_context.compression import Summaries, extract, level, written_or_extracted
+from aether_context.compression import Summaries, extract, level, summarize
 from aether_context.counting import Tally
 from aether_context.pack import (
     Act,
@@ -216,9 +216,7 @@ def cut_to_low_water(
     cut = tuple(items[index] for index in gone)
     out = set(gone)
     room = min(room, budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)) - _frame(policy, tally)
-    summary = written_or_extracted(
-        [item.raw for item in cut], max_tokens=room, counter=tally, earlier=fitted.summary, summaries=summaries
-    )
+    summary = summarized([item.raw for item in cut], fitted.summary, room, summaries, tally)
     kept = tuple(item for at, item in enumerate(items) if at not in out)
     reason: Reason = "window" if before > budget.ceiling else "high_water"
     changed = replace(
@@ -243,6 +241,14 @@ def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int,
     if tokens > budget.high:
         return budget.high < 0 or not gated(source, policy, tokens + budget.fixed, budget.budget)
     return past_byte_net(source, policy, sum(len(item.content.wire) for item in fitted.items))
+
+
+def summarized(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:
+    """What was cut in at most ``room`` tokens, written by a model where there is one, else in its own words."""
+    if room <= 0:
+        return ""
+    written = summaries.conversation(gone, max_tokens=room, counter=tally, earlier=earlier)
+    return written or summarize(gone, max_tokens=room, counter=tally, earlier=earlier)
 
 
 def _frame(policy: PackPolicy, tally: Tally) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aether_context.build.carry import summary_tokens
-from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
+from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, summarized, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
 from aether_context.compression import Summaries
@@ -119,6 +119,10 @@ def _conversation(
     contents = tuple(item.content for item in items)
     positions = tuple(request.positions[item.origin] for item in items)
     slack = source.window - budget.budget
+
+    def write(gone: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
+        return summarized(gone, earlier, max_tokens, summaries, tally)
+
     standing = standing_anchors(contents, positions, policy.conversation.anchors)
     return Conversation(
         contents=contents,
@@ -145,7 +149,7 @@ def _conversation(
         forced=by_hand(source),
         gated=gated(source, policy, spoken(source, policy, fitted, tally) + budget.fixed, budget.budget),
         heavy=past_byte_net(source, policy, sum(len(content.wire) for content in contents)),
-        summaries=summaries,
+        summarize=write,
     )
 
 

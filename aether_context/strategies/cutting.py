@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.compression import written_or_extracted
 from aether_context.conversation import Unit, cut, protected
 from aether_context.pack import Reason
 from aether_context.policy import ConversationSettings
@@ -58,13 +57,7 @@ def cut_units(
     if not gone or (not demanded and freed < worthwhile):
         return decided(conversation, strategy)
     room = min(summary_ceiling, conversation.budget.ceiling - sum(conversation.tokens) + freed) - _frame(conversation)
-    text = written_or_extracted(
-        [conversation.contents[at] for at in gone],
-        max_tokens=room,
-        counter=conversation.counter,
-        earlier=conversation.summary,
-        summaries=conversation.summaries,
-    )
+    text = conversation.summarized(gone, room)
     why: Reason = "by_hand" if conversation.forced else reason
     removed = [Removed(index=at, reason=why) for at in gone]
     note = "; ".join(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)

@@ -15,12 +15,18 @@ from typing import Protocol
 
 from aether_context import payload
 from aether_context.canonical import JSON
-from aether_context.compression import Summaries
+from aether_context.compression import summarize
 from aether_context.conversation import is_human
 from aether_context.counting import PER_MESSAGE, Tally
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.wire import content_of_parts, part_of
+
+
+class Summarize(Protocol):
+    """Writes what stands for contents that are cut, the summary of earlier cuts included, in at most so many tokens."""
+
+    def __call__(self, gone: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str: ...
 
 
 class Counts(Protocol):
@@ -84,7 +90,8 @@ class Conversation:
     from call to call, by its name. ``summary`` is that of what earlier calls cut, with its own tokens. ``opens`` is set
     at the first model call after the human message. ``forced`` is set where a cut was asked for by hand: marks and
     thresholds are not waited for. ``gated`` is set where reported usage says that the window is far from full, and
-    ``heavy`` where bytes say that it is not: `passes` heeds them. ``summaries`` are those that a model wrote.
+    ``heavy`` where bytes say that it is not: `passes` heeds them. ``summarize`` writes what stands for contents that
+    are cut; None takes their own words.
     """
 
     contents: tuple[Content, ...]
@@ -104,7 +111,7 @@ class Conversation:
     forced: bool = False
     gated: bool = False
     heavy: bool = False
-    summaries: Summaries | None = None
+    summarize: Summarize | None = None
 
     @classmethod
     def of(
@@ -120,6 +127,7 @@ class Conversation:
         summary: str = "",
         counter: TokenCounter | None = None,
         model: str = "",
+        summarize: Summarize | None = None,
     ) -> Conversation:
         """A conversation outside any pack.
 
@@ -145,12 +153,22 @@ class Conversation:
             state=state or {},
             summary=summary,
             summary_tokens=summary_tokens(tally, summary),
+            summarize=summarize,
         )
 
     @property
     def used(self) -> int:
         """Tokens of the contents and the summary."""
         return sum(self.tokens) + self.summary_tokens
+
+    def summarized(self, gone: Sequence[int], max_tokens: int) -> str:
+        """What stands for contents that are cut now and were before; empty where there is no room."""
+        contents = [self.contents[at] for at in gone]
+        if max_tokens <= 0:
+            return ""
+        if self.summarize is not None:
+            return self.summarize(contents, max_tokens=max_tokens, earlier=self.summary)
+        return summarize(contents, max_tokens=max_tokens, counter=self.counter, earlier=self.summary)
 
     def passes(self, mark: int) -> bool:
         """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
