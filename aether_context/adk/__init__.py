@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from aether_context.adk.marks import cut_now
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.tools import evidence_tools, planning_tools
+from aether_context.adk.preview import cutoff
+from aether_context.adk.tools import context_tools, evidence_tools, planning_tools
 
-__all__ = ["ContextPackPlugin", "context_pack_callbacks", "evidence_tools", "planning_tools"]
+__all__ = [
+    "ContextPackPlugin",
+    "context_pack_callbacks",
+    "context_tools",
+    "cut_now",
+    "cutoff",
+    "evidence_tools",
+    "planning_tools",
+]

@@ -23,6 +23,7 @@ from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_o
 from aether_context.adk.metering import METADATA, Meters
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
+from aether_context.adk.unread import last_unread
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
@@ -255,7 +256,7 @@ class Edge:
         usage = response.usage_metadata
         if usage is not None and usage.prompt_token_count and response.error_code is None:
             self._meters.reported(last.pack, usage.prompt_token_count, last.policy.usage)
-        noted = {"pack_id": last.name, **self._meters.note(last.pack)}
+        noted = {"pack_id": last.name, **self._meters.note(last.pack), **self._cutoff(context, last.pack)}
         response.custom_metadata = {**(response.custom_metadata or {}), METADATA: noted}
         if self.policy.record == "off":
             return
@@ -271,6 +272,12 @@ class Edge:
                 **({"summarizer": last.summarizer} if last.summarizer else {}),
             },
         )
+
+    def _cutoff(self, context: CallbackContext, pack: Pack) -> dict[str, str]:
+        """The last event that the model did not read, where there is one."""
+        model = pack.source.request.model
+        event = last_unread(pack, context.session.events, lambda content: self._gatherer.read(content, model))
+        return {"cutoff": event.id} if event is not None else {}
 
     def _remember(self, scope: epochs.Scope, last: Last) -> None:
         with self._lock:

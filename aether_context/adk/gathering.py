@@ -115,6 +115,10 @@ class Gatherer:
         self._reader = Reader()
         self._plans: OrderedDict[object, Planned] = OrderedDict()
 
+    def read(self, content: types.Content, model: str) -> Content:
+        """The frozen form of a content, as it would be sent to a model."""
+        return self._reader.content(content, family_of(model))
+
     def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state."""
         state = {key: call.state.get(key) for key in _KEYS}

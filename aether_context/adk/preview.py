@@ -40,13 +40,17 @@ from pydantic import ValidationError
 
 from aether_context.adk.edge import Edge, InvalidPlan
 from aether_context.adk.gathering import Last
+from aether_context.adk.marks import cut_request
+from aether_context.adk.reading import Reader
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.unread import last_unread
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.manifest import Recording, record
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
+from aether_context.strategies import strategy_names
+from aether_context.tokens import counter_for, family_of
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
@@ -61,6 +65,34 @@ class Preview:
 
     pack: Pack
     recording: Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyPreview:
+    """What strategies would do to a session's next request.
+
+    ``removed`` and ``replaced`` are numbers of contents. ``freed_tokens`` is what the request is shorter by, and
+    ``lost_tokens`` what a prefix cache held and has to read anew.
+    """
+
+    strategy: tuple[str, ...]
+    pack: Pack
+
+    @property
+    def removed(self) -> int:
+        return sum(act.removed for act in self.pack.acts)
+
+    @property
+    def replaced(self) -> int:
+        return sum(act.replaced for act in self.pack.acts)
+
+    @property
+    def freed_tokens(self) -> int:
+        return sum(act.freed_tokens for act in self.pack.acts)
+
+    @property
+    def lost_tokens(self) -> int:
+        return max((act.lost_tokens for act in self.pack.acts), default=0)
 
 
 def preview(
@@ -126,6 +158,75 @@ def make_preview(
         raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
     counter = counter_for(last.pack.source.request.model)
     return Preview(pack=last.pack, recording=record(last.pack, last.policy, counter.name, None))
+
+
+def preview_strategies(
+    session: Session,
+    *,
+    policy: PackPolicy | str | Path | None = None,
+    strategies: Sequence[str | Sequence[str]] | None = None,
+    by_hand: bool = False,
+    message: str | types.Content | None = None,
+    agent_name: str | None = None,
+    model: str | BaseLlm = "gemini-2.5-flash",
+    system: str = "",
+    tools: Sequence[_Tool] = (),
+) -> tuple[StrategyPreview, ...]:
+    """What each of several strategies would do to a session's next request.
+
+    Args:
+        policy: as for the plugin; its other settings hold for every strategy.
+        strategies: names, or lists of names that work together; by default the policy's own, then all others.
+        by_hand: as if a cut had been asked for with `aether_context.adk.cut_now`.
+
+    Raises:
+        PolicyError: the policy is wrong, or a strategy is unknown.
+        SessionError: as for `preview`.
+    """
+    chosen = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
+    own = chosen.conversation.strategy
+    names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
+    copy = session.model_copy(deep=True)
+    if by_hand:
+        copy.state.update(cut_request(copy.id, "preview"))
+
+    def one(named: str | Sequence[str]) -> StrategyPreview:
+        wanted = (named,) if isinstance(named, str) else tuple(named)
+        made = make_preview(
+            copy,
+            policy=chosen.changed(conversation={"strategy": wanted}),
+            message=message,
+            agent_name=agent_name,
+            model=model,
+            system=system,
+            tools=tools,
+        )
+        return StrategyPreview(strategy=wanted, pack=made.pack)
+
+    return tuple(map(one, names))
+
+
+def cutoff(
+    session: Session,
+    policy: PackPolicy | str | Path | None = None,
+    *,
+    agent_name: str | None = None,
+    model: str | BaseLlm = "gemini-2.5-flash",
+    system: str = "",
+    tools: Sequence[_Tool] = (),
+) -> Event | None:
+    """The last event that the model does not read any more; None where it reads from the beginning.
+
+    It follows from session and policy and is stored nowhere, so any reader comes to the same event. The other arguments
+    are those of `preview`: system instruction and tools take room, too.
+
+    Raises:
+        PolicyError: the policy is wrong.
+        SessionError: ADK takes no agent of that name.
+    """
+    made = make_preview(session, policy=policy, agent_name=agent_name, model=model, system=system, tools=tools)
+    reader, family = Reader(), family_of(made.pack.source.request.model)
+    return last_unread(made.pack, session.events, lambda content: reader.content(content, family))
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:

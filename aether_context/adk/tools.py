@@ -17,6 +17,7 @@ from google.adk.tools.tool_context import ToolContext
 from pydantic import BaseModel
 
 from aether_context import knowledge
+from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.board import TaskBoard, change_plan
 from aether_context.errors import BoardError, StateError
@@ -31,6 +32,22 @@ def planning_tools() -> list[FunctionTool]:
 def evidence_tools() -> list[FunctionTool]:
     """Tools for what an agent finds: ``add_note`` and ``record_evidence``."""
     return _tools(add_note, record_evidence)
+
+
+def context_tools() -> list[FunctionTool]:
+    """Tools for what the model reads itself: ``cut_now``."""
+    return _tools(cut_now)
+
+
+def cut_now(tool_context: ToolContext) -> dict[str, Any]:
+    """Clears older messages and tool results out of what you read, and keeps a summary of them.
+
+    Use it when a piece of work is done and its details are not needed any more.
+    """
+    session = tool_context.session
+    last = session.events[-1].id if session.events else "start"
+    tool_context.state.update(cut_request(session.id, last))
+    return {"cut": "before your next answer"}
 
 
 def list_steps(tool_context: ToolContext) -> dict[str, Any]:

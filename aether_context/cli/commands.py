@@ -170,6 +170,7 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
         "preview session.json",
         'preview session.json --message "Go on." --policy research --window 32000',
         "preview session.json --request",
+        "preview session.json --strategies --window 32000",
         "preview --db sqlite+aiosqlite:///sessions.db --app desk --user ann --session s1",
     )
 )
@@ -186,6 +187,8 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
 @click.option("--store", "url", metavar="URL", help="Also record the pack in this store.")
 @click.option("--request", is_flag=True, help="The request itself, not the account of it.")
+@click.option("--strategies", is_flag=True, help="What each strategy would cut, save and cost in cache.")
+@click.option("--by-hand", is_flag=True, help="With --strategies: as if a cut had been asked for.")
 @click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
 @_json_option("The manifest as JSON; with --request, the request.")
 def preview(
@@ -202,6 +205,8 @@ def preview(
     system: str,
     url: str | None,
     request: bool,
+    strategies: bool,
+    by_hand: bool,
     everything: bool,
     as_json: bool,
 ) -> None:
@@ -216,9 +221,18 @@ def preview(
         raise click.UsageError("give either a file or --db")
     if database is not None and not (app and user and session):
         raise click.UsageError("--db needs --app, --user and --session")
+    if strategies and (request or everything or url):
+        raise click.UsageError("--strategies goes without --request, --all and --store")
+    if by_hand and not strategies:
+        raise click.UsageError("--by-hand goes with --strategies")
+    source = previewing.Source(path=path, database=database, app=app or "", user=user or "", session=session or "")
+    called = previewing.Agent(message=message, name=agent, model=model, system=system)
+    if strategies:
+        previewing.show_strategies(source, called, policy=policy, window=window, by_hand=by_hand, as_json=as_json)
+        return
     previewing.show(
-        previewing.Source(path=path, database=database, app=app or "", user=user or "", session=session or ""),
-        previewing.Agent(message=message, name=agent, model=model, system=system),
+        source,
+        called,
         policy=policy,
         window=window,
         store=url,

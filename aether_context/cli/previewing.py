@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aether_context.cli import inspection, replaying
-from aether_context.cli.terminal import plain, print_canonical
+from aether_context.cli.terminal import console, number, plain, print_canonical, print_json, table
 from aether_context.playback import request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
+from aether_context.strategies import Conversation, Selection, select_strategy
 
 if TYPE_CHECKING:
     from google.adk.sessions.session import Session
+
+    from aether_context.adk.preview import StrategyPreview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,63 @@ def show(
         print_canonical(request_json(made.pack))
     else:
         replaying.show_request(made.pack, plain(manifest.pack_id))
+
+
+def show_strategies(
+    source: Source, agent: Agent, *, policy: str | None, window: int | None, by_hand: bool, as_json: bool
+) -> None:
+    """Prints what each strategy would do to the next request, and which one suits the conversation.
+
+    Raises:
+        PolicyError: the policy is wrong.
+        SessionError: the session cannot be read.
+    """
+    from aether_context.adk.preview import preview_strategies
+
+    overrides = {"max_input_tokens": window} if window is not None else {}
+    found = preview_strategies(
+        _read(source),
+        policy=PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
+        by_hand=by_hand,
+        message=agent.message,
+        agent_name=agent.name,
+        model=agent.model,
+        system=agent.system,
+    )
+    suggested = _suggested(found[0])
+    rows = [_row(one, chosen=at == 0) for at, one in enumerate(found)]
+    if as_json:
+        print_json({"strategies": rows, "suggested": {"strategy": suggested.strategy, "rule": suggested.rule}})
+        return
+    out = console()
+    shown = table("strategy", ">removed", ">replaced", ">tokens", ">freed", ">read anew", "")
+    for row in rows:
+        figures = [number(row[name]) for name in ("removed", "replaced", "tokens", "freed_tokens", "lost_tokens")]
+        shown.add_row(", ".join(row["strategy"]), *figures, "the policy's" if row["chosen"] else "")
+    out.print(shown)
+    out.print(f"suggested: {suggested.strategy} ({suggested.rule})")
+
+
+def _row(one: StrategyPreview, *, chosen: bool) -> dict[str, Any]:
+    return {
+        "strategy": list(one.strategy),
+        "chosen": chosen,
+        "removed": one.removed,
+        "replaced": one.replaced,
+        "tokens": one.pack.request_tokens,
+        "freed_tokens": one.freed_tokens,
+        "lost_tokens": one.lost_tokens,
+    }
+
+
+def _suggested(one: StrategyPreview) -> Selection:
+    source = one.pack.source
+    request = source.request
+    return select_strategy(
+        Conversation.of(
+            request.contents, window=source.window, system=request.system, tools=request.tools, model=request.model
+        )
+    )
 
 
 def _read(source: Source) -> Session:

@@ -19,6 +19,7 @@ from aether_context.strategies.anchors import (
     unregister_anchor,
     validate,
 )
+from aether_context.strategies.composition import trim
 from aether_context.strategies.normalization import Normal, normalize
 from aether_context.strategies.registry import (
     register_strategy,
@@ -26,6 +27,7 @@ from aether_context.strategies.registry import (
     strategy_names,
     unregister_strategy,
 )
+from aether_context.strategies.selection import Selection, Shape, select_strategy, shape_of
 from aether_context.strategies.strategy import (
     Budget,
     Conversation,
@@ -45,6 +47,8 @@ __all__ = [
     "Normal",
     "Removed",
     "Replaced",
+    "Selection",
+    "Shape",
     "Strategy",
     "Trimmed",
     "decided",
@@ -57,10 +61,13 @@ __all__ = [
     "register_strategy",
     "registered_anchors",
     "rendered",
+    "select_strategy",
     "selected",
+    "shape_of",
     "standing_anchors",
     "strategies_of",
     "strategy_names",
+    "trim",
     "unregister_anchor",
     "unregister_strategy",
     "validate",
