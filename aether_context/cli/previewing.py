@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aether_context.cli import inspection, replaying
-from aether_context.cli.terminal import console, number, plain, print_canonical, print_json, table
+from aether_context.cli.terminal import console, grid, number, plain, print_canonical, print_json
 from aether_context.playback import request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -106,7 +106,7 @@ def show_strategies(
         print_json({"strategies": rows, "suggested": {"strategy": suggested.strategy, "rule": suggested.rule}})
         return
     out = console()
-    shown = table("strategy", ">removed", ">replaced", ">tokens", ">freed", ">read anew", "")
+    shown = grid("strategy", ">removed", ">replaced", ">tokens", ">freed", ">read anew", "")
     for row in rows:
         figures = [number(row[name]) for name in ("removed", "replaced", "tokens", "freed_tokens", "lost_tokens")]
         shown.add_row(", ".join(row["strategy"]), *figures, "the policy's" if row["chosen"] else "")
