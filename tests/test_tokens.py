@@ -35,7 +35,7 @@ ENGLISH = (
 PYTHON = 'def area(width: int, height: int) -> int:\n    """Square metres."""\n    return width * height\n\n\n'
 
 
-class Recorder:
+class Recorder(TokenCounter):
     """A counter that keeps what it was asked."""
 
     name = "recorder"
@@ -105,7 +105,30 @@ def test_the_short_way_for_ascii_gives_what_the_long_way_gives(text: str) -> Non
         buckets, starts, ends = tables.scan(chunk, table.known, table.letters)
         inside = [place for start, end in zip(starts, ends, strict=True) for place in range(start + 1, end)]
         costs = table.costs[buckets]
-        assert tables._cost(chunk, table) == int(costs.sum()) - int(costs[inside].sum())
+        assert tables._costs([chunk], table) == [int(costs.sum()) - int(costs[inside].sum())]
+
+
+batches = st.lists(
+    st.one_of(lively_text, sentence, st.builds(lambda piece, times: piece * times, lively_text, st.integers(1, 400))),
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("family", ["gemini", "openai"])
+@given(texts=batches)
+@settings(max_examples=150, deadline=None)
+def test_counting_many_at_once_gives_what_counting_one_by_one_gives(family: str, texts: list[str]) -> None:
+    counter = estimate(family)
+    assert counter.count_all(texts) == [counter.count(text) for text in texts]
+
+
+def test_many_texts_across_the_borders_of_chunks_and_passes() -> None:
+    counter = estimate()
+    words = "harbour " * 5_000
+    texts = [words[at : at + size] for at, size in ((3, 32_768), (0, 32_767), (1, 33_000), (5, 9), (2, 32_769))]
+    texts += ["港务长" * 12_000 + ENGLISH, "", ENGLISH * 700, "é" + words, " ", "\n", "harbour"]
+    assert counter.count_all(texts) == [counter.count(text) for text in texts]
+    assert counter.count_all([]) == []
 
 
 def test_counts_are_the_same_in_another_process() -> None:
@@ -223,7 +246,7 @@ def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> N
     for text in ("a", long, "a", "b", "a", long):
         cached.count(text)
     assert counter.asked == ["a", long, "b", long]
-    assert all(len(key) <= 16 for key in cached._counts)
+    assert all(len(key) <= 16 for key in cached._remembered._counts)
     assert (cached.name, cached.accuracy) == ("recorder", "exact")
 
 
