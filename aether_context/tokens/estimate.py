@@ -220,7 +220,8 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     sums = np.concatenate([[0], costs.cumsum(dtype=np.uint32)]).astype(np.uint32)
     whole = (sums[lasts] - sums[firsts]).astype(np.int64)
     saved = np.concatenate([[0], (sums[ends] - sums[starts + 1]).cumsum(dtype=np.int64)])
-    return (whole - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
+    left: list[int] = (whole - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
+    return left
 
 
 def _set_repeated_costs(costs: Ints, folded: bytes, places: Places, table: Table) -> None:
