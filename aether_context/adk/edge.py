@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,18 +19,19 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
-from aether_context.adk.gathering import Call, Gatherer, Last, scope_of
+from aether_context.adk.counters import register_counters
+from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
-from aether_context.errors import PolicyError, StepTooLarge
+from aether_context.errors import PolicyError, StepTooLarge, TokenCountingError
 from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
-from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.windows import model_window
 
 logger = logging.getLogger("aether_context")
@@ -69,6 +72,8 @@ class Edge:
         self.on_error = on_error
         self._recorder = Recorder(store)
         self._gatherer = Gatherer()
+        register_counters()
+        self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
@@ -114,28 +119,46 @@ class Edge:
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
         scope = scope_of(context, call.invocation.branch)
-        counter = counter_for(request.model or "")
-        last = self._last.get(scope)
-        gathered = self._gatherer.grown(call, planned, policy, last) if last is not None else None
-        pack = None
-        if gathered is not None and last is not None:
-            pack = extend_pack(last.pack, gathered.source, policy, counter=counter, memo=self._memo)
-        if gathered is None or pack is None:
-            gathered = await self._gatherer.gather(call, planned, policy, last)
-            pack = await self._build(gathered.source, policy, counter)
+        gathered, pack, counter = await self._packed(call, planned, policy, self._last.get(scope))
         source = gathered.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
             write(pack, request, gathered.contents)
             stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
         name = pack_id(source.identity, source.step)
-        self._remember(
-            scope, Last(name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen)
+        last = Last(
+            name=name, pack=pack, policy=policy, planned=planned, stored=stored, seen=gathered.seen, counter=counter
         )
+        self._remember(scope, last)
         if policy.record != "off":
-            self._recorder.pack(pack, policy, counter.name)
+            self._recorder.pack(pack, policy, counter)
         self._log(pack, name)
         return None
+
+    async def _packed(
+        self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None
+    ) -> tuple[Gathered, Pack, str]:
+        """The pack by the best counter that works, and the counter's name; one that fails gives way to the next."""
+        model = call.request.model or ""
+        gathered: Gathered | None = None
+        while True:
+            pick = self._counters.ready(model)
+            if pick is None:
+                pick = await asyncio.to_thread(self._counters.pick, model)
+            counter = pick.counter.name
+            before = last if last is not None and last.counter == counter else None
+            try:
+                grown = self._gatherer.grown(call, planned, policy, before) if before is not None else None
+                if grown is not None and before is not None:
+                    pack = await self._extend(before.pack, grown.source, policy, pick)
+                    if pack is not None:
+                        return grown, pack, counter
+                gathered = gathered or await self._gatherer.gather(call, planned, policy, last)
+                told = gathered if before is not None else _with_problems(gathered, pick.problems)
+                return told, await self._build(told.source, policy, pick), counter
+            except TokenCountingError as error:
+                self._counters.fail(model, pick, error)
+                self._tell(str(error))
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
@@ -154,12 +177,19 @@ class Edge:
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
 
-    async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
-        """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
+    async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
+        """Builds a pack; off the event loop where that would be felt: large contents, or a provider that is asked."""
         latest = source.request.contents[-8:]
-        if sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS:
-            return await asyncio.to_thread(build_pack, source, policy, counter=counter, memo=self._memo)
-        return build_pack(source, policy, counter=counter, memo=self._memo)
+        large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
+        if large or pick.remote:
+            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, memo=self._memo)
+        return build_pack(source, policy, counter=pick.counter, memo=self._memo)
+
+    async def _extend(self, before: Pack, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack | None:
+        """Extends a pack where that is possible; off the event loop where a provider is asked."""
+        if pick.remote:
+            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, memo=self._memo)
+        return extend_pack(before, source, policy, counter=pick.counter, memo=self._memo)
 
     def _policy_for(self, profile: str | None, agent: str) -> PackPolicy:
         wanted = profile or self.policy.agents.get(agent)
@@ -222,6 +252,11 @@ class Edge:
         if reason not in self._told and len(self._told) < 1_000:
             self._told.add(reason)
             logger.warning("a request could not be packed in full: %s", reason, exc_info=error)
+
+
+def _with_problems(gathered: Gathered, problems: tuple[str, ...]) -> Gathered:
+    source = gathered.source
+    return replace(gathered, source=replace(source, problems=(*source.problems, *problems)))
 
 
 def _warm() -> None:

@@ -80,7 +80,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state."""
+    """The latest pack of one agent in one session.
+
+    ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter.
+    """
 
     name: str
     pack: Pack
@@ -88,6 +91,7 @@ class Last:
     planned: Planned
     stored: Mapping[str, Any] | None
     seen: Seen
+    counter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

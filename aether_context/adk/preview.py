@@ -46,7 +46,6 @@ from aether_context.manifest import Recording, record
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
@@ -124,8 +123,7 @@ def make_preview(
     last = plugin.edge.last
     if last is None:
         raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
-    counter = counter_for(last.pack.source.request.model)
-    return Preview(pack=last.pack, recording=record(last.pack, last.policy, counter.name, None))
+    return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:
