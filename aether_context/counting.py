@@ -84,7 +84,7 @@ class Tally:
         if not text:
             return 0
         key = short(hash_text(text), 16)
-        found = self._known(key)
+        found = self._found(key)
         if found is None:
             found = self.counter.count(text)
             self._remember(key, found)
@@ -93,7 +93,7 @@ class Tally:
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """The same for many texts at once."""
-        return self._pieces([(short(hash_text(text), 16), text) for text in texts], lambda text: (text, 0))
+        return self._pieces([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
@@ -101,7 +101,8 @@ class Tally:
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """The same for many contents; those that are not known are counted at once."""
-        return self._pieces([(short(content.digest, 16), content) for content in contents], self._written)
+        pieces = [(short(one.digest, 16), sum(part.media_tokens for part in one.parts), one) for one in contents]
+        return self._pieces(pieces, self._written)
 
     def tool(self, tool: Tool) -> int:
         """Tokens of a declaration as the provider writes it out."""
@@ -109,7 +110,7 @@ class Tally:
 
     def tools(self, tools: Sequence[Tool]) -> list[int]:
         """The same for many declarations at once."""
-        return self._pieces([(short(tool.digest, 16), tool) for tool in tools], self._declared)
+        return self._pieces([(short(tool.digest, 16), 0, tool) for tool in tools], self._declared)
 
     def system(self, text: str, *, declares: bool) -> int:
         """Tokens of a system instruction, with what the provider adds once to a request.
@@ -120,7 +121,7 @@ class Tally:
         framing = self.framing
         frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
         key = short(hash_text(f"system+{frame}\n{text}"), 16)
-        return self._pieces([(key, text)], lambda text: (text, frame))[0]
+        return self._pieces([(key, 0, text)], lambda text: (text, frame))[0]
 
     def remembered(self, key: str) -> Content | None:
         """A content that was made from this key before, with this counter."""
@@ -129,23 +130,28 @@ class Tally:
     def remember(self, key: str, content: Content) -> None:
         self._memo.put_content(f"{self._scope}:{key}", content)
 
-    def _pieces(self, pieces: Sequence[tuple[str, _Piece]], write: Callable[[_Piece], tuple[str, int]]) -> list[int]:
-        """Tokens of pieces by their keys; those that are not known are written out and counted in one pass."""
-        found = {key: self._known(key) for key, _ in pieces}
-        new = {key: piece for key, piece in pieces if found[key] is None}
-        texts, frames = zip(*map(write, new.values()), strict=True) if new else ((), ())
-        for key, tokens, frame in zip(new, self.counter.count_all(texts) if new else (), frames, strict=True):
-            found[key] = tokens + frame
+    def _pieces(
+        self, pieces: Sequence[tuple[str, int, _Piece]], write: Callable[[_Piece], tuple[str, int]]
+    ) -> list[int]:
+        """Tokens of pieces by their keys; those that are not known are written out and counted in one pass.
+
+        Args:
+            pieces: key, tokens of media, and the piece. Media are not remembered: models of one family differ in them.
+        """
+        found = {key: self._found(key, media) for key, media, _ in pieces}
+        new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
+        texts = [text for _, text, _ in new.values()]
+        for (key, (media, _, frame)), tokens in zip(new.items(), self.counter.count_all(texts), strict=True):
             self._remember(key, tokens + frame)
-        counts = [found[key] or 0 for key, _ in pieces]
-        self.counts.update(zip(found, (tokens or 0 for tokens in found.values()), strict=True))
-        return counts
+            found[key] = tokens + frame + media
+        counts = {key: tokens or 0 for key, tokens in found.items()}
+        self.counts.update(counts)
+        return [counts[key] for key, _, _ in pieces]
 
     def _written(self, content: Content) -> tuple[str, int]:
         """A content as it is counted, and what is added to it."""
         framing = self.framing
-        frame = framing.message + sum(part.media_tokens for part in content.parts)
-        frame += framing.response * len(content.responses)
+        frame = framing.message + framing.response * len(content.responses)
         for call in content.calls:
             frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)
         return "\n".join(self._said(part) for part in content.parts), frame
@@ -158,10 +164,11 @@ class Tally:
     def _declared(self, tool: Tool) -> tuple[str, int]:
         return written_declaration(tool.wire, self.framing), self.framing.tool
 
-    def _known(self, key: str) -> int | None:
+    def _found(self, key: str, media: int = 0) -> int | None:
         if key in self._recorded:
             return self._recorded[key]
-        return self._memo.tokens(f"{self._scope}:{key}")
+        known = self._memo.tokens(f"{self._scope}:{key}")
+        return None if known is None else known + media
 
     def _remember(self, key: str, tokens: int) -> None:
         self._memo.put_tokens(f"{self._scope}:{key}", tokens)

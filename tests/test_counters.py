@@ -642,6 +642,18 @@ def test_picks_are_values() -> None:
     assert not pick.remote
 
 
+def test_models_of_one_family_share_texts_but_not_images() -> None:
+    from aether_context.wire import content_of_parts, part_of
+
+    image = {"inline_data": {"mime_type": "image/png", "data": "sha256:0"}}
+    memo, words = Memo(), Words()
+    for tokens in (765, 25_501):
+        parts = [part_of({"text": "what is this"}), part_of(image, media_tokens=tokens)]
+        tally = Tally(words, memo, framing=framing_of("gpt-4o"))
+        assert tally.content(content_of_parts("user", parts)) == 4 + 4 + tokens
+    assert len(words.asked) == 1
+
+
 def test_sixty_declarations_are_written_out_once() -> None:
     from aether_context.canonical import hash_text
     from aether_context.pack import Tool

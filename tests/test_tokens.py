@@ -330,6 +330,28 @@ def test_images_count_as_the_providers_examples_say(size: tuple[int, int], famil
     assert media_tokens("image/png", 10, family=family, data=png(*size)) == tokens
 
 
+@pytest.mark.parametrize(
+    ("size", "model", "tokens"),
+    [
+        ((1_024, 1_024), "openai/gpt-4o", 765),
+        ((2_048, 4_096), "gpt-4.1-2025-04-14", 1_105),
+        ((1_024, 1_024), "gpt-4o-mini", 2_833 + 4 * 5_667),
+        ((1_024, 1_024), "gpt-5-chat-latest", 70 + 4 * 140),
+        ((1_024, 1_024), "o3", 75 + 4 * 150),
+        ((1_024, 1_024), "gpt-5-mini", 1_659),
+        ((1_800, 2_400), "gpt-4.1-mini", 2_353),
+        ((1_800, 2_400), "o4-mini", 2_498),
+        ((1_600, 1_600), "gpt-5.4", 3_000),
+        ((640, 480), "gpt-6", 360),
+        ((1_280, 720), "gpt-5.5-pro", 1_104),
+        ((20_000, 1), "gpt-5-nano", 158),
+    ],
+)
+def test_images_count_by_the_rule_of_openais_model(size: tuple[int, int], model: str, tokens: int) -> None:
+    """1,452 patches for 1,800 by 2,400 pixels is OpenAI's own example."""
+    assert media_tokens("image/png", 10, family="openai", model=model, data=png(*size)) == tokens
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_photograph_counts_far_less_than_its_base64(family: str) -> None:
     photograph = jpeg(4_000, 3_000) + bytes(129_000)
