@@ -140,8 +140,8 @@ class Tally:
         """
         found = {key: self._found(key, media) for key, media, _ in pieces}
         new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
-        texts = [text for _, text, _ in new.values()]
-        for (key, (media, _, frame)), tokens in zip(new.items(), self.counter.count_all(texts), strict=True):
+        told = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
+        for (key, (media, _, frame)), tokens in zip(new.items(), told, strict=True):
             self._remember(key, tokens + frame)
             found[key] = tokens + frame + media
         counts = {key: tokens or 0 for key, tokens in found.items()}
@@ -154,7 +154,7 @@ class Tally:
         frame = framing.message + framing.response * len(content.responses)
         for call in content.calls:
             frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)
-        return "\n".join(self._said(part) for part in content.parts), frame
+        return "\n".join(filter(None, map(self._said, content.parts))), frame
 
     def _said(self, part: Part) -> str:
         if part.kind == "call":

@@ -92,7 +92,7 @@ OPENAI_IMAGES: tuple[tuple[str, Tiles | Patches], ...] = (
     (r"computer-use", Tiles(65, 129)),
     (r"", Tiles(85, 170)),
 )
-"""How OpenAI's models count images at the detail they choose themselves, by bare name, the first pattern that matches."""
+"""How OpenAI's models count images at the detail that they choose; the first pattern that matches a bare name."""
 
 
 def media_tokens(
