@@ -12,6 +12,7 @@ from aether_context.build.carry import carry
 from aether_context.build.choice import choose
 from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
+from aether_context.build.recount import recount
 from aether_context.build.scope import narrow
 from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
@@ -20,7 +21,7 @@ from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 
-__all__ = ["build_pack", "extend_pack"]
+__all__ = ["build_pack", "extend_pack", "recount"]
 
 
 def build_pack(
