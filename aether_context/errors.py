@@ -4,6 +4,7 @@ AetherContextError
 ├── PolicyError          a setting is wrong: which field, which value, and the cure
 ├── StepTooLarge         what must be sent does not fit the window
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
+├── TokenCountingError   a token counter failed: which one, why, and the cure
 ├── StateError           what should go into a session's state cannot
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
 │   └── KnowledgeError       a note or an evidence record that is wrong: which field, and the cure
@@ -83,6 +84,15 @@ class MissingExtra(AetherContextError):
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
         super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context[{extra}]"')
+
+
+class TokenCountingError(AetherContextError):
+    """A token counter cannot count: ``counter`` is its name, ``reason`` says why and, where there is one, the cure."""
+
+    def __init__(self, counter: str, reason: str) -> None:
+        self.counter = counter
+        self.reason = reason
+        super().__init__(f"token counter {counter}: {reason}")
 
 
 class StateError(AetherContextError):

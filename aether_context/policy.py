@@ -203,6 +203,22 @@ class UsageSettings(_Settings):
     they had passed the high-water mark. 0 switches the net off."""
 
 
+class TokenSettings(_Settings):
+    """How tokens are counted."""
+
+    counter: str = "auto"
+    """``auto`` takes the first counter that suits the model and works; a name takes that one: ``estimate``, ``file``,
+    ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was registered. One that
+    fails gives way to the next, at last to ``estimate``."""
+    files: Mapping[str, str] = {}
+    """Vocabulary files by model or family of models (``gemini``, ``openai``, ``claude``, …): a Hugging Face
+    ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
+    network: bool = False
+    """Whether counters may use the network at a model call: to fetch a vocabulary once, or to ask the provider."""
+    timeout_seconds: float = Field(default=2.0, gt=0)
+    """Deadline for asking a provider about all new texts of one request."""
+
+
 class PackPolicy(_Settings):
     """All settings of a pack. Immutable; `digest` identifies it in manifests."""
 
@@ -224,6 +240,7 @@ class PackPolicy(_Settings):
     payload: PayloadSettings = PayloadSettings()
     tools: ToolSettings = ToolSettings()
     usage: UsageSettings = UsageSettings()
+    tokens: TokenSettings = TokenSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
     """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
     warning, raise, or answer in the model's place."""

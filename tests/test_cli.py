@@ -452,7 +452,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    assert main.commands.keys() == {"list", "inspect", "preview", "replay", "verify", "schema", "demo"}
+    assert main.commands.keys() == {"list", "inspect", "preview", "replay", "verify", "schema", "demo", "tokens"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 
@@ -542,3 +542,67 @@ def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
     assert "neutral 1/2 (unknown)" in output
     assert r"Zo\xeb" in output
     assert json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, env=environment).stdout)
+
+
+# tokens
+
+
+def test_tokens_of_a_pack_are_the_recorded_ones_by_layer(store: PackStore) -> None:
+    session = packs.Session(store, PackPolicy(max_input_tokens=2_000))
+    session.ask("What is in the ledger of the harbour?")
+    manifest = session.use("look_up", "the ledger holds 12 boats\n" * 20)
+    value = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)
+    assert (value["source"], value["model"]) == (manifest.pack_id, manifest.model)
+    (name,) = value["counters"]
+    assert name == manifest.counter
+    used = {layer: account.used for layer, account in manifest.allocation.items() if layer != "slack"}
+    assert value["counters"][name]["layers"] == used
+    assert value["counters"][name]["total"] == manifest.request_tokens
+    printed = run("tokens", manifest.pack_id, "--model", "claude-opus-5", store=store).output
+    assert "estimate/claude-4.7" in printed
+    assert "heuristic" in printed
+
+
+def test_tokens_part_a_payload_by_layer(store: PackStore) -> None:
+    manifest = packs.remembering(store)
+    (counted,) = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)["counters"].values()
+    assert counted["layers"]["memory"] == pytest.approx(manifest.allocation["memory"].used, abs=2)
+    assert counted["layers"]["memory"] > 5
+    assert counted["total"] == manifest.request_tokens
+
+
+def test_tokens_of_a_manifest_file_and_of_a_text(tmp_path: Path) -> None:
+    folder = tmp_path / "packs"
+    kept = PackStore(folder)
+    session = packs.Session(kept)
+    manifest = session.ask("What is in the ledger?")
+    path = next(folder.rglob("manifest.json"))
+    value = json.loads(run("tokens", str(path), "--json").output)
+    assert value["source"] == manifest.pack_id
+    text = tmp_path / "notes.md"
+    text.write_text("the quick brown fox jumps over the lazy dog\n")
+    printed = run("tokens", str(text), "--model", "gpt-4o", "--counter", "estimate").output
+    assert "estimate/openai" in printed
+    assert [line.split() for line in printed.splitlines() if line.startswith("text ")] == [["text", "10"]]
+
+
+def test_tokens_by_a_vocabulary_that_is_given(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    vocabulary, text = tmp_path / "tokenizer.json", tmp_path / "notes.md"
+    made.save(str(vocabulary))
+    text.write_text("the ledger of the harbour")
+    value = json.loads(run("tokens", str(text), "--vocabulary", str(vocabulary), "--json").output)
+    estimate, exact = (value["counters"][name] for name in sorted(value["counters"]))
+    assert (exact["total"], exact["accuracy"]) == (5, "exact")
+    assert estimate["accuracy"] == "approximate"
+
+
+def test_tokens_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    text = tmp_path / "notes.md"
+    text.write_text("the quick brown fox")
+    assert "neither a file nor a pack" in run("tokens", "nothing", code=3).output
+    assert "ANTHROPIC_API_KEY" in run("tokens", str(text), "--counter", "anthropic-api", code=3).output
+    assert "did you mean 'tiktoken'?" in run("tokens", str(text), "--counter", "tiktokens", code=2).output

@@ -1254,6 +1254,15 @@ def test_record_off_writes_nothing_and_hashes_keeps_no_text() -> None:
 # restarts
 
 
+@pytest.mark.parametrize("text", ["a NUL \0 in a text", 'json:"forged"', "json:[]"])
+def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
+    restarting = Restarting(policy=PackPolicy(), store=new_store(), on_error="raise")
+    chat = Chat(script=[*loop(2), "a"], tools=[look_up], state=planned(), plugin=restarting)
+    chat.say(text)
+    assert len(chat.sent) == 3
+    assert all(one.human().endswith(text) for one in chat.sent)
+
+
 def same_requests(one: Chat, other: Chat) -> None:
     assert [sent.wires for sent in one.sent] == [sent.wires for sent in other.sent]
     assert [sent.system for sent in one.sent] == [sent.system for sent in other.sent]

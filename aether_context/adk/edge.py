@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.counters import register_counters
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import METADATA, Meters
 from aether_context.adk.recorder import Recorder
@@ -26,13 +28,13 @@ from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
-from aether_context.errors import PolicyError, StepTooLarge
+from aether_context.errors import PolicyError, StepTooLarge, TokenCountingError
 from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
-from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.windows import model_window
 
 logger = logging.getLogger("aether_context")
@@ -45,6 +47,18 @@ _INSTANT_CHARACTERS = 500_000
 
 class InvalidPlan(PolicyError):
     """The session's plan lacks what a pack needs, and the policy's ``on_invalid`` is ``raise``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    """A pack with what it came from. ``counter`` is the counter's identity, ``cost`` what a model's summaries cost."""
+
+    gathered: Gathered
+    pack: Pack
+    policy: PackPolicy
+    planned: Planned
+    counter: str
+    cost: Mapping[str, int] = field(default_factory=dict)
 
 
 class Edge:
@@ -83,6 +97,8 @@ class Edge:
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._gatherer = Gatherer()
+        register_counters()
+        self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
@@ -127,62 +143,83 @@ class Edge:
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
-        counter = counter_for(request.model or "")
-        last = self._last.get(scope_of(context, call.invocation.branch))
-        gathered = self._gatherer.grown(call, planned, policy, last) if last is not None else None
-        pack = None
-        if gathered is not None and last is not None:
-            gathered = self._calibrated(gathered, policy)
-            pack = extend_pack(last.pack, gathered.source, policy, counter=counter, memo=self._memo)
-        granted = Granted()
-        if gathered is None or pack is None:
-            gathered = await self._gatherer.gather(call, planned, policy, last)
-            await self._meters.begin(gathered.source, context.session.events, call.state)
-            gathered = self._calibrated(gathered, policy)
-            pack = await self._build(gathered.source, policy, counter)
-            if pack.wishes:
-                pack = await self._with_summaries(pack, policy, counter, granted)
-        self._settle(context, request, gathered, pack, policy, planned, counter.name, granted.cost)
+        built = await self._built(call, planned, policy)
+        self._settle(context, request, built)
         return None
 
-    def _calibrated(self, gathered: Gathered, policy: PackPolicy) -> Gathered:
-        known = self._meters.calibration(gathered.source, policy.usage)
+    async def _built(self, call: Call, planned: Planned, policy: PackPolicy) -> _Built:
+        """The pack by the best counter that works; one that fails gives way to the next."""
+        model = call.request.model or ""
+        last = self._last.get(scope_of(call.context, call.invocation.branch))
+        gathered: Gathered | None = None
+        while True:
+            pick = self._counters.ready(model)
+            if pick is None:
+                pick = await asyncio.to_thread(self._counters.pick, model)
+            counter = pick.counter.name
+            before = last if last is not None and last.counter == counter else None
+            try:
+                grown = self._gatherer.grown(call, planned, policy, before) if before is not None else None
+                if grown is not None and before is not None:
+                    grown = self._calibrated(grown, policy, counter)
+                    pack = await self._extend(before.pack, grown.source, policy, pick)
+                    if pack is not None:
+                        return _Built(gathered=grown, pack=pack, policy=policy, planned=planned, counter=counter)
+                gathered = gathered or await self._gatherer.gather(call, planned, policy, last)
+                await self._meters.begin(gathered.source, counter, call.context.session.events, call.state)
+                told = gathered if before is not None else _with_problems(gathered, pick.problems)
+                told = self._calibrated(told, policy, counter)
+                pack, granted = await self._written(await self._build(told.source, policy, pick), policy, pick)
+                return _Built(
+                    gathered=told, pack=pack, policy=policy, planned=planned, counter=counter, cost=granted.cost
+                )
+            except TokenCountingError as error:
+                self._counters.fail(model, pick, error)
+                self._tell(str(error))
+
+    def _calibrated(self, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
+        known = self._meters.calibration(gathered.source, counter, policy.usage)
         return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
 
-    def _settle(
-        self,
-        context: CallbackContext,
-        request: LlmRequest,
-        gathered: Gathered,
-        pack: Pack,
-        policy: PackPolicy,
-        planned: Planned,
-        counter: str,
-        cost: Mapping[str, int],
-    ) -> None:
+    async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, Granted]:
+        """The pack with the summaries that a model writes for it by the deadline.
+
+        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        """
+        granted = Granted()
+        problems = pack.source.problems
+        for _ in range(_SUMMARY_ROUNDS):
+            if not pack.wishes or granted.problems:
+                break
+            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
+            told = (*problems, *dict.fromkeys(granted.problems))
+            pack = await self._build(replace(pack.source, summaries=dict(granted.texts), problems=told), policy, pick)
+        return pack, granted
+
+    def _settle(self, context: CallbackContext, request: LlmRequest, built: _Built) -> None:
         """Writes a pack into the request, and keeps what the next call and the record need of it."""
+        pack, policy = built.pack, built.policy
         source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
-            write(pack, request, gathered.contents)
-            stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
+            write(pack, request, built.gathered.contents)
+            stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
             if source.first_call:
-                self._meters.save(source, context.state, store=policy.record != "off")
+                self._meters.save(source, built.counter, context.state, store=policy.record != "off")
         name = pack_id(source.identity, source.step)
-        self._remember(
-            epochs.scope_key(source.identity),
-            Last(
-                name=name,
-                pack=pack,
-                policy=policy,
-                planned=planned,
-                stored=stored,
-                seen=gathered.seen,
-                summarizer=cost,
-            ),
+        last = Last(
+            name=name,
+            pack=pack,
+            policy=policy,
+            planned=built.planned,
+            stored=stored,
+            seen=built.gathered.seen,
+            counter=built.counter,
+            summarizer=built.cost,
         )
+        self._remember(epochs.scope_key(source.identity), last)
         if policy.record != "off":
-            self._recorder.pack(pack, policy, counter)
+            self._recorder.pack(pack, policy, built.counter)
         self._log(pack, name)
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
@@ -194,32 +231,27 @@ class Edge:
             gathered = await Gatherer().gather(Call.of(context, request), planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
-            self._settle(context, request, gathered, pack, policy, planned, counter.name, {})
+            self._settle(
+                context,
+                request,
+                _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name),
+            )
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
 
-    async def _with_summaries(self, pack: Pack, policy: PackPolicy, counter: TokenCounter, granted: Granted) -> Pack:
-        """The pack with the summaries that a model writes for it by the deadline.
-
-        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
-        """
-        problems = pack.source.problems
-        for _ in range(_SUMMARY_ROUNDS):
-            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
-            source = replace(
-                pack.source, summaries=dict(granted.texts), problems=(*problems, *dict.fromkeys(granted.problems))
-            )
-            pack = await self._build(source, policy, counter)
-            if not pack.wishes or granted.problems:
-                break
-        return pack
-
-    async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
-        """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
+    async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
+        """Builds a pack; off the event loop where that would be felt: large contents, or a provider that is asked."""
         latest = source.request.contents[-8:]
-        if sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS:
-            return await asyncio.to_thread(build_pack, source, policy, counter=counter, memo=self._memo)
-        return build_pack(source, policy, counter=counter, memo=self._memo)
+        large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
+        if large or pick.remote:
+            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, memo=self._memo)
+        return build_pack(source, policy, counter=pick.counter, memo=self._memo)
+
+    async def _extend(self, before: Pack, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack | None:
+        """Extends a pack where that is possible; off the event loop where a provider is asked."""
+        if pick.remote:
+            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, memo=self._memo)
+        return extend_pack(before, source, policy, counter=pick.counter, memo=self._memo)
 
     def _policy_for(self, profile: str | None, agent: str) -> PackPolicy:
         wanted = profile or self.policy.agents.get(agent)
@@ -251,7 +283,7 @@ class Edge:
             return
         usage = response.usage_metadata
         if usage is not None and usage.prompt_token_count and response.error_code is None:
-            self._meters.reported(last.pack, usage.prompt_token_count, last.policy.usage)
+            self._meters.reported(last.pack, last.counter, usage.prompt_token_count, last.policy.usage)
         noted = {"pack_id": last.name, **self._meters.note(last.pack)}
         response.custom_metadata = {**(response.custom_metadata or {}), METADATA: noted}
         if self.policy.record == "off":
@@ -286,6 +318,11 @@ class Edge:
         if reason not in self._told and len(self._told) < 1_000:
             self._told.add(reason)
             logger.warning("a request could not be packed in full: %s", reason, exc_info=error)
+
+
+def _with_problems(gathered: Gathered, problems: tuple[str, ...]) -> Gathered:
+    source = gathered.source
+    return replace(gathered, source=replace(source, problems=(*source.problems, *problems)))
 
 
 def _warm() -> None:

@@ -30,7 +30,6 @@ from aether_context.conversation import torn
 from aether_context.pack import Candidate, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned, read_state, unique
-from aether_context.tokens import family_of
 from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
@@ -80,8 +79,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state.
+    """The latest pack of one agent in one session.
 
+    ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
 
@@ -91,6 +91,7 @@ class Last:
     planned: Planned
     stored: Mapping[str, Any] | None
     seen: Seen
+    counter: str
     summarizer: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -148,14 +149,13 @@ class Gatherer:
             return None
         if seen.contents <= before.contents or (block is not None and block.position < before.contents):
             return None
-        family = family_of(source.request.model)
         held = source.request
         if held.positions[-1:] != (before.contents - 1,):
             return None
-        if any(self._reader.content(raw[held.positions[at]], family) is not held.contents[at] for at in (0, -1)):
+        if any(self._reader.content(raw[held.positions[at]], held.model) is not held.contents[at] for at in (0, -1)):
             return None
         positions = range(before.contents, seen.contents)
-        added = tuple(self._reader.content(raw[at], family) for at in positions)
+        added = tuple(self._reader.content(raw[at], held.model) for at in positions)
         grown = replace(
             source,
             identity=identity,
@@ -183,7 +183,7 @@ class Gatherer:
         seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
-        aligned, live = self._live(raw, stored if not untouched else Epoch(), family_of(request.model or ""))
+        aligned, live = self._live(raw, stored if not untouched else Epoch(), request.model or "")
         human = human_index(raw, call.context.user_content)
         positions = aligned.positions
         if human is not None and human not in positions:
@@ -224,21 +224,20 @@ class Gatherer:
         )
         return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
 
-    def _live(self, raw: Sequence[types.Content], epoch: Epoch, family: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
+    def _live(self, raw: Sequence[types.Content], epoch: Epoch, model: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
         """The epoch with its boundary found again, and the contents that are still sent.
 
         Where the host took contents away so that an exchange would be torn, everything is live again.
         """
-        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], family).digest)
-        live = tuple(self._reader.content(raw[at], family) for at in aligned.positions)
+        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
+        live = tuple(self._reader.content(raw[at], model) for at in aligned.positions)
         if not aligned.epoch.cut_count or not torn(live):
             return aligned, live
         reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
-        return reset, tuple(self._reader.content(content, family) for content in raw)
+        return reset, tuple(self._reader.content(content, model) for content in raw)
 
     def _contents(self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest) -> tuple[Any, ...]:
-        family = family_of(request.model or "")
-        return tuple(self._reader.content(raw[at], family) for at in positions)
+        return tuple(self._reader.content(raw[at], request.model or "") for at in positions)
 
     def _seen(self, call: Call) -> tuple[Seen, Preloaded | None]:
         request = call.request

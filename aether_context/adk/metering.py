@@ -11,14 +11,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.calibration import Anchor, Ratios, calibration, report
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
 from aether_context.policy import UsageSettings
@@ -30,6 +30,14 @@ _MOST_SCOPES = 2_048
 _MOST_RATIOS = 4_096
 _STORE_SECONDS = 0.5
 _UNSEEN_SHARE = 0.5
+
+
+class _Owner(NamedTuple):
+    """Whose ratios: ``by`` names the model and the counter, since ratios hold between these two."""
+
+    app: str
+    user: str
+    by: str
 
 
 @dataclass(slots=True)
@@ -53,19 +61,18 @@ class Meters:
         self._store = store
         self._write = write
         self._meters: OrderedDict[Scope, _Meter] = OrderedDict()
-        self._ratios: OrderedDict[tuple[str, str, str], Ratios] = OrderedDict()
-        self._written: dict[tuple[str, str, str], Ratios] = {}
+        self._ratios: OrderedDict[_Owner, Ratios] = OrderedDict()
+        self._written: dict[_Owner, Ratios] = {}
         self._lock = threading.Lock()
 
-    async def begin(self, source: Ingredients, events: list[Event], state: Mapping[str, Any]) -> None:
+    async def begin(self, source: Ingredients, counter: str, events: list[Event], state: Mapping[str, Any]) -> None:
         """Reads what another process may have left, where this one knows nothing yet. Never raises."""
-        model = source.request.model
-        scope, owner = scope_key(source.identity), _owner(source)
+        scope, owner = scope_key(source.identity), _owner(source, counter)
         if scope not in self._meters:
             _keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
         if owner in self._ratios:
             return
-        held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(model))
+        held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
         try:
             async with asyncio.timeout(_STORE_SECONDS):
                 stored = Ratios.from_json(await asyncio.to_thread(self._store.calibration, *owner))
@@ -74,34 +81,33 @@ class Meters:
         found = max((one for one in (held, stored) if one is not None), key=lambda one: one.samples, default=Ratios())
         _keep(self._ratios, owner, found, _MOST_RATIOS)
 
-    def calibration(self, source: Ingredients, settings: UsageSettings) -> Calibration | None:
+    def calibration(self, source: Ingredients, counter: str, settings: UsageSettings) -> Calibration | None:
         """What this request is estimated by."""
-        identity, model = source.identity, source.request.model
+        identity, owner = source.identity, _owner(source, counter)
         meter = self._meters.get(scope_key(identity))
         if meter is None or not (settings.anchor or settings.calibrate):
             return None
         anchor = meter.anchor if settings.anchor else None
-        ratios = self._ratios.get(_owner(source), Ratios()) if settings.calibrate else Ratios()
+        ratios = self._ratios.get(owner, Ratios()) if settings.calibrate else Ratios()
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, int(_UNSEEN_SHARE * source.window)))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratios, model=model, here=here, unseen=meter.unseen)
+        return calibration(anchor, ratios, model=owner.by, here=here, unseen=meter.unseen)
 
-    def reported(self, pack: Pack, tokens: int, settings: UsageSettings) -> None:
+    def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
-        identity, model = pack.identity, pack.source.request.model
+        identity, owner = pack.identity, _owner(pack.source, counter)
         meter = self._meters.get(scope_key(identity))
         if meter is None or tokens > 2 * pack.source.window:
             return
-        owner = _owner(pack.source)
         ratios = self._ratios.get(owner, Ratios())
         with self._lock:
             meter.anchor, learned = report(
                 meter.anchor,
                 ratios,
-                model=model,
+                model=owner.by,
                 epoch=pack.epoch.number,
                 mix=pack.mix,
                 reported=tokens,
@@ -120,22 +126,23 @@ class Meters:
             noted["usage"] = usage
         return noted
 
-    def save(self, source: Ingredients, state: State, *, store: bool) -> None:
+    def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
         """Puts ratios that moved into the session's state and, where ``store`` says so, into the store's queue."""
-        model, owner = source.request.model, _owner(source)
+        owner = _owner(source, counter)
         ratios = self._ratios.get(owner)
         if ratios is None or not ratios.samples:
             return
         held = _held(state.get(_STATE_KEY))
-        if ratios.moved(Ratios.from_json(held.get(model))):
-            state[_STATE_KEY] = {**held, model: ratios.to_json()}
+        if ratios.moved(Ratios.from_json(held.get(owner.by))):
+            state[_STATE_KEY] = {**held, owner.by: ratios.to_json()}
         if store and ratios.moved(self._written.get(owner)):
             self._written[owner] = ratios
-            self._write(source.identity, model, ratios.to_json())
+            self._write(source.identity, owner.by, ratios.to_json())
 
 
-def _owner(source: Ingredients) -> tuple[str, str, str]:
-    return (source.identity.app, source.identity.user, source.request.model)
+def _owner(source: Ingredients, counter: str) -> _Owner:
+    by = f"{source.request.model}-{short(hash_text(counter), 6)}"
+    return _Owner(source.identity.app, source.identity.user, by)
 
 
 def _meter_of(events: list[Event], identity: Identity) -> _Meter:

@@ -41,12 +41,12 @@ from pydantic import ValidationError
 from aether_context.adk.edge import Edge, InvalidPlan
 from aether_context.adk.gathering import Last
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.summarizing import Granted
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.manifest import Recording, record
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
@@ -124,8 +124,7 @@ def make_preview(
     last = plugin.edge.last
     if last is None:
         raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
-    counter = counter_for(last.pack.source.request.model)
-    return Preview(pack=last.pack, recording=record(last.pack, last.policy, counter.name, None))
+    return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:
@@ -229,9 +228,9 @@ class _Edge(Edge):
         super().__init__(policy, store, on_error="raise", recorder=_Unwritten(store))
         self.last: Last | None = None
 
-    async def _with_summaries(self, pack: Pack, *_: object) -> Pack:
+    async def _written(self, pack: Pack, *_: object) -> tuple[Pack, Granted]:
         """No model is asked: where one would write summaries, the extractive ones stand."""
-        return pack
+        return pack, Granted()
 
     def _remember(self, scope: Any, last: Last) -> None:
         self.last = last

@@ -26,7 +26,7 @@ from aether_context.counting import Memo, Tally
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Folds, Ingredients, Layer, LayerTokens, Outgoing, Pack, Prefix, Sent
 from aether_context.policy import PackPolicy
-from aether_context.tokens import TokenCounter
+from aether_context.tokens import TokenCounter, framing_of
 
 
 def extend_pack(
@@ -42,8 +42,8 @@ def extend_pack(
     added = source.request.contents[have:]
     if any(event.stage == "cut" for event in before.events) or any(map(is_human, added)) or source.hands_off:
         return None
-    tally = Tally(counter, memo)
-    tokens = [tally.content(content) for content in added]
+    tally = Tally(counter, memo, framing=framing_of(source.request.model))
+    tokens = tally.contents(added)
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
     spoken = used["conversation"] + sum(tokens)
     signals = before.signals

@@ -228,6 +228,49 @@ def preview(
     )
 
 
+@main.command(
+    epilog=_examples(
+        "tokens session.json --model gpt-4o",
+        "tokens notes.md --model gemini-2.5-flash --vocabulary tokenizer.json",
+        "tokens 9f86d081 --counter estimate --counter anthropic-api --json",
+    )
+)
+@click.argument("source", metavar="SESSION|MANIFEST|FILE")
+@click.option(
+    "--model", metavar="NAME", help="The model; else the pack's own, else gemini-2.5-flash. It is not called."
+)
+@click.option(
+    "--counter",
+    "counters",
+    metavar="NAME",
+    multiple=True,
+    help="A counter's name, and leave for it to use the network.",
+)
+@click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
+@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@_store_option
+@_json_option("A JSON object with the layers of each counter.")
+def tokens(
+    source: str,
+    model: str | None,
+    counters: tuple[str, ...],
+    vocabulary: str | None,
+    policy: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Counts what is sent, by layer and by counter: the estimate, and what the policy or --counter asks for.
+
+    The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path;
+    or any text. Nothing of a pack is decided anew.
+    """
+    from aether_context.cli import tokens as counting
+
+    counting.show(
+        source, model=model, counters=counters, vocabulary=vocabulary, policy=policy, url=url, as_json=as_json
+    )
+
+
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:
