@@ -415,14 +415,14 @@ def names(model: str, settings: TokenSettings) -> list[str]:
 def test_the_chain_is_what_is_stated() -> None:
     assert set(CHAIN) <= OFFERS.keys()
     files = {"gemini": "x", "gpt-4o": "y"}
-    assert names("gemini-2.5-flash", TokenSettings()) == ["estimate", "estimate"]
-    assert names("gemini-2.5-flash", TokenSettings(files=files))[:-1] == ["file", "estimate"]
+    assert names("gemini-2.5-flash", TokenSettings()) == ["estimate"]
+    assert names("gemini-2.5-flash", TokenSettings(files=files)) == ["file", "estimate"]
     everything = TokenSettings(files=files, network=True)
-    assert names("gemini-2.5-flash", everything)[:-1] == ["file", "gemini-local", "gemini-api", "estimate"]
-    assert names("gpt-4o", everything)[:-1] == ["file", "tiktoken", "estimate"]
-    assert names("grok-4", everything)[:-1] == ["tiktoken", "estimate"]
-    assert names("anthropic/claude-opus-5", everything)[:-1] == ["anthropic-api", "estimate"]
-    assert names("bedrock/anthropic.claude-opus-5", everything)[:-1] == ["estimate"]
+    assert names("gemini-2.5-flash", everything) == ["file", "gemini-local", "gemini-api", "estimate"]
+    assert names("gpt-4o", everything) == ["file", "tiktoken", "estimate"]
+    assert names("grok-4", everything) == ["tiktoken", "estimate"]
+    assert names("anthropic/claude-opus-5", everything) == ["anthropic-api", "estimate"]
+    assert names("bedrock/anthropic.claude-opus-5", everything) == ["estimate"]
     assert names("gpt-4o", TokenSettings(counter="litellm")) == ["litellm", "estimate"]
 
 
@@ -454,6 +454,14 @@ def test_a_counter_that_fails_rests_and_is_tried_again(offered: Callable[..., No
     assert counters.pick("gpt-4o") == first
 
 
+def test_no_counter_sends_texts_without_leave(offered: Callable[..., None]) -> None:
+    offered("words", lambda model, settings: Words(), network="always")
+    pick = Counters(TokenSettings(counter="words"), clock=Clock()).pick("gpt-4o")
+    assert pick.offer == "estimate"
+    assert "set tokens.network = true" in pick.problems[0]
+    assert Counters(TokenSettings(counter="words", network=True), clock=Clock()).pick("gpt-4o").remote
+
+
 def test_what_cannot_be_made_gives_way(offered: Callable[..., None]) -> None:
     made = 0
 
@@ -475,6 +483,18 @@ def test_what_cannot_be_made_gives_way(offered: Callable[..., None]) -> None:
     assert made == 2
     auto = Counters(TokenSettings(network=True), clock=clock)
     assert auto.pick("gpt-4o").problems == ()
+
+
+def test_an_offer_that_breaks_gives_way(offered: Callable[..., None]) -> None:
+    def make(model: str, settings: TokenSettings) -> TokenCounter:
+        raise AttributeError("no such function in this version")
+
+    offered("words", make)
+    pick = Counters(TokenSettings(counter="words"), clock=Clock()).pick("gpt-4o")
+    assert (pick.offer, pick.problems) == (
+        "estimate",
+        ("token counter words: AttributeError: no such function in this version",),
+    )
 
 
 def test_a_model_has_its_own_counter_and_its_own_failures(offered: Callable[..., None]) -> None:
@@ -571,7 +591,9 @@ def test_a_provider_is_asked_in_one_batch_off_the_event_loop(offered: Callable[.
     remote = Remote()
     offered("words", lambda model, settings: remote, network="always")
     chat = Chat(
-        script=[call("look_up", key="a"), "done"], tools=[look_up], policy=PackPolicy(tokens={"counter": "words"})
+        script=[call("look_up", key="a"), "done"],
+        tools=[look_up],
+        policy=PackPolicy(tokens={"counter": "words", "network": True}),
     )
     chat.say("hello there")
     assert all(name.startswith("asyncio") for name in loops)

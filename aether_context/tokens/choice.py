@@ -73,6 +73,15 @@ class Pick:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Until when a counter is passed over, and why; ``told`` unless nobody has asked for it."""
+
+    until: float
+    reason: str
+    told: bool = True
+
+
 OFFERS: dict[str, Offer] = {}
 """By name."""
 
@@ -96,13 +105,14 @@ class Counters:
 
     def __init__(self, settings: TokenSettings, *, clock: Callable[[], float]) -> None:
         if settings.counter != "auto" and settings.counter not in OFFERS:
-            near = difflib.get_close_matches(settings.counter, ["auto", *OFFERS], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(["auto", *OFFERS])
+            names = ["auto", *OFFERS]
+            near = difflib.get_close_matches(settings.counter, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(names)
             raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
         self._settings = settings
         self._clock = clock
         self._made: dict[tuple[str, str], TokenCounter] = {}
-        self._resting: dict[tuple[str, str], tuple[float, str]] = {}
+        self._resting: dict[tuple[str, str], _Rest] = {}
         self._picks: dict[str, tuple[float, Pick]] = {}
         self._lock = threading.Lock()
 
@@ -119,62 +129,63 @@ class Counters:
             problems: list[str] = []
             until = math.inf
             for offer in self._chain(model):
-                key = (offer.name, model)
-                rests_until, reason = self._resting.get(key, (0.0, ""))
-                if self._clock() >= rests_until:
-                    reason = self._make(offer, model)
-                    rests_until = self._resting.get(key, (math.inf, ""))[0]
-                if not reason:
+                rest = self._rest(offer, model)
+                if rest is None:
                     pick = Pick(
-                        counter=self._made[key],
+                        counter=self._made[offer.name, model],
                         offer=offer.name,
                         remote=offer.network == "always",
                         problems=tuple(problems),
                     )
                     self._picks[model] = (until, pick)
                     return pick
-                until = min(until, rests_until)
-                if reason != _NOT_INSTALLED:
-                    problems.append(reason)
+                until = min(until, rest.until)
+                if rest.told:
+                    problems.append(rest.reason)
         raise AssertionError("the estimate always counts")
 
-    def fail(self, model: str, pick: Pick, error: Exception) -> None:
+    def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
         """Passes over a counter that could not count, for a while."""
         with self._lock:
-            self._resting[pick.offer, model] = (self._clock() + RETRY_SECONDS, str(error))
+            self._resting[pick.offer, model] = _Rest(self._clock() + RETRY_SECONDS, str(error))
             self._picks.pop(model, None)
 
     def _chain(self, model: str) -> Iterator[Offer]:
         settings = self._settings
         if settings.counter != "auto":
             yield OFFERS[settings.counter]
-        else:
-            for name in CHAIN:
-                offer = OFFERS.get(name)
-                if offer is None or (offer.network != "none" and not settings.network):
-                    continue
-                if offer.suits(model, settings):
-                    yield offer
-        yield OFFERS["estimate"]
+            yield OFFERS["estimate"]
+            return
+        for offer in (OFFERS[name] for name in CHAIN if name in OFFERS):
+            if offer.suits(model, settings) and (settings.network or offer.network == "none"):
+                yield offer
 
-    def _make(self, offer: Offer, model: str) -> str:
-        """Makes a counter, once; why it cannot be had, or nothing."""
+    def _rest(self, offer: Offer, model: str) -> _Rest | None:
+        """Why a counter does not count now, None where it does; it is made at the first call."""
         key = (offer.name, model)
-        if key in self._made:
-            self._resting.pop(key, None)
-            return ""
-        try:
-            self._made[key] = offer.make(model, self._settings)
-        except AetherContextError as error:
-            optional = self._settings.counter == "auto" and offer.name != "file"
-            reason = _NOT_INSTALLED if optional and isinstance(error, MissingExtra) else str(error)
-            self._resting[key] = (self._clock() + RETRY_SECONDS, reason)
-            return reason
+        rest = self._resting.get(key)
+        if rest is not None and self._clock() < rest.until:
+            return rest
         self._resting.pop(key, None)
-        return ""
+        if key not in self._made:
+            try:
+                self._made[key] = _made(offer, model, self._settings)
+            except AetherContextError as error:
+                missed = self._settings.counter == "auto" and isinstance(error, MissingExtra) and offer.name != "file"
+                rest = self._resting[key] = _Rest(self._clock() + RETRY_SECONDS, str(error), told=not missed)
+                return rest
+        return None
 
 
-_NOT_INSTALLED = "not installed"
+def _made(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
+    if offer.network == "always":
+        require_network(offer.name, "sends every text over the network", settings)
+    try:
+        return offer.make(model, settings)
+    except AetherContextError:
+        raise
+    except Exception as error:  # what is behind an offer may break in any way
+        raise TokenCountingError(offer.name, f"{type(error).__name__}: {error}") from error
 
 
 def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:
@@ -191,7 +202,7 @@ def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCount
         return estimate_for(model)
     counters = Counters(settings, clock=lambda: 0.0)
     if settings.counter != "auto":
-        return OFFERS[settings.counter].make(model, settings)
+        return _made(OFFERS[settings.counter], model, settings)
     return counters.pick(model).counter
 
 
@@ -255,7 +266,6 @@ def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
 
 
 def _by_anthropic(model: str, settings: TokenSettings) -> TokenCounter:
-    require_network("anthropic-api", "sends every text to Anthropic", settings)
     return anthropic_counter(model, estimate=estimate_for(model), timeout_seconds=settings.timeout_seconds)
 
 
