@@ -72,8 +72,8 @@ class Tally:
         found = self._known(key)
         if found is None:
             said = "\n".join(map(_said, content.parts))
-            framing = sum(part.media_tokens + (PER_CALL if part.name else 0) for part in content.parts)
-            found = PER_MESSAGE + framing + (self.counter.count(said) if said else 0)
+            media = sum(part.media_tokens for part in content.parts)
+            found = framing(content) + media + (self.counter.count(said) if said else 0)
             self._remember(key, found)
         self.counts[key] = found
         return found
@@ -104,6 +104,11 @@ class Tally:
 
     def _remember(self, key: str, tokens: int) -> None:
         self._memo.put_tokens(f"{self.counter.name}:{key}", tokens)
+
+
+def framing(content: Content) -> int:
+    """Tokens of a content that are neither text nor media: what its role, calls and responses are framed with."""
+    return PER_MESSAGE + PER_CALL * sum(bool(part.name) for part in content.parts)
 
 
 def _said(part: Part) -> str:

@@ -2,7 +2,11 @@
 
 AetherContextError
 ├── PolicyError          a setting is wrong: which field, which value, and the cure
-├── StepTooLarge         what must be sent does not fit the window
+├── BudgetExceededError  the next model call would pass a limit: which one, and by how much
+├── ContextOptimizationError  a request cannot be brought down to its budget: needed, budget, and the cure
+│   ├── StepTooLarge         what must be sent does not fit the window
+│   └── AnchorPreservationError  contents that must be kept do not fit the budget: which ones
+├── TokenCountingError   a counter could not count: which one, for which model, and what stands in for it
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
 ├── StateError           what should go into a session's state cannot
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
@@ -21,7 +25,8 @@ AetherContextError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 
 class AetherContextError(Exception):
@@ -37,7 +42,65 @@ class PolicyError(AetherContextError):
         super().__init__(message)
 
 
-class StepTooLarge(AetherContextError):
+class BudgetExceededError(AetherContextError):
+    """The next model call would pass a limit of the policy.
+
+    Attributes:
+        scope: ``session``, ``invocation`` or ``agent``; ``name`` is which one, empty for the session itself.
+        measure: ``input``, ``output`` or ``total`` tokens, or ``cost`` in US dollars; ``limit``, ``used`` and
+            ``planned`` are in its unit. ``used`` holds what calls that are under way are expected to take, too.
+        suggestion: what to do about it.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        name: str,
+        measure: str,
+        limit: int | Decimal,
+        used: int | Decimal,
+        planned: int | Decimal,
+    ) -> None:
+        self.scope = scope
+        self.name = name
+        self.measure = measure
+        self.limit = limit
+        self.used = used
+        self.planned = planned
+        field = "cost_usd" if measure == "cost" else f"{measure}_tokens"
+        whose = f"agent {name!r}" if scope == "agent" else f"the {scope}"
+        self.suggestion = f"raise limits.{scope}.{field}, or {_WAYS_OUT[scope]}"
+        super().__init__(
+            f"the next call would take {_amount(planned, measure)}, and {whose} has used {_amount(used, measure)} "
+            f"of {_amount(limit, measure)}: {self.suggestion}"
+        )
+
+
+_WAYS_OUT = {
+    "session": "go on in a new session",
+    "invocation": "split the task over several messages",
+    "agent": "give the rest to another agent",
+}
+
+
+def _amount(value: int | Decimal, measure: str) -> str:
+    if measure == "cost":
+        return f"{value:.4f} US dollars"
+    return f"{value:,} {measure} tokens" if measure != "total" else f"{value:,} tokens"
+
+
+class ContextOptimizationError(AetherContextError):
+    """A request cannot be brought down to its budget. ``needed`` and ``budget`` are tokens."""
+
+    def __init__(self, message: str, *, needed: int, budget: int, suggestion: str) -> None:
+        self.needed = needed
+        self.budget = budget
+        self.suggestion = suggestion
+        super().__init__(f"{message}: {suggestion}")
+
+
+class StepTooLarge(ContextOptimizationError):
     """System, task and tools alone exceed the input budget, so the step has to be split.
 
     All quantities are tokens.
@@ -47,14 +110,41 @@ class StepTooLarge(AetherContextError):
         self.window = window
         self.slack = slack
         self.measured = dict(measured)
-        self.needed = sum(measured.values())
-        self.budget = window - slack
+        needed, budget = sum(measured.values()), window - slack
         parts = ", ".join(f"{layer} {tokens}" for layer, tokens in self.measured.items())
         largest = max(self.measured, key=lambda layer: self.measured[layer])
         super().__init__(
-            f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} "
-            f"(window {window} - slack {slack}): split the step, or shorten its {largest} layer"
+            f"the step needs {needed} tokens ({parts}) and the input budget is {budget} "
+            f"(window {window} - slack {slack})",
+            needed=needed,
+            budget=budget,
+            suggestion=f"split the step, or shorten its {largest} layer",
         )
+
+
+class AnchorPreservationError(ContextOptimizationError):
+    """Contents that must be kept do not fit the budget. ``anchors`` are their names; the quantities are tokens."""
+
+    def __init__(self, *, anchors: Sequence[str], needed: int, budget: int) -> None:
+        self.anchors = tuple(anchors)
+        super().__init__(
+            f"{len(self.anchors)} contents that must be kept ({', '.join(self.anchors)}) need {needed} tokens and the "
+            f"input budget is {budget}",
+            needed=needed,
+            budget=budget,
+            suggestion="keep fewer of them, or raise max_input_tokens",
+        )
+
+
+class TokenCountingError(AetherContextError):
+    """A counter could not count. ``counter`` is its name; ``characters`` is the size of what it was given."""
+
+    def __init__(self, *, counter: str, model: str, characters: int, reason: str, suggestion: str) -> None:
+        self.counter = counter
+        self.model = model
+        self.characters = characters
+        self.suggestion = suggestion
+        super().__init__(f"{counter} could not count {characters} characters for {model!r}: {reason}: {suggestion}")
 
 
 class MissingExtra(AetherContextError):

@@ -7,9 +7,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -19,17 +20,20 @@ from google.genai import types
 from aether_context.adk import epochs
 from aether_context.adk.gathering import Call, Gatherer, Last, scope_of
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.usage import METADATA, Ledgers, note, reported
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
-from aether_context.errors import PolicyError, StepTooLarge
+from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
 from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
-from aether_context.policy import PackPolicy
+from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.windows import model_window
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("aether_context")
 
@@ -67,20 +71,39 @@ class Edge:
         self.policy = policy
         self.store = store
         self.on_error = on_error
+        self.ledgers = Ledgers(policy.limits)
         self._recorder = Recorder(store)
         self._gatherer = Gatherer()
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
+        self._economical: dict[tuple[str, int], PackPolicy] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
+    def set_limits(
+        self, limits: LimitSettings | Mapping[str, Any] | None, session: tuple[str | None, str | None, str | None]
+    ) -> None:
+        """Limits of one session, or of all that have none of their own; see `ContextPackPlugin.set_limits`."""
+        if limits is not None and not isinstance(limits, LimitSettings):
+            limits = PackPolicy(limits=limits).limits
+        app, user, name = session
+        if app is not None and user is not None and name is not None:
+            self.ledgers.set_limits(limits, (app, user, name))
+        elif session == (None, None, None):
+            self.ledgers.limits = limits or self.policy.limits
+        else:
+            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {name!r}: give all three or none")
+
     async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        """Packs one request in place. Returns an answer only where the policy responds to an invalid plan itself."""
+        """Packs one request in place. Returns an answer only where the policy gives one in the model's place.
+
+        That is where a plan is invalid, or where a limit would be passed.
+        """
         try:
             return await self._pack(context, request)
-        except InvalidPlan:
+        except (InvalidPlan, BudgetExceededError):
             raise
         except StepTooLarge as error:
             return self._refuse(error)
@@ -88,8 +111,7 @@ class Edge:
             if self.on_error == "raise":
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
-            await self._pack_plainly(context, request, type(error).__name__)
-            return None
+            return await self._pack_plainly(context, request, type(error).__name__)
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
@@ -113,6 +135,7 @@ class Edge:
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
+        policy, planned = self._within_limits(call, policy, planned)
         scope = scope_of(context, call.invocation.branch)
         counter = counter_for(request.model or "")
         last = self._last.get(scope)
@@ -123,6 +146,9 @@ class Edge:
         if gathered is None or pack is None:
             gathered = await self._gatherer.gather(call, planned, policy, last)
             pack = await self._build(gathered.source, policy, counter)
+        refused = self._guarded(lambda: self.ledgers.admit(call, pack, policy), None)
+        if refused is not None:
+            return refused
         source = gathered.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
@@ -137,7 +163,7 @@ class Edge:
         self._log(pack, name)
         return None
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
@@ -146,13 +172,41 @@ class Edge:
             gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
+            refused = self._guarded(lambda: self.ledgers.admit(call, pack, policy), None)
+            if refused is not None:
+                return refused
             if not gathered.source.hands_off:
                 write(pack, request, gathered.contents)
                 epochs.save(context.state, gathered.source.identity, gathered.epoch, pack.epoch)
             if policy.record != "off":
                 self._recorder.pack(pack, policy, counter.name)
+        except BudgetExceededError:
+            raise
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
+        return None
+
+    def _within_limits(self, call: Call, policy: PackPolicy, planned: Planned) -> tuple[PackPolicy, Planned]:
+        """The policy to pack with, and the plan with a note, where a limit is near."""
+        pressure = self._guarded(lambda: self.ledgers.enter(call), None)
+        if pressure is None:
+            return policy, planned
+        key = (policy.digest, pressure.level)
+        if key not in self._economical:
+            self._economical[key] = policy.economical(pressure.level)
+        return self._economical[key], replace(planned, problems=(*planned.problems, note(pressure)))
+
+    def _guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
+        """What accounting gives; where it fails, the request is packed all the same."""
+        try:
+            return act()
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._tell(f"{type(error).__name__}: {error}", error)
+            return otherwise
 
     async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
         """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
@@ -186,19 +240,25 @@ class Edge:
     def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
+        said: dict[str, Any] = self._guarded(lambda: self.ledgers.track(context, response), {})
         last = self._last.get(scope_of(context, context.get_invocation_context().branch))
-        if last is None or last.pack.identity.invocation != context.invocation_id:
+        if last is not None and last.pack.identity.invocation != context.invocation_id:
+            last = None
+        if last is not None:
+            said = {"pack_id": last.name, **said}
+        if said:
+            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: said}
+        if last is None or self.policy.record == "off":
             return
-        response.custom_metadata = {**(response.custom_metadata or {}), "aether_context": {"pack_id": last.name}}
-        if self.policy.record == "off":
-            return
-        usage = response.usage_metadata
+        usage = reported(response.usage_metadata)
         self._recorder.outcome(
             last.pack.identity,
             {
-                "input_tokens": (usage.prompt_token_count or None) if usage is not None else None,
-                "cached_tokens": usage.cached_content_token_count if usage is not None else None,
-                "output_tokens": usage.candidates_token_count if usage is not None else None,
+                "input_tokens": usage.input_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+                "tool_use_tokens": usage.tool_use_tokens,
+                "output_tokens": usage.output_tokens,
                 "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,
