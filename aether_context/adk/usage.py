@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeAlias
 
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.loop_agent import LoopAgent
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
@@ -111,13 +113,15 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
 class _Going:
     """The latest call of one agent and branch, from its request to its answer.
 
-    ``contents`` are the number of its contents and the last of them.
+    ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
+    the number of its contents and the last of them.
     """
 
     invocation: str
     model: str
     time: float
     estimate: int
+    is_whole: bool
     system: int = 0
     tools: int = 0
     formatting: int = 0
@@ -315,7 +319,7 @@ class Ledgers:
             if one.limits.on_budget == "raise":
                 raise violation.error()
             if one.limits.on_budget == "stop":
-                return _stopped(call.context, violation)
+                return _stopped(call, violation)
             going.violation = going.violation or violation
             limit = (one.key, violation.scope, violation.name, violation.measure, violation.limit)
             self._say(limit, f"session {one.key[2]}: {violation.error()}")
@@ -366,6 +370,7 @@ def _going(call: Call, pack: Pack, policy: PackPolicy, before: _Going | None) ->
         model=call.request.model or "",
         time=pack.identity.last_event_time,
         estimate=pack.request_tokens,
+        is_whole=not pack.source.hands_off,
         system=layers["system"].used,
         tools=layers["tools"].used,
         formatting=_formatting(sent, before),
@@ -410,7 +415,7 @@ def _call_usage(
         output_tokens=output_tokens,
         cached_tokens=said.cached_tokens,
         cache_write_tokens=said.cache_write_tokens or 0,
-        estimate=going.estimate if going is not None and not said.tool_use_tokens else None,
+        estimate=going.estimate if going is not None and going.is_whole and not said.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
         cost_usd=_cost(said, input_tokens, output_tokens, model, time),
@@ -483,9 +488,10 @@ def _reported_call(event: Event) -> CallUsage | None:
     )
 
 
-def _stopped(context: CallbackContext, violation: BudgetViolation) -> LlmResponse:
-    """The answer in the model's place. It leaves loops and parallel groups, which would ask again."""
-    context.actions.escalate = True
+def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
+    """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
+    if _is_looped(call.invocation.agent):
+        call.context.actions.escalate = True
     error = violation.error()
     return LlmResponse(
         content=types.ModelContent(f"The budget is used up: {error}."),
@@ -493,3 +499,9 @@ def _stopped(context: CallbackContext, violation: BudgetViolation) -> LlmRespons
         error_message=str(error),
         custom_metadata={METADATA: {"budget": violation.record()}},
     )
+
+
+def _is_looped(agent: object) -> bool:
+    while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
+        agent = agent.parent_agent
+    return isinstance(agent, LoopAgent)

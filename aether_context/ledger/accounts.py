@@ -32,7 +32,7 @@ SCOPES: tuple[Scope, ...] = ("session", "invocation", "agent")
 _MOST_INVOCATIONS = 64
 _MOST_AGENTS = 1_024
 _MOST_OPEN = 256
-_MOST_PAIRS = 1_024
+_MOST_PAIRS = 256
 _MOST_OUTPUTS = 256
 _MOST_INPUTS = 16
 _RECENT = 20
@@ -159,7 +159,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
-    """All accounts of a session. ``accuracy`` is that of the latest 1,024 calls, ``recent`` that of the latest 20."""
+    """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
 
     session: TokenBudget
     invocations: tuple[TokenBudget, ...]
@@ -449,7 +449,7 @@ class TokenLedger:
         price = session.cost_usd / (session.calls - session.unpriced_calls) if session.cost_usd else Decimal(0)
         bounds = self._bounds(limits, invocation, agent)
         taken: dict[Measure, Amount] = {"input": 0, "output": 0, "total": 0, "cost": Decimal(0)}
-        for calls in range(_FARTHEST if bounds else 0):
+        for calls in range(_FARTHEST + 1 if bounds else 0):
             size = next(sizes)
             taken["input"] += size
             taken["output"] += output

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python tests/bench/ledger_speed.py [CALLS]
 
-One invocation of so many model calls (1,000 by default), each with a tool call, under limits on every scope and
-measure. `check` is the pure budget check; `enter` and `admit` run before a model call, `track` after it.
+One invocation of so many model calls (200 by default), each with a tool call, without limits and under limits on every
+scope and measure. `check` is the pure budget check; `enter` and `admit` run before a model call, `track` after it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from scripted import Chat, call, look_up
 
 from aether_context import PackPolicy
 from aether_context.ledger import CallUsage, TokenLedger
+from aether_context.policy import LimitSettings
 from aether_context.prices import prices_of
 
 MOST = {"input_tokens": 10**12, "output_tokens": 10**12, "total_tokens": 10**12, "cost_usd": 10**9}
@@ -39,11 +40,11 @@ def timed(act: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     return measured
 
 
-def inside_the_runner(calls: int) -> dict[str, float]:
+def inside_the_runner(calls: int, limits: LimitSettings) -> dict[str, float]:
     """Medians over the last hundred calls of a long invocation."""
     spent: dict[str, list[float]] = defaultdict(list)
     script = [call("look_up", key=f"k{at}") for at in range(calls - 1)]
-    chat = Chat(script=[*script, "done"], tools=[look_up], policy=PackPolicy(limits=LIMITS, record="off"))
+    chat = Chat(script=[*script, "done"], tools=[look_up], policy=PackPolicy(limits=limits, record="off"))
     ledgers = chat.plugin._edge.ledgers
     for name in ("enter", "admit", "track"):
         setattr(ledgers, name, timed(getattr(ledgers, name), spent[name]))
@@ -78,10 +79,11 @@ def pure_check(agents: int = 50, times: int = 1_000) -> float:
 
 
 def main() -> None:
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     print(f"{'check, 50 agents, 1,000 calls booked':40s} {pure_check():8.1f} µs")
-    for name, median in inside_the_runner(calls).items():
-        print(f"{f'{name}, after {calls:,} calls':40s} {median:8.1f} µs")
+    for about, limits in (("no limits", PackPolicy().limits), ("12 limits", LIMITS)):
+        for name, median in inside_the_runner(calls, limits).items():
+            print(f"{f'{name}, {about}, after {calls:,} calls':40s} {median:8.1f} µs")
 
 
 if __name__ == "__main__":
