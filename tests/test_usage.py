@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -680,6 +681,50 @@ def test_a_worker_that_sees_the_latest_events_only_knows_all_that_was_used() -> 
     after = Chat(sessions=sessions)
     after.say("one more", "and another")
     assert totals(after).calls == 8
+
+
+def test_a_long_history_is_known_without_reading_all_of_its_totals() -> None:
+    before = Chat()
+    before.say("one")
+    session = asyncio.run(before.held())
+    event = session.events[-1]
+    said = event.custom_metadata["aether_context"]
+
+    def told(number: int, agent: str) -> Event:
+        usage = {
+            scope: {name: value * number for name, value in said["usage"][scope].items()}
+            for scope in ("session", "invocation", "agent")
+        }
+        metadata = {"aether_context": {**said, "usage": {"call": said["usage"]["call"], **usage}}}
+        return event.model_copy(update={"id": f"e{number}", "author": agent, "custom_metadata": metadata})
+
+    async def extend() -> None:
+        for number in range(2, 1_001):
+            await before.sessions.append_event(session, told(number, "early" if number == 500 else "clerk"))
+        for number in range(3):
+            plain = event.model_copy(update={"id": f"plain{number}", "custom_metadata": None})
+            await before.sessions.append_event(session, plain)
+
+    asyncio.run(extend())
+    after = Chat(sessions=before.sessions)
+    after.say("two")
+    found = report(after)
+    assert found.session.totals.calls == 1_000 + 3 + 1
+    assert [(one.name, one.totals.calls) for one in found.agents] == [("clerk", 1_004), ("early", 500)]
+
+
+def test_a_preview_is_held_against_the_limits(tmp_path: Path) -> None:
+    from aether_context.adk.preview import preview
+
+    chat = Chat()
+    chat.say("one")
+    session = asyncio.run(chat.held())
+    assert preview(session, policy=limited("stop", session={"total_tokens": 10_000}), message="on").request_tokens
+    with pytest.raises(PolicyError, match="no request would be sent: the next call would take"):
+        preview(session, policy=limited("stop", session={"total_tokens": CALL}), message="on")
+    with pytest.raises(BudgetExceededError) as caught:
+        preview(session, policy=limited("raise", session={"total_tokens": CALL}), message="on")
+    assert caught.value.used == CALL
 
 
 def test_history_from_before_the_plugin_was_there_is_summed() -> None:

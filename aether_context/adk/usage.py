@@ -55,7 +55,8 @@ METADATA = "aether_context"
 
 _MOST_SESSIONS = 512
 _MOST_SLOTS = 256
-_MOST_TOLD = 1_000
+_MOST_SAID = 1_000
+_MOST_TOLD = 256
 _CALLER: ContextVar[tuple[SessionKey, str] | None] = ContextVar("aether_context_caller", default=None)
 """The session and the invocation whose tool is running."""
 
@@ -288,9 +289,8 @@ class Ledgers:
         caller = _CALLER.get()
         session.caller = caller if caller is not None and caller[0] != key else None
         events = call.context.session.events
-        for event in events[_first_unread(session, events) :]:
-            if event.custom_metadata is not None or event.usage_metadata is not None:
-                _recall(session, event)
+        for event in _telling(events[_first_unread(session, events) :]):
+            _recall(session, event)
         session.read = len(events)
         if events:
             session.last = (events[-1].id, events[-1].timestamp)
@@ -334,7 +334,7 @@ class Ledgers:
 
     def _say(self, about: object, text: str) -> None:
         """Says something in the log, once."""
-        if about not in self._told and len(self._told) < _MOST_TOLD:
+        if about not in self._told and len(self._told) < _MOST_SAID:
             self._told.add(about)
             logger.warning("%s", text)
 
@@ -459,11 +459,31 @@ def _first_unread(session: _Session, events: Sequence[Event]) -> int:
     return next((at for at, event in enumerate(events) if event.timestamp > time), len(events))
 
 
-def _recall(session: _Session, event: Event) -> None:
-    """Takes in a model's event: by the totals that it carries, else by the usage that it reports."""
+def _telling(events: Sequence[Event]) -> list[Event]:
+    """The events that tell what was used, without those of a long history that later ones tell of again.
+
+    Totals hold all that was booked before them. Of what lies far before the last ones, the latest of each agent is
+    enough.
+    """
+    told = [one for one in events if one.custom_metadata is not None or one.usage_metadata is not None]
+    if len(told) <= _MOST_TOLD:
+        return told
+    carrying = [at for at, event in enumerate(told) if _standing(event) is not None]
+    first = carrying[-1] - _MOST_TOLD if carrying else 0
+    latest = {told[at].author: at for at in carrying if at < first}
+    return [told[at] for at in sorted(latest.values())] + told[max(0, first) :]
+
+
+def _standing(event: Event) -> Mapping[str, JSON] | None:
+    """The totals that an event carries."""
     held = (event.custom_metadata or {}).get(METADATA)
     usage = held.get("usage") if isinstance(held, Mapping) else None
-    standing = usage if isinstance(usage, Mapping) else None
+    return usage if isinstance(usage, Mapping) else None
+
+
+def _recall(session: _Session, event: Event) -> None:
+    """Takes in a model's event: by the totals that it carries, else by the usage that it reports."""
+    standing = _standing(event)
     if standing is not None and standing is session.said:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return

@@ -20,10 +20,11 @@ import click
 from aether_context import __version__
 from aether_context.errors import (
     AetherContextError,
+    BudgetExceededError,
     ChecksumMismatch,
+    ContextOptimizationError,
     PolicyError,
     ReplayMismatch,
-    StepTooLarge,
 )
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
@@ -34,7 +35,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def _exit_code(error: AetherContextError) -> int:
     if isinstance(error, PolicyError):
         return WRONG_USAGE
-    return FAILED if isinstance(error, (ChecksumMismatch, ReplayMismatch, StepTooLarge)) else NOT_THERE
+    failed = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayMismatch)
+    return FAILED if isinstance(error, failed) else NOT_THERE
 
 
 class _Commands(click.Group):
