@@ -150,11 +150,7 @@ class Tally:
 
     def _written(self, content: Content) -> tuple[str, int]:
         """A content as it is counted, and what is added to it."""
-        framing = self.framing
-        frame = framing.message + framing.response * len(content.responses)
-        for call in content.calls:
-            frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)
-        return "\n".join(filter(None, map(self._said, content.parts))), frame
+        return "\n".join(filter(None, map(self._said, content.parts))), frame_of(content, self.framing)
 
     def _said(self, part: Part) -> str:
         if part.kind == "call":
@@ -172,3 +168,11 @@ class Tally:
 
     def _remember(self, key: str, tokens: int) -> None:
         self._memo.put_tokens(f"{self._scope}:{key}", tokens)
+
+
+def frame_of(content: Content, framing: Framing) -> int:
+    """Tokens of a content that are neither text nor media: what its role, calls and responses are framed with."""
+    frame = framing.message + framing.response * len(content.responses)
+    for call in content.calls:
+        frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)
+    return frame

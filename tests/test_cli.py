@@ -452,7 +452,8 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    assert main.commands.keys() == {"list", "inspect", "preview", "replay", "verify", "schema", "demo", "tokens"}
+    commands = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "demo", "tokens"}
+    assert main.commands.keys() == commands
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 
@@ -475,6 +476,100 @@ def test_the_store_comes_from_the_environment(store: PackStore) -> None:
     packs.chain(store, 1)
     result = CliRunner().invoke(main, ["verify"], env={"AETHER_CONTEXT_STORE": store.url})
     assert "1 of 1 packs passed" in result.stdout
+
+
+# usage
+
+
+def answered(store: PackStore, manifest: Manifest, read: int | None, **more: Any) -> None:
+    """Records what became of a pack's call."""
+    store.write_outcome(manifest, {"input_tokens": read, "output_tokens": 10, "cached_tokens": None, **more})
+
+
+def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore) -> None:
+    first = packs.chain(store, 3)
+    later = replace(packs.IDENTITY, agent="critic", session="s2")
+    second = packs.chain(store, 2, identity=later)
+    for manifest in first:
+        answered(store, manifest, manifest.request_tokens + 4, cached_tokens=manifest.request_tokens // 2)
+    answered(store, second[0], second[0].request_tokens)
+    rows = [line.split() for line in run("usage", store=store).stdout.splitlines()]
+    assert rows[0][:3] == ["agent", "day", "calls"]
+    assert [row[:3] for row in rows[1:3]] == [["critic", "2025-01-01", "1"], ["writer", "2025-01-01", "3"]]
+    assert rows[3][:2] == ["all", "4"]
+    estimated, reported = sum(one.request_tokens for one in first), sum(one.request_tokens + 4 for one in first)
+    assert rows[2][3:5] == [f"{estimated:,}", f"{reported:,}"]
+    assert rows[2][7].startswith("-")
+    assert rows[1][5:8] == ["0.0%", "0.0%", "+0.0%"]
+    assert rows[1][-2] == "unknown"
+    assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
+    assert "1 packs have no answer on record" in run("usage", store=store).stdout
+
+
+def test_usage_as_json_has_totals_shares_and_cost(store: PackStore) -> None:
+    manifests = packs.chain(store, 2)
+    answered(store, manifests[0], 1_000_000, cached_tokens=500_000, tool_use_tokens=0)
+    answered(store, manifests[1], 1_000_000, cached_tokens=None)
+    found = json.loads(run("usage", "--by", "model", "--json", store=store).stdout)
+    (group,) = found["groups"]
+    assert group["model"] == packs.MODEL
+    assert {key: group[key] for key in found["all"]} == found["all"]
+    assert (group["calls"], group["input_tokens"], group["output_tokens"]) == (2, 2_000_000, 20)
+    assert (group["cached_tokens"], group["cached_share"]) == (500_000, 0.5)
+    assert group["cost_usd"] == pytest.approx(0.3 * 1.5 + 0.03 * 0.5 + 20 * 2.5 / 1e6)
+    assert group["estimate"]["reported_tokens"] == 2_000_000
+    assert group["system_tokens"] == sum(one.allocation["system"].used for one in manifests)
+
+
+def test_usage_leaves_out_failures_and_estimates_what_was_not_reported(store: PackStore) -> None:
+    manifests = packs.chain(store, 3)
+    answered(store, manifests[0], None, output_tokens=None, error_code="UNAVAILABLE")
+    answered(store, manifests[1], None, output_tokens=None, error_code=None)
+    answered(store, manifests[2], 50, error_code="SAFETY", output_tokens=0)
+    found = json.loads(run("usage", "--json", store=store).stdout)["all"]
+    assert (found["calls"], found["failed"], found["unanswered"]) == (2, 1, 0)
+    assert found["input_tokens"] == manifests[1].request_tokens + 50
+    assert (found["unreported_inputs"], found["unreported_outputs"]) == (1, 1)
+    assert found["estimate"]["calls"] == 1
+    output = run("usage", store=store).stdout
+    assert f"~{manifests[1].request_tokens + 50:,}" in output
+    assert "1 calls failed and are not counted" in output
+
+
+def test_usage_of_a_model_without_a_price_is_unknown(monkeypatch: pytest.MonkeyPatch, store: PackStore) -> None:
+    monkeypatch.setattr(packs, "MODEL", "something-unknown")
+    manifest = packs.chain(store, 1)[0]
+    answered(store, manifest, 100)
+    assert json.loads(run("usage", "--json", store=store).stdout)["all"]["cost_usd"] is None
+    output = run("usage", store=store).stdout
+    assert output.splitlines()[1].split()[-1] == "unknown"
+    assert "1 calls are of models without a known price" in output
+
+
+def test_usage_takes_one_session_and_groups_by_several_names(store: PackStore) -> None:
+    packs.chain(store, 2)
+    (other,) = packs.chain(store, 1, identity=replace(packs.IDENTITY, session="s2"))
+    answered(store, other, 70)
+    found = json.loads(
+        run("usage", "--session", "s2", "--by", "session", "--by", "agent", "--json", store=store).stdout
+    )
+    assert found["by"] == ["session", "agent"]
+    assert [(one["session"], one["agent"], one["calls"]) for one in found["groups"]] == [("shop/ada/s2", "writer", 1)]
+
+
+def test_usage_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
+    manifests = packs.talk(store, turns=3)
+    for manifest in manifests:
+        answered(store, manifest, 100)
+    change(store, manifests[1], b'"schema_version":1', b'"schema_version":9')
+    result = run("usage", store=store, code=3)
+    assert "this manifest has schema version 9" in result.stderr
+    assert json.loads(run("usage", "--json", store=store, code=3).stdout)["all"]["calls"] == 2
+
+
+def test_usage_of_nothing_says_so(store: PackStore) -> None:
+    assert "no packs in" in run("usage", store=store).stderr
+    assert json.loads(run("usage", "--json", store=store).stdout)["groups"] == []
 
 
 # pieces

@@ -1195,10 +1195,11 @@ def test_a_stream_has_one_outcome_with_the_final_usage() -> None:
     assert outcome["cached_tokens"] == 0
     assert outcome["finish_reason"] == "STOP"
     assert outcome["model_version"] == "gemini-2.5-flash-001"
-    metadata = events[-1].custom_metadata or {}
-    assert metadata["host"] == "kept"
-    assert metadata["aether_context"]["pack_id"] == manifest.pack_id
-    assert metadata["aether_context"]["request_tokens"] == manifest.request_tokens
+    said = events[-1].custom_metadata or {}
+    assert said["host"] == "kept"
+    assert said["aether_context"]["pack_id"] == manifest.pack_id
+    assert said["aether_context"]["request_tokens"] == manifest.request_tokens
+    assert said["aether_context"]["usage"]["call"]["input_tokens"] == 33
     assert all("aether_context" not in (event.custom_metadata or {}) for event in events[:-1])
 
 

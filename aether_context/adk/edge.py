@@ -8,10 +8,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
@@ -22,20 +22,23 @@ from google.genai import types
 from aether_context.adk import epochs
 from aether_context.adk.counters import register_counters
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
-from aether_context.adk.metering import METADATA, Meters
+from aether_context.adk.metering import Meters
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
+from aether_context.adk.usage import METADATA, Ledgers, note, reported
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
-from aether_context.errors import PolicyError, StepTooLarge, TokenCountingError
+from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
-from aether_context.policy import PackPolicy
+from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
 from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.windows import model_window
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("aether_context")
 
@@ -96,21 +99,40 @@ class Edge:
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
+        self.ledgers = Ledgers(policy.limits)
         self._gatherer = Gatherer()
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
+        self._economical: dict[tuple[str, int], PackPolicy] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
+    def set_limits(
+        self, limits: LimitSettings | Mapping[str, Any] | None, session: tuple[str | None, str | None, str | None]
+    ) -> None:
+        """Limits of one session, or of all that have none of their own; see `ContextPackPlugin.set_limits`."""
+        if limits is not None and not isinstance(limits, LimitSettings):
+            limits = PackPolicy(limits=limits).limits
+        app, user, name = session
+        if app is not None and user is not None and name is not None:
+            self.ledgers.set_limits(limits, (app, user, name))
+        elif session == (None, None, None):
+            self.ledgers.limits = limits or self.policy.limits
+        else:
+            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {name!r}: give all three or none")
+
     async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        """Packs one request in place. Returns an answer only where the policy responds to an invalid plan itself."""
+        """Packs one request in place. Returns an answer only where the policy gives one in the model's place.
+
+        That is where a plan is invalid, or where a limit would be passed.
+        """
         try:
             return await self._pack(context, request)
-        except InvalidPlan:
+        except (InvalidPlan, BudgetExceededError):
             raise
         except StepTooLarge as error:
             return self._refuse(error)
@@ -118,8 +140,7 @@ class Edge:
             if self.on_error == "raise":
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
-            await self._pack_plainly(context, request, type(error).__name__)
-            return None
+            return await self._pack_plainly(context, request, type(error).__name__)
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
@@ -143,9 +164,9 @@ class Edge:
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
+        policy, planned = self._within_limits(call, policy, planned)
         built = await self._built(call, planned, policy)
-        self._settle(context, request, built)
-        return None
+        return self._settle(call, built)
 
     async def _built(self, call: Call, planned: Planned, policy: PackPolicy) -> _Built:
         """The pack by the best counter that works; one that fails gives way to the next."""
@@ -196,13 +217,19 @@ class Edge:
             pack = await self._build(replace(pack.source, summaries=dict(granted.texts), problems=told), policy, pick)
         return pack, granted
 
-    def _settle(self, context: CallbackContext, request: LlmRequest, built: _Built) -> None:
-        """Writes a pack into the request, and keeps what the next call and the record need of it."""
-        pack, policy = built.pack, built.policy
+    def _settle(self, call: Call, built: _Built) -> LlmResponse | None:
+        """Writes a pack into the request, and keeps what the next call and the record need of it.
+
+        Returns an answer in the model's place where a limit stands against the call.
+        """
+        pack, policy, context = built.pack, built.policy, call.context
+        refused = self._guarded(lambda: self.ledgers.admit(call, pack, policy), None)
+        if refused is not None:
+            return refused
         source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
-            write(pack, request, built.gathered.contents)
+            write(pack, call.request, built.gathered.contents)
             stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
             if source.first_call:
                 self._meters.save(source, built.counter, context.state, store=policy.record != "off")
@@ -221,23 +248,47 @@ class Edge:
         if policy.record != "off":
             self._recorder.pack(pack, policy, built.counter)
         self._log(pack, name)
+        return None
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
         self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
             policy = self.policy.changed(on_invalid="warn")
-            gathered = await Gatherer().gather(Call.of(context, request), planned, policy, None)
+            call = Call.of(context, request)
+            gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
-            self._settle(
-                context,
-                request,
-                _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name),
-            )
+            built = _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name)
+            return self._settle(call, built)
+        except BudgetExceededError:
+            raise
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
+        return None
+
+    def _within_limits(self, call: Call, policy: PackPolicy, planned: Planned) -> tuple[PackPolicy, Planned]:
+        """The policy to pack with, and the plan with a note, where a limit is near."""
+        pressure = self._guarded(lambda: self.ledgers.enter(call), None)
+        if pressure is None:
+            return policy, planned
+        key = (policy.digest, pressure.level)
+        if key not in self._economical:
+            self._economical[key] = policy.economical(pressure.level)
+        return self._economical[key], replace(planned, problems=(*planned.problems, note(pressure)))
+
+    def _guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
+        """What accounting gives; where it fails, the request is packed all the same."""
+        try:
+            return act()
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._tell(f"{type(error).__name__}: {error}", error)
+            return otherwise
 
     async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
         """Builds a pack; off the event loop where that would be felt: large contents, or a provider that is asked."""
@@ -278,22 +329,27 @@ class Edge:
     def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
+        said: dict[str, Any] = self._guarded(lambda: self.ledgers.track(context, response), {})
         last = self._last.get(scope_of(context, context.get_invocation_context().branch))
-        if last is None or last.pack.identity.invocation != context.invocation_id:
-            return
-        usage = response.usage_metadata
-        if usage is not None and usage.prompt_token_count and response.error_code is None:
-            self._meters.reported(last.pack, last.counter, usage.prompt_token_count, last.policy.usage)
-        noted = {"pack_id": last.name, **self._meters.note(last.pack)}
-        response.custom_metadata = {**(response.custom_metadata or {}), METADATA: noted}
-        if self.policy.record == "off":
+        if last is not None and last.pack.identity.invocation != context.invocation_id:
+            last = None
+        usage = reported(response.usage_metadata)
+        if last is not None:
+            if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
+                self._meters.reported(last.pack, last.counter, usage.input_tokens, last.policy.usage)
+            said = {"pack_id": last.name, **self._meters.note(last.pack), **said}
+        if said:
+            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: said}
+        if last is None or self.policy.record == "off":
             return
         self._recorder.outcome(
             last.pack.identity,
             {
-                "input_tokens": (usage.prompt_token_count or None) if usage is not None else None,
-                "cached_tokens": usage.cached_content_token_count if usage is not None else None,
-                "output_tokens": usage.candidates_token_count if usage is not None else None,
+                "input_tokens": usage.input_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+                "tool_use_tokens": usage.tool_use_tokens,
+                "output_tokens": usage.output_tokens,
                 "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,

@@ -54,9 +54,13 @@ class Call:
         return self.context.session.state
 
     @property
+    def is_live(self) -> bool:
+        return self.invocation.live_request_queue is not None
+
+    @property
     def hands_off(self) -> str:
         """Why the request must not be touched; empty where it may be."""
-        if self.invocation.live_request_queue is not None:
+        if self.is_live:
             return "live mode: the request was left alone"
         if self.request.previous_interaction_id:
             return "interactions API: only the current turn is sent, the request was left alone"

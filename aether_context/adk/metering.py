@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
+from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
+from aether_context.adk.usage import METADATA
 from aether_context.calibration import Anchor, Ratios, calibration, report
 from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
@@ -24,7 +26,6 @@ from aether_context.pack import Calibration, Identity, Ingredients, Pack
 from aether_context.policy import UsageSettings
 from aether_context.store import PackStore
 
-METADATA = "aether_context"
 _STATE_KEY = "aether:calibration"
 _MOST_SCOPES = 2_048
 _MOST_RATIOS = 4_096
@@ -69,7 +70,7 @@ class Meters:
         """Reads what another process may have left, where this one knows nothing yet. Never raises."""
         scope, owner = scope_key(source.identity), _owner(source, counter)
         if scope not in self._meters:
-            _keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
+            keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
         if owner in self._ratios:
             return
         held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
@@ -79,7 +80,7 @@ class Meters:
         except (AetherContextError, TimeoutError):
             stored = None
         found = max((one for one in (held, stored) if one is not None), key=lambda one: one.samples, default=Ratios())
-        _keep(self._ratios, owner, found, _MOST_RATIOS)
+        keep(self._ratios, owner, found, _MOST_RATIOS)
 
     def calibration(self, source: Ingredients, counter: str, settings: UsageSettings) -> Calibration | None:
         """What this request is estimated by."""
@@ -115,15 +116,15 @@ class Meters:
             )
             meter.reported_in = identity.invocation
             if learned is not ratios:
-                _keep(self._ratios, owner, learned, _MOST_RATIOS)
+                keep(self._ratios, owner, learned, _MOST_RATIOS)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
         meter = self._meters.get(scope_key(pack.identity))
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
-            usage = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
-            noted["usage"] = usage
+            held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
+            noted["meter"] = held
         return noted
 
     def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
@@ -151,11 +152,11 @@ def _meter_of(events: list[Event], identity: Identity) -> _Meter:
         noted = (event.custom_metadata or {}).get(METADATA)
         if event.author != identity.agent or (event.branch or "") != identity.branch or not isinstance(noted, Mapping):
             continue
-        usage = noted.get("usage")
-        if isinstance(usage, Mapping):
-            unseen, reported_in = usage.get("unseen"), usage.get("invocation")
+        meter = noted.get("meter")
+        if isinstance(meter, Mapping):
+            unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
-                anchor=Anchor.from_json(usage.get("anchor")),
+                anchor=Anchor.from_json(meter.get("anchor")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,
@@ -165,10 +166,3 @@ def _meter_of(events: list[Event], identity: Identity) -> _Meter:
 
 def _held(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _keep(table: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)

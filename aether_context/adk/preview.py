@@ -91,6 +91,7 @@ def preview(
 
     Raises:
         PolicyError: the policy is wrong, or under it no request would be sent.
+        BudgetExceededError: the call would pass a limit of the policy that raises.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
     made = make_preview(

@@ -198,7 +198,8 @@ def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) ->
     known = source.calibration
     if known is None or known.beyond is None or counted > budget:
         return False
-    return counted - known.unseen + known.beyond < policy.usage.gate * source.window
+    mark = min(policy.usage.gate * source.window, policy.conversation.high_water * budget)
+    return counted - known.unseen + known.beyond < mark
 
 
 def _summary(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:
