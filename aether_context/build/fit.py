@@ -164,7 +164,8 @@ def _cut(
     if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
-    room = min(room, budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)) - _frame(policy, tally)
+    left = budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)
+    room = min(room, left - _frame(policy, tally))
     summary = _summary([item.raw for item in cut], source.epoch.summary, room, summaries, tally)
     kept = tuple(item for item in items if item.origin not in set(gone))
     reason: Reason = "window" if before > budget.ceiling else "high_water"
