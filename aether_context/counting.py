@@ -1,21 +1,28 @@
 """Tokens of whole contents and declarations, cached by digest, with an account of what was counted.
 
-Framing is counted as 4 tokens a message and 6 a call or response, the middle of what providers are seen to add
-(OpenAI's chat format adds 3 a message; Anthropic's and Google's are not published).
+What is counted is what is sent: the texts as the model's provider writes them out, and what it adds around them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import TypeVar
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
 from aether_context.tokens import TokenCounter
+from aether_context.tokens.framing import (
+    Framing,
+    argument_count,
+    framing_of,
+    written_call,
+    written_declaration,
+    written_response,
+)
 
-PER_MESSAGE = 4
-PER_CALL = 6
+_Piece = TypeVar("_Piece")
 
 
 class Memo:
@@ -49,63 +56,123 @@ class Memo:
 class Tally:
     """Counts for one pack. ``counts`` holds every number by short digest, so that a replay needs no tokenizer.
 
+    ``method`` is how sure a whole content's count is: never ``exact``, since no provider says all that it adds.
+
     Args:
         recorded: counts of an earlier build, used before the counter is asked.
+        framing: what the model's provider adds; that of a model that is not known by default.
     """
 
     def __init__(
-        self, counter: TokenCounter, memo: Memo | None = None, recorded: Mapping[str, int] | None = None
+        self,
+        counter: TokenCounter,
+        memo: Memo | None = None,
+        recorded: Mapping[str, int] | None = None,
+        *,
+        framing: Framing | None = None,
     ) -> None:
         self.counter = counter
-        self.method: Accuracy = counter.accuracy
+        self.framing = framing or framing_of("")
+        self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
         self._memo = memo or Memo()
+        self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
 
     def count(self, text: str) -> int:
         """Tokens of a text; 0 for none."""
-        return self._count(hash_text(text), text) if text else 0
-
-    def content(self, content: Content) -> int:
-        """Tokens of a content, framing included; its parts are counted as one text."""
-        key = short(content.digest, 16)
-        found = self._known(key)
-        if found is None:
-            said = "\n".join(map(_said, content.parts))
-            framing = sum(part.media_tokens + (PER_CALL if part.name else 0) for part in content.parts)
-            found = PER_MESSAGE + framing + (self.counter.count(said) if said else 0)
-            self._remember(key, found)
-        self.counts[key] = found
-        return found
-
-    def tool(self, tool: Tool) -> int:
-        return self._count(tool.digest, tool.wire) + PER_CALL
-
-    def remembered(self, key: str) -> Content | None:
-        """A content that was made from this key before, with this counter."""
-        return self._memo.content(f"{self.counter.name}:{key}")
-
-    def remember(self, key: str, content: Content) -> None:
-        self._memo.put_content(f"{self.counter.name}:{key}", content)
-
-    def _count(self, digest: str, text: str) -> int:
-        key = short(digest, 16)
-        found = self._known(key)
+        if not text:
+            return 0
+        key = short(hash_text(text), 16)
+        found = self._found(key)
         if found is None:
             found = self.counter.count(text)
             self._remember(key, found)
         self.counts[key] = found
         return found
 
-    def _known(self, key: str) -> int | None:
+    def count_all(self, texts: Sequence[str]) -> list[int]:
+        """The same for many texts at once."""
+        return self._pieces([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
+
+    def content(self, content: Content) -> int:
+        """Tokens of a content, framing included; its parts are counted as one text."""
+        return self.contents((content,))[0]
+
+    def contents(self, contents: Sequence[Content]) -> list[int]:
+        """The same for many contents; those that are not known are counted at once."""
+        pieces = [(short(one.digest, 16), sum(part.media_tokens for part in one.parts), one) for one in contents]
+        return self._pieces(pieces, self._written)
+
+    def tool(self, tool: Tool) -> int:
+        """Tokens of a declaration as the provider writes it out."""
+        return self.tools((tool,))[0]
+
+    def tools(self, tools: Sequence[Tool]) -> list[int]:
+        """The same for many declarations at once."""
+        return self._pieces([(short(tool.digest, 16), 0, tool) for tool in tools], self._declared)
+
+    def system(self, text: str, *, declares: bool) -> int:
+        """Tokens of a system instruction, with what the provider adds once to a request.
+
+        Args:
+            declares: whether any tool is declared.
+        """
+        framing = self.framing
+        frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
+        key = short(hash_text(f"system+{frame}\n{text}"), 16)
+        return self._pieces([(key, 0, text)], lambda text: (text, frame))[0]
+
+    def remembered(self, key: str) -> Content | None:
+        """A content that was made from this key before, with this counter."""
+        return self._memo.content(f"{self._scope}:{key}")
+
+    def remember(self, key: str, content: Content) -> None:
+        self._memo.put_content(f"{self._scope}:{key}", content)
+
+    def _pieces(
+        self, pieces: Sequence[tuple[str, int, _Piece]], write: Callable[[_Piece], tuple[str, int]]
+    ) -> list[int]:
+        """Tokens of pieces by their keys; those that are not known are written out and counted in one pass.
+
+        Args:
+            pieces: key, tokens of media, and the piece. Media are not remembered: models of one family differ in them.
+        """
+        found = {key: self._found(key, media) for key, media, _ in pieces}
+        new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
+        told = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
+        for (key, (media, _, frame)), tokens in zip(new.items(), told, strict=True):
+            self._remember(key, tokens + frame)
+            found[key] = tokens + frame + media
+        counts = {key: tokens or 0 for key, tokens in found.items()}
+        self.counts.update(counts)
+        return [counts[key] for key, _, _ in pieces]
+
+    def _written(self, content: Content) -> tuple[str, int]:
+        """A content as it is counted, and what is added to it."""
+        return "\n".join(filter(None, map(self._said, content.parts))), frame_of(content, self.framing)
+
+    def _said(self, part: Part) -> str:
+        if part.kind == "call":
+            return written_call(part.name, part.text, self.framing)
+        return written_response(part.name, part.text, self.framing) if part.kind == "response" else part.text
+
+    def _declared(self, tool: Tool) -> tuple[str, int]:
+        return written_declaration(tool.wire, self.framing), self.framing.tool
+
+    def _found(self, key: str, media: int = 0) -> int | None:
         if key in self._recorded:
             return self._recorded[key]
-        return self._memo.tokens(f"{self.counter.name}:{key}")
+        known = self._memo.tokens(f"{self._scope}:{key}")
+        return None if known is None else known + media
 
     def _remember(self, key: str, tokens: int) -> None:
-        self._memo.put_tokens(f"{self.counter.name}:{key}", tokens)
+        self._memo.put_tokens(f"{self._scope}:{key}", tokens)
 
 
-def _said(part: Part) -> str:
-    """What a part is counted by: its text, after the tool's name where there is one."""
-    return f"{part.name} {part.text}" if part.name else part.text
+def frame_of(content: Content, framing: Framing) -> int:
+    """Tokens of a content that are neither text nor media: what its role, calls and responses are framed with."""
+    frame = framing.message + framing.response * len(content.responses)
+    for call in content.calls:
+        frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)
+    return frame

@@ -2,8 +2,11 @@
 
 AetherContextError
 ├── PolicyError          a setting is wrong: which field, which value, and the cure
-├── StepTooLarge         what must be sent does not fit the window
-├── AnchorPreservationError  messages that had to stay are gone: which, and the tokens they need
+├── BudgetExceededError  the next model call would pass a limit: which one, and by how much
+├── ContextOptimizationError  a request cannot be brought down to its budget: needed, budget, and the cure
+│   ├── StepTooLarge         what must be sent does not fit the window
+│   └── AnchorPreservationError  contents that must be kept do not fit the budget: which ones
+├── TokenCountingError   a token counter failed: which one, why, and the cure
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
 ├── StateError           what should go into a session's state cannot
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
@@ -23,6 +26,7 @@ AetherContextError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 
 class AetherContextError(Exception):
@@ -45,7 +49,65 @@ _SPLIT = {
 }
 
 
-class StepTooLarge(AetherContextError):
+class BudgetExceededError(AetherContextError):
+    """The next model call would pass a limit of the policy.
+
+    Attributes:
+        scope: ``session``, ``invocation`` or ``agent``; ``name`` is which one, empty for the session itself.
+        measure: ``input``, ``output`` or ``total`` tokens, or ``cost`` in US dollars; ``limit``, ``used`` and
+            ``planned`` are in its unit. ``used`` holds what calls that are under way are expected to take, too.
+        suggestion: what to do about it.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        name: str,
+        measure: str,
+        limit: int | Decimal,
+        used: int | Decimal,
+        planned: int | Decimal,
+    ) -> None:
+        self.scope = scope
+        self.name = name
+        self.measure = measure
+        self.limit = limit
+        self.used = used
+        self.planned = planned
+        field = "cost_usd" if measure == "cost" else f"{measure}_tokens"
+        whose = f"agent {name!r}" if scope == "agent" else f"the {scope}"
+        self.suggestion = f"raise limits.{scope}.{field}, or {_WAYS_OUT[scope]}"
+        super().__init__(
+            f"the next call would take {_amount(planned, measure)}, and {whose} has used {_amount(used, measure)} "
+            f"of {_amount(limit, measure)}: {self.suggestion}"
+        )
+
+
+_WAYS_OUT = {
+    "session": "go on in a new session",
+    "invocation": "split the task over several messages",
+    "agent": "give the rest to another agent",
+}
+
+
+def _amount(value: int | Decimal, measure: str) -> str:
+    if measure == "cost":
+        return f"{value:.4f} US dollars"
+    return f"{value:,} {measure} tokens" if measure != "total" else f"{value:,} tokens"
+
+
+class ContextOptimizationError(AetherContextError):
+    """A request cannot be brought down to its budget. ``needed`` and ``budget`` are tokens."""
+
+    def __init__(self, message: str, *, needed: int, budget: int, suggestion: str) -> None:
+        self.needed = needed
+        self.budget = budget
+        self.suggestion = suggestion
+        super().__init__(f"{message}: {suggestion}")
+
+
+class StepTooLarge(ContextOptimizationError):
     """System, task and tools alone exceed the input budget, so the step has to be split.
 
     All quantities are tokens. ``measured`` are the layers after everything that can be shortened is; ``texts`` are what
@@ -59,13 +121,15 @@ class StepTooLarge(AetherContextError):
         self.slack = slack
         self.measured = dict(measured)
         self.texts = dict(texts or {})
-        self.needed = sum(measured.values())
-        self.budget = window - slack
         self.largest = max(self.measured, key=lambda layer: self.measured[layer])
+        needed, budget = sum(measured.values()), window - slack
         parts = ", ".join(f"{layer} {tokens}" for layer, tokens in self.measured.items())
         super().__init__(
-            f"the step needs {self.needed} tokens ({parts}) and the input budget is {self.budget} (window {window} - "
-            f"slack {slack}), {self.needed - self.budget} too many{self._named()}: {_SPLIT[self.largest]}"
+            f"the step needs {needed} tokens ({parts}) and the input budget is {budget} (window {window} - slack "
+            f"{slack}), {needed - budget} too many{self._named()}",
+            needed=needed,
+            budget=budget,
+            suggestion=_SPLIT[self.largest],
         )
 
     def naming(self, texts: Mapping[str, int]) -> StepTooLarge:
@@ -78,21 +142,42 @@ class StepTooLarge(AetherContextError):
         return f"; largest are {', '.join(f'{name} {tokens}' for name, tokens in ranked)}" if ranked else ""
 
 
-class AnchorPreservationError(AetherContextError):
-    """Messages that had to stay are not among those that are sent.
+class AnchorPreservationError(ContextOptimizationError):
+    """Contents that must be kept do not fit the budget. ``anchors`` are their names; the quantities are tokens."""
 
-    ``lost`` are their descriptions, ``needed`` the tokens of all anchors, and ``room`` those that there are for the
-    conversation.
+    def __init__(self, *, anchors: Sequence[str], needed: int, budget: int) -> None:
+        self.anchors = tuple(anchors)
+        super().__init__(
+            f"{len(self.anchors)} contents that must be kept ({', '.join(self.anchors)}) need {needed} tokens and the "
+            f"input budget is {budget}",
+            needed=needed,
+            budget=budget,
+            suggestion="keep fewer of them, or raise max_input_tokens",
+        )
+
+
+class TokenCountingError(AetherContextError):
+    """A token counter cannot count: ``counter`` is its name, ``reason`` says why.
+
+    Attributes:
+        characters: the size of what it was given, 0 where that does not matter.
+        suggestion: the cure.
     """
 
-    def __init__(self, lost: Sequence[str], *, needed: int, room: int) -> None:
-        self.lost = tuple(lost)
-        self.needed = needed
-        self.room = room
-        super().__init__(
-            f"anchors were not preserved: {', '.join(self.lost)}; all anchors need {needed} tokens and the "
-            f"conversation has {room}: mark fewer messages, or give the conversation more room"
-        )
+    def __init__(
+        self,
+        counter: str,
+        reason: str,
+        *,
+        characters: int = 0,
+        suggestion: str = "",
+    ) -> None:
+        self.counter = counter
+        self.reason = reason
+        self.characters = characters
+        self.suggestion = suggestion or 'set tokens.counter to "estimate", which needs nothing'
+        what = f" could not count {characters} characters" if characters else ""
+        super().__init__(f"token counter {counter}{what}: {reason}" + (f": {suggestion}" if suggestion else ""))
 
 
 class MissingExtra(AetherContextError):

@@ -128,6 +128,21 @@ def summary_message(summary: str) -> str:
     return f"{SUMMARY_TITLE}:\n{fenced(summary)}"
 
 
+def sections(text: str) -> dict[str, str]:
+    """A payload's sections by header, up to the request; none where the text is no payload."""
+    found: dict[str, str] = {}
+    if not text.startswith(f"{FIRST_LINE}\n"):
+        return found
+    header = ""
+    for line in text.partition(f"\n{REQUEST}")[0].splitlines():
+        if line.endswith(":") and line[:-1] in HEADERS:
+            header = line[:-1]
+            found[header] = ""
+        elif header:
+            found[header] += f"{line}\n"
+    return found
+
+
 def step_text(step: Step) -> str:
     """All that a step adds to a payload, to be counted before anything else is chosen."""
     return _sections(

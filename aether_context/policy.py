@@ -10,15 +10,22 @@ import difflib
 import tomllib
 import typing
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.errors import PolicyError
 from aether_context.pack import FLEXIBLE_LAYERS
+
+Measure: TypeAlias = Literal["input", "output", "total", "cost"]
+"""What a limit is on: tokens of the input, of the output, of both, or US dollars."""
+
+Amount: TypeAlias = int | Decimal
+"""Tokens, or US dollars as a decimal."""
 
 
 class _Settings(BaseModel):
@@ -295,11 +302,79 @@ class UsageSettings(_Settings):
     calibrate: bool = True
     """Whether the growth of reported usage teaches how counted tokens become the provider's."""
     gate: float = Field(default=0.6, ge=0, le=1)
-    """Share of the window. While the usage reported in this invocation and what was added since stay under it, no cut
-    is made, whatever the count says. 0 switches the gate off."""
+    """Share of the window. While the usage reported in this invocation and what was added since stay under it, and
+    under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off."""
     net_bytes_per_token: float = Field(default=3.6, ge=0)
     """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
     they had passed the high-water mark. 0 switches the net off."""
+
+
+class TokenSettings(_Settings):
+    """How tokens are counted."""
+
+    counter: str = "auto"
+    """``auto`` takes the first counter that suits the model and works; a name takes that one: ``estimate``, ``file``,
+    ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was registered. One that
+    fails gives way to the next, at last to ``estimate``."""
+    files: Mapping[str, str] = {}
+    """Vocabulary files by model or family of models (``gemini``, ``openai``, ``claude``, …): a Hugging Face
+    ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
+    network: bool = False
+    """Whether counters may use the network at a model call: to fetch a vocabulary once, or to ask the provider."""
+    timeout_seconds: float = Field(default=2.0, gt=0)
+    """Deadline for asking a provider about all new texts of one request."""
+
+
+class Limit(_Settings):
+    """What may be used; None is no limit."""
+
+    input_tokens: int | None = Field(default=None, ge=1)
+    """Tokens read, those that a cache served included."""
+    output_tokens: int | None = Field(default=None, ge=1)
+    """Tokens answered, thoughts included."""
+    total_tokens: int | None = Field(default=None, ge=1)
+    """Both together."""
+    cost_usd: float | None = Field(default=None, gt=0)
+    """US dollars, by the list prices of `genai-prices`. Calls of models without a price there are not in it."""
+
+    @cached_property
+    def by_measure(self) -> Mapping[Measure, Amount]:
+        """What there is a limit on."""
+        bounds: dict[Measure, Amount | None] = {
+            "input": self.input_tokens,
+            "output": self.output_tokens,
+            "total": self.total_tokens,
+            "cost": None if self.cost_usd is None else Decimal(str(self.cost_usd)),
+        }
+        return {measure: most for measure, most in bounds.items() if most is not None}
+
+
+class LimitSettings(_Settings):
+    """Limits of what model calls use in all, and what happens where one is near or reached."""
+
+    session: Limit = Limit()
+    """For a session, from its first call on."""
+    invocation: Limit = Limit()
+    """For an invocation: from one user message to the end of the run it started."""
+    agent: Limit = Limit()
+    """For each agent in a session."""
+    agents: Mapping[str, Limit] = {}
+    """For single agents in a session, by agent name, in place of ``agent``."""
+    on_budget: Literal["degrade", "warn", "stop", "raise"] = "degrade"
+    """``degrade`` packs economically from ``degrade_at`` on, and more so once a limit is reached; ``warn`` says so in
+    the log; ``stop`` answers in the model's place where the next call would pass a limit; ``raise`` ends the run
+    there."""
+    degrade_at: float = Field(default=0.8, gt=0, le=1)
+    """Share of a limit from which on ``degrade`` packs economically."""
+
+    def of_agent(self, name: str) -> Limit:
+        return self.agents.get(name, self.agent)
+
+    @cached_property
+    def measures(self) -> frozenset[Measure]:
+        """What there are limits on, of whatever scope."""
+        limits = (self.session, self.invocation, self.agent, *self.agents.values())
+        return frozenset(measure for limit in limits for measure in limit.by_measure)
 
 
 class PackPolicy(_Settings):
@@ -323,6 +398,8 @@ class PackPolicy(_Settings):
     payload: PayloadSettings = PayloadSettings()
     tools: ToolSettings = ToolSettings()
     usage: UsageSettings = UsageSettings()
+    tokens: TokenSettings = TokenSettings()
+    limits: LimitSettings = LimitSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
     """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
     warning, raise, or answer in the model's place."""
@@ -370,6 +447,32 @@ class PackPolicy(_Settings):
         changed = self.model_dump(exclude_unset=True)
         changed.get("budget", {}).pop("shares", None)
         return PackPolicy.load(profile, **{**changed, "profile": profile})
+
+    def economical(self, level: int) -> PackPolicy:
+        """This policy where a limit is near or reached: `cost_first` where that is tighter than what is set.
+
+        Args:
+            level: 0 changes nothing; each level after the first halves the water marks.
+        """
+        if level == 0:
+            return self
+        frugal = PRESETS["cost_first"]
+        marks, retrieval = frugal["conversation"], frugal["retrieval"]
+        factor = 0.5 ** (level - 1)
+        tighter = {
+            "conversation": {
+                "high_water": min(self.conversation.high_water, marks["high_water"]) * factor,
+                "low_water": min(self.conversation.low_water, marks["low_water"]) * factor,
+                "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
+            },
+            "retrieval": {
+                "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),
+                "evidence_k": min(self.retrieval.evidence_k, retrieval["evidence_k"]),
+                "floor": max(self.retrieval.floor, retrieval["floor"]),
+            },
+            "payload": frugal["payload"],
+        }
+        return PackPolicy(**_merged(self.model_dump(), tighter))
 
     @cached_property
     def canonical(self) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
+    from genai_prices.types import ModelInfo
 
 logger = logging.getLogger("aether_context")
 
@@ -22,6 +25,9 @@ WindowSource: TypeAlias = Literal["policy", "genai-prices", "table", "default"]
 
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
 """LiteLLM providers whose window is what the server was started with, not what the model could read."""
+
+_NO_PROVIDERS = frozenset({"models", "projects", "publishers"})
+"""What Google's resource names begin with."""
 
 INPUT_TOKENS = (
     ("gemini*-tts*", 8_192),
@@ -136,12 +142,34 @@ def model_window(model: str | None) -> ModelWindow:
     )
 
 
+def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInfo]:
+    """What the list of `genai-prices` says of a model, best match first; nothing for models that are served locally.
+
+    Args:
+        any_provider: where the provider that the name begins with does not have the model, asks whoever makes it.
+    """
+    name = model.strip().lower()
+    provider = name.split("/", 1)[0] if "/" in name else ""
+    bare = bare_model_name(name)
+    if not bare or provider in SERVED_LOCALLY:
+        return
+    attempts: list[tuple[str, str | None]] = []
+    if provider and provider not in _NO_PROVIDERS:
+        attempts += [(name.split("/", 1)[-1], provider), (bare, provider)]
+    if any_provider or not attempts:
+        attempts.append((bare, None))
+    for reference, provider_id in attempts:
+        with contextlib.suppress(LookupError):
+            yield _snapshot().find_provider_model(reference, None, provider_id, None)[1]
+
+
 def _input_tokens(name: str, bare: str) -> tuple[int, WindowSource]:
     provider = name.lower().split("/", 1)[0] if "/" in name else ""
     if not bare or provider in SERVED_LOCALLY:
         return DEFAULT_INPUT_TOKENS, "default"
-    if (listed := _listed(name.lower(), provider, bare)) is not None:
-        return listed, "genai-prices"
+    listed = next((one.context_window for one in listed_models(name) if one.context_window is not None), None)
+    if listed is not None:
+        return int(listed), "genai-prices"
     if (tabled := _matching(bare, INPUT_TOKENS)) is not None:
         return tabled, "table"
     return DEFAULT_INPUT_TOKENS, "default"
@@ -149,22 +177,6 @@ def _input_tokens(name: str, bare: str) -> tuple[int, WindowSource]:
 
 def _matching(bare: str, table: tuple[tuple[str, int], ...]) -> int | None:
     return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(bare, pattern)), None)
-
-
-def _listed(name: str, provider: str, bare: str) -> int | None:
-    """The list's window: by the provider that the name begins with, else by whoever is known to make the model."""
-    snapshot = _snapshot()
-    attempts = ((name.split("/", 1)[-1], provider), (bare, provider), (bare, None))
-    for reference, provider_id in attempts:
-        if provider_id == "":
-            continue
-        try:
-            _, found = snapshot.find_provider_model(reference, None, provider_id, None)
-        except LookupError:
-            continue
-        if found.context_window is not None:
-            return int(found.context_window)
-    return None
 
 
 @functools.cache

@@ -19,7 +19,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, payload, policy, state
+from aether_context.adk.counters import register_counters
 from aether_context.manifest import Manifest
+from aether_context.tokens.choice import CHAIN, OFFERS
+from aether_context.tokens.framing import FRAMINGS
 
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
@@ -68,6 +71,24 @@ def closed_sets() -> str:
     return _table(["set", "values"], [[name, _listed(get_args(values))] for name, values in sets.items()])
 
 
+def counters() -> str:
+    """The counters on offer, in the order in which they are tried."""
+    register_counters()
+    network = {"none": "", "once": "once, for a vocabulary", "always": "for every new text"}
+    rows = [[f"`{name}`", OFFERS[name].about, network[OFFERS[name].network]] for name in CHAIN]
+    return _table(["counter", "what it counts by", "network"], rows)
+
+
+def framings() -> str:
+    """What each provider adds, a row for each family of models."""
+    figures = ["request", "message", "system", "tools", "tool", "call", "argument", "response"]
+    rows = [
+        [f"`{name}`", *(str(getattr(one, figure)) for figure in figures), one.calls, one.responses, one.declarations]
+        for name, one in FRAMINGS.items()
+    ]
+    return _table(["family", *figures, "calls as", "responses as", "declarations as"], rows)
+
+
 def samples() -> str:
     """What samples/ says of itself."""
     return _text(PAGES.parent / "samples" / "README.md").strip()
@@ -85,6 +106,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "manifest-fields": manifest_fields,
     "closed-sets": closed_sets,
     "headers": headers,
+    "counters": counters,
+    "framings": framings,
     "samples": samples,
     "commands": commands,
 }

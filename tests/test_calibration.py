@@ -352,7 +352,7 @@ def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_boun
     other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok"])
     other.say("more")
     manifest = other.manifests()[-1]
-    assert manifest.request_tokens < 3 * manifest.counted_tokens
+    assert manifest.request_tokens < 2 * manifest.counted_tokens + 500
 
 
 def test_a_failed_call_does_not_move_the_anchor():

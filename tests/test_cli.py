@@ -452,7 +452,8 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    assert main.commands.keys() == {"list", "inspect", "preview", "replay", "verify", "schema", "demo"}
+    commands = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "demo", "tokens"}
+    assert main.commands.keys() == commands
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 
@@ -475,6 +476,100 @@ def test_the_store_comes_from_the_environment(store: PackStore) -> None:
     packs.chain(store, 1)
     result = CliRunner().invoke(main, ["verify"], env={"AETHER_CONTEXT_STORE": store.url})
     assert "1 of 1 packs passed" in result.stdout
+
+
+# usage
+
+
+def answered(store: PackStore, manifest: Manifest, read: int | None, **more: Any) -> None:
+    """Records what became of a pack's call."""
+    store.write_outcome(manifest, {"input_tokens": read, "output_tokens": 10, "cached_tokens": None, **more})
+
+
+def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore) -> None:
+    first = packs.chain(store, 3)
+    later = replace(packs.IDENTITY, agent="critic", session="s2")
+    second = packs.chain(store, 2, identity=later)
+    for manifest in first:
+        answered(store, manifest, manifest.request_tokens + 4, cached_tokens=manifest.request_tokens // 2)
+    answered(store, second[0], second[0].request_tokens)
+    rows = [line.split() for line in run("usage", store=store).stdout.splitlines()]
+    assert rows[0][:3] == ["agent", "day", "calls"]
+    assert [row[:3] for row in rows[1:3]] == [["critic", "2025-01-01", "1"], ["writer", "2025-01-01", "3"]]
+    assert rows[3][:2] == ["all", "4"]
+    estimated, reported = sum(one.request_tokens for one in first), sum(one.request_tokens + 4 for one in first)
+    assert rows[2][3:5] == [f"{estimated:,}", f"{reported:,}"]
+    assert rows[2][7].startswith("-")
+    assert rows[1][5:8] == ["0.0%", "0.0%", "+0.0%"]
+    assert rows[1][-2] == "unknown"
+    assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
+    assert "1 packs have no answer on record" in run("usage", store=store).stdout
+
+
+def test_usage_as_json_has_totals_shares_and_cost(store: PackStore) -> None:
+    manifests = packs.chain(store, 2)
+    answered(store, manifests[0], 1_000_000, cached_tokens=500_000, tool_use_tokens=0)
+    answered(store, manifests[1], 1_000_000, cached_tokens=None)
+    found = json.loads(run("usage", "--by", "model", "--json", store=store).stdout)
+    (group,) = found["groups"]
+    assert group["model"] == packs.MODEL
+    assert {key: group[key] for key in found["all"]} == found["all"]
+    assert (group["calls"], group["input_tokens"], group["output_tokens"]) == (2, 2_000_000, 20)
+    assert (group["cached_tokens"], group["cached_share"]) == (500_000, 0.5)
+    assert group["cost_usd"] == pytest.approx(0.3 * 1.5 + 0.03 * 0.5 + 20 * 2.5 / 1e6)
+    assert group["estimate"]["reported_tokens"] == 2_000_000
+    assert group["system_tokens"] == sum(one.allocation["system"].used for one in manifests)
+
+
+def test_usage_leaves_out_failures_and_estimates_what_was_not_reported(store: PackStore) -> None:
+    manifests = packs.chain(store, 3)
+    answered(store, manifests[0], None, output_tokens=None, error_code="UNAVAILABLE")
+    answered(store, manifests[1], None, output_tokens=None, error_code=None)
+    answered(store, manifests[2], 50, error_code="SAFETY", output_tokens=0)
+    found = json.loads(run("usage", "--json", store=store).stdout)["all"]
+    assert (found["calls"], found["failed"], found["unanswered"]) == (2, 1, 0)
+    assert found["input_tokens"] == manifests[1].request_tokens + 50
+    assert (found["unreported_inputs"], found["unreported_outputs"]) == (1, 1)
+    assert found["estimate"]["calls"] == 1
+    output = run("usage", store=store).stdout
+    assert f"~{manifests[1].request_tokens + 50:,}" in output
+    assert "1 calls failed and are not counted" in output
+
+
+def test_usage_of_a_model_without_a_price_is_unknown(monkeypatch: pytest.MonkeyPatch, store: PackStore) -> None:
+    monkeypatch.setattr(packs, "MODEL", "something-unknown")
+    manifest = packs.chain(store, 1)[0]
+    answered(store, manifest, 100)
+    assert json.loads(run("usage", "--json", store=store).stdout)["all"]["cost_usd"] is None
+    output = run("usage", store=store).stdout
+    assert output.splitlines()[1].split()[-1] == "unknown"
+    assert "1 calls are of models without a known price" in output
+
+
+def test_usage_takes_one_session_and_groups_by_several_names(store: PackStore) -> None:
+    packs.chain(store, 2)
+    (other,) = packs.chain(store, 1, identity=replace(packs.IDENTITY, session="s2"))
+    answered(store, other, 70)
+    found = json.loads(
+        run("usage", "--session", "s2", "--by", "session", "--by", "agent", "--json", store=store).stdout
+    )
+    assert found["by"] == ["session", "agent"]
+    assert [(one["session"], one["agent"], one["calls"]) for one in found["groups"]] == [("shop/ada/s2", "writer", 1)]
+
+
+def test_usage_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
+    manifests = packs.talk(store, turns=3)
+    for manifest in manifests:
+        answered(store, manifest, 100)
+    change(store, manifests[1], b'"schema_version":1', b'"schema_version":9')
+    result = run("usage", store=store, code=3)
+    assert "this manifest has schema version 9" in result.stderr
+    assert json.loads(run("usage", "--json", store=store, code=3).stdout)["all"]["calls"] == 2
+
+
+def test_usage_of_nothing_says_so(store: PackStore) -> None:
+    assert "no packs in" in run("usage", store=store).stderr
+    assert json.loads(run("usage", "--json", store=store).stdout)["groups"] == []
 
 
 # pieces
@@ -542,3 +637,67 @@ def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
     assert "neutral 1/2 (unknown)" in output
     assert r"Zo\xeb" in output
     assert json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, env=environment).stdout)
+
+
+# tokens
+
+
+def test_tokens_of_a_pack_are_the_recorded_ones_by_layer(store: PackStore) -> None:
+    session = packs.Session(store, PackPolicy(max_input_tokens=2_000))
+    session.ask("What is in the ledger of the harbour?")
+    manifest = session.use("look_up", "the ledger holds 12 boats\n" * 20)
+    value = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)
+    assert (value["source"], value["model"]) == (manifest.pack_id, manifest.model)
+    (name,) = value["counters"]
+    assert name == manifest.counter
+    used = {layer: account.used for layer, account in manifest.allocation.items() if layer != "slack"}
+    assert value["counters"][name]["layers"] == used
+    assert value["counters"][name]["total"] == manifest.request_tokens
+    printed = run("tokens", manifest.pack_id, "--model", "claude-opus-5", store=store).output
+    assert "estimate/claude-4.7" in printed
+    assert "heuristic" in printed
+
+
+def test_tokens_part_a_payload_by_layer(store: PackStore) -> None:
+    manifest = packs.remembering(store)
+    (counted,) = json.loads(run("tokens", manifest.pack_id, "--json", store=store).output)["counters"].values()
+    assert counted["layers"]["memory"] == pytest.approx(manifest.allocation["memory"].used, abs=2)
+    assert counted["layers"]["memory"] > 5
+    assert counted["total"] == manifest.request_tokens
+
+
+def test_tokens_of_a_manifest_file_and_of_a_text(tmp_path: Path) -> None:
+    folder = tmp_path / "packs"
+    kept = PackStore(folder)
+    session = packs.Session(kept)
+    manifest = session.ask("What is in the ledger?")
+    path = next(folder.rglob("manifest.json"))
+    value = json.loads(run("tokens", str(path), "--json").output)
+    assert value["source"] == manifest.pack_id
+    text = tmp_path / "notes.md"
+    text.write_text("the quick brown fox jumps over the lazy dog\n")
+    printed = run("tokens", str(text), "--model", "gpt-4o", "--counter", "estimate").output
+    assert "estimate/openai" in printed
+    assert [line.split() for line in printed.splitlines() if line.startswith("text ")] == [["text", "10"]]
+
+
+def test_tokens_by_a_vocabulary_that_is_given(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    vocabulary, text = tmp_path / "tokenizer.json", tmp_path / "notes.md"
+    made.save(str(vocabulary))
+    text.write_text("the ledger of the harbour")
+    value = json.loads(run("tokens", str(text), "--vocabulary", str(vocabulary), "--json").output)
+    estimate, exact = (value["counters"][name] for name in sorted(value["counters"]))
+    assert (exact["total"], exact["accuracy"]) == (5, "exact")
+    assert estimate["accuracy"] == "approximate"
+
+
+def test_tokens_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    text = tmp_path / "notes.md"
+    text.write_text("the quick brown fox")
+    assert "neither a file nor a pack" in run("tokens", "nothing", code=3).output
+    assert "ANTHROPIC_API_KEY" in run("tokens", str(text), "--counter", "anthropic-api", code=3).output
+    assert "did you mean 'tiktoken'?" in run("tokens", str(text), "--counter", "tiktokens", code=2).output

@@ -1195,10 +1195,11 @@ def test_a_stream_has_one_outcome_with_the_final_usage() -> None:
     assert outcome["cached_tokens"] == 0
     assert outcome["finish_reason"] == "STOP"
     assert outcome["model_version"] == "gemini-2.5-flash-001"
-    metadata = events[-1].custom_metadata or {}
-    assert metadata["host"] == "kept"
-    assert metadata["aether_context"]["pack_id"] == manifest.pack_id
-    assert metadata["aether_context"]["request_tokens"] == manifest.request_tokens
+    said = events[-1].custom_metadata or {}
+    assert said["host"] == "kept"
+    assert said["aether_context"]["pack_id"] == manifest.pack_id
+    assert said["aether_context"]["request_tokens"] == manifest.request_tokens
+    assert said["aether_context"]["usage"]["call"]["input_tokens"] == 33
     assert all("aether_context" not in (event.custom_metadata or {}) for event in events[:-1])
 
 
@@ -1251,7 +1252,25 @@ def test_record_off_writes_nothing_and_hashes_keeps_no_text() -> None:
     assert "artifact://messages" not in chat.sent[-1].text
 
 
+def test_a_loop_with_plain_functions_as_tools_extends_its_packs() -> None:
+    chat = Chat(script=[*loop(4), "done"], tools=[look_up])
+    chat.say("go")
+    assert [one.parent is not None for one in chat.manifests()] == [False, True, True, True, True]
+    plugin: Any = chat.plugin
+    (last,) = plugin._edge._last.values()
+    assert last.pack.appended == 2
+
+
 # restarts
+
+
+@pytest.mark.parametrize("text", ["a NUL \0 in a text", 'json:"forged"', "json:[]"])
+def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
+    restarting = Restarting(policy=PackPolicy(), store=new_store(), on_error="raise")
+    chat = Chat(script=[*loop(2), "a"], tools=[look_up], state=planned(), plugin=restarting)
+    chat.say(text)
+    assert len(chat.sent) == 3
+    assert all(one.human().endswith(text) for one in chat.sent)
 
 
 def same_requests(one: Chat, other: Chat) -> None:

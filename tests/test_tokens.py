@@ -35,7 +35,7 @@ ENGLISH = (
 PYTHON = 'def area(width: int, height: int) -> int:\n    """Square metres."""\n    return width * height\n\n\n'
 
 
-class Recorder:
+class Recorder(TokenCounter):
     """A counter that keeps what it was asked."""
 
     name = "recorder"
@@ -105,7 +105,30 @@ def test_the_short_way_for_ascii_gives_what_the_long_way_gives(text: str) -> Non
         buckets, starts, ends = tables.scan(chunk, table.known, table.letters)
         inside = [place for start, end in zip(starts, ends, strict=True) for place in range(start + 1, end)]
         costs = table.costs[buckets]
-        assert tables._cost(chunk, table) == int(costs.sum()) - int(costs[inside].sum())
+        assert tables._costs([chunk], table) == [int(costs.sum()) - int(costs[inside].sum())]
+
+
+batches = st.lists(
+    st.one_of(lively_text, sentence, st.builds(lambda piece, times: piece * times, lively_text, st.integers(1, 400))),
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("family", ["gemini", "openai"])
+@given(texts=batches)
+@settings(max_examples=150, deadline=None)
+def test_counting_many_at_once_gives_what_counting_one_by_one_gives(family: str, texts: list[str]) -> None:
+    counter = estimate(family)
+    assert counter.count_all(texts) == [counter.count(text) for text in texts]
+
+
+def test_many_texts_across_the_borders_of_chunks_and_passes() -> None:
+    counter = estimate()
+    words = "harbour " * 5_000
+    texts = [words[at : at + size] for at, size in ((3, 32_768), (0, 32_767), (1, 33_000), (5, 9), (2, 32_769))]
+    texts += ["港务长" * 12_000 + ENGLISH, "", ENGLISH * 700, "é" + words, " ", "\n", "harbour"]
+    assert counter.count_all(texts) == [counter.count(text) for text in texts]
+    assert counter.count_all([]) == []
 
 
 def test_counts_are_the_same_in_another_process() -> None:
@@ -223,7 +246,7 @@ def test_the_cache_forgets_the_least_recently_used_and_keeps_no_long_text() -> N
     for text in ("a", long, "a", "b", "a", long):
         cached.count(text)
     assert counter.asked == ["a", long, "b", long]
-    assert all(len(key) <= 16 for key in cached._counts)
+    assert all(len(key) <= 16 for key in cached._remembered._counts)
     assert (cached.name, cached.accuracy) == ("recorder", "exact")
 
 
@@ -305,6 +328,28 @@ def test_images_count_by_their_pixels_in_every_format(data: bytes) -> None:
 )
 def test_images_count_as_the_providers_examples_say(size: tuple[int, int], family: str, tokens: int) -> None:
     assert media_tokens("image/png", 10, family=family, data=png(*size)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "tokens"),
+    [
+        ((1_024, 1_024), "openai/gpt-4o", 765),
+        ((2_048, 4_096), "gpt-4.1-2025-04-14", 1_105),
+        ((1_024, 1_024), "gpt-4o-mini", 2_833 + 4 * 5_667),
+        ((1_024, 1_024), "gpt-5-chat-latest", 70 + 4 * 140),
+        ((1_024, 1_024), "o3", 75 + 4 * 150),
+        ((1_024, 1_024), "gpt-5-mini", 1_659),
+        ((1_800, 2_400), "gpt-4.1-mini", 2_353),
+        ((1_800, 2_400), "o4-mini", 2_498),
+        ((1_600, 1_600), "gpt-5.4", 3_000),
+        ((640, 480), "gpt-6", 360),
+        ((1_280, 720), "gpt-5.5-pro", 1_104),
+        ((20_000, 1), "gpt-5-nano", 158),
+    ],
+)
+def test_images_count_by_the_rule_of_openais_model(size: tuple[int, int], model: str, tokens: int) -> None:
+    """1,452 patches for 1,800 by 2,400 pixels is OpenAI's own example."""
+    assert media_tokens("image/png", 10, family="openai", model=model, data=png(*size)) == tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)

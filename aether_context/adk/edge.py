@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
@@ -19,23 +20,27 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.counters import register_counters
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
-from aether_context.adk.metering import METADATA, Meters
+from aether_context.adk.metering import Meters
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
+from aether_context.adk.usage import METADATA, Ledgers, note, reported
 from aether_context.adk.writing import write
 from aether_context.build import build_pack, extend_pack
 from aether_context.counting import Memo
-from aether_context.errors import PolicyError, StepTooLarge
+from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
-from aether_context.policy import PackPolicy
+from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore
 from aether_context.strategies import strategies_of
-from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.windows import model_window
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("aether_context")
 
@@ -47,6 +52,18 @@ _INSTANT_CHARACTERS = 500_000
 
 class InvalidPlan(PolicyError):
     """The session's plan lacks what a pack needs, and the policy's ``on_invalid`` is ``raise``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    """A pack with what it came from. ``counter`` is the counter's identity, ``cost`` what a model's summaries cost."""
+
+    gathered: Gathered
+    pack: Pack
+    policy: PackPolicy
+    planned: Planned
+    counter: str
+    cost: Mapping[str, int] = field(default_factory=dict)
 
 
 class Edge:
@@ -86,19 +103,40 @@ class Edge:
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
+        self.ledgers = Ledgers(policy.limits)
         self._gatherer = Gatherer()
+        register_counters()
+        self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
         self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
+        self._economical: dict[tuple[str, int], PackPolicy] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
+    def set_limits(
+        self, limits: LimitSettings | Mapping[str, Any] | None, session: tuple[str | None, str | None, str | None]
+    ) -> None:
+        """Limits of one session, or of all that have none of their own; see `ContextPackPlugin.set_limits`."""
+        if limits is not None and not isinstance(limits, LimitSettings):
+            limits = PackPolicy(limits=limits).limits
+        app, user, name = session
+        if app is not None and user is not None and name is not None:
+            self.ledgers.set_limits(limits, (app, user, name))
+        elif session == (None, None, None):
+            self.ledgers.limits = limits or self.policy.limits
+        else:
+            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {name!r}: give all three or none")
+
     async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        """Packs one request in place. Returns an answer only where the policy responds to an invalid plan itself."""
+        """Packs one request in place. Returns an answer only where the policy gives one in the model's place.
+
+        That is where a plan is invalid, or where a limit would be passed.
+        """
         try:
             return await self._pack(context, request)
-        except InvalidPlan:
+        except (InvalidPlan, BudgetExceededError):
             raise
         except StepTooLarge as error:
             return self._refuse(error)
@@ -106,8 +144,7 @@ class Edge:
             if self.on_error == "raise":
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
-            await self._pack_plainly(context, request, type(error).__name__)
-            return None
+            return await self._pack_plainly(context, request, type(error).__name__)
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
@@ -131,99 +168,145 @@ class Edge:
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
-        counter = counter_for(request.model or "")
-        last = self._last.get(scope_of(context, call.invocation.branch))
-        gathered = self._gatherer.grown(call, planned, policy, last) if last is not None else None
-        pack = None
-        if gathered is not None and last is not None:
-            gathered = self._calibrated(gathered, policy)
-            pack = extend_pack(last.pack, gathered.source, policy, counter=counter, memo=self._memo)
-        granted = Granted()
-        if gathered is None or pack is None:
-            gathered = await self._gatherer.gather(call, planned, policy, last)
-            await self._meters.begin(gathered.source, context.session.events, call.state)
-            gathered = self._calibrated(gathered, policy)
-            pack = await self._build(gathered.source, policy, counter)
-            if pack.wishes:
-                pack = await self._with_summaries(pack, policy, counter, granted)
-        self._settle(context, request, gathered, pack, policy, planned, counter.name, granted.cost)
-        return None
+        policy, planned = self._within_limits(call, policy, planned)
+        built = await self._built(call, planned, policy)
+        return self._settle(call, built)
 
-    def _calibrated(self, gathered: Gathered, policy: PackPolicy) -> Gathered:
-        known = self._meters.calibration(gathered.source, policy.usage)
+    async def _built(self, call: Call, planned: Planned, policy: PackPolicy) -> _Built:
+        """The pack by the best counter that works; one that fails gives way to the next."""
+        model = call.request.model or ""
+        last = self._last.get(scope_of(call.context, call.invocation.branch))
+        gathered: Gathered | None = None
+        while True:
+            pick = self._counters.ready(model)
+            if pick is None:
+                pick = await asyncio.to_thread(self._counters.pick, model)
+            counter = pick.counter.name
+            before = last if last is not None and last.counter == counter else None
+            try:
+                grown = self._gatherer.grown(call, planned, policy, before) if before is not None else None
+                if grown is not None and before is not None:
+                    grown = self._calibrated(grown, policy, counter)
+                    pack = await self._extend(before.pack, grown.source, policy, pick)
+                    if pack is not None:
+                        return _Built(gathered=grown, pack=pack, policy=policy, planned=planned, counter=counter)
+                gathered = gathered or await self._gatherer.gather(call, planned, policy, last)
+                await self._meters.begin(gathered.source, counter, call.context.session.events, call.state)
+                told = gathered if before is not None else _with_problems(gathered, pick.problems)
+                told = self._calibrated(told, policy, counter)
+                pack, granted = await self._written(await self._build(told.source, policy, pick), policy, pick)
+                return _Built(
+                    gathered=told, pack=pack, policy=policy, planned=planned, counter=counter, cost=granted.cost
+                )
+            except TokenCountingError as error:
+                self._counters.fail(model, pick, error)
+                self._tell(str(error))
+
+    def _calibrated(self, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
+        known = self._meters.calibration(gathered.source, counter, policy.usage)
         return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
 
-    def _settle(
-        self,
-        context: CallbackContext,
-        request: LlmRequest,
-        gathered: Gathered,
-        pack: Pack,
-        policy: PackPolicy,
-        planned: Planned,
-        counter: str,
-        cost: Mapping[str, int],
-    ) -> None:
-        """Writes a pack into the request, and keeps what the next call and the record need of it."""
+    async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, Granted]:
+        """The pack with the summaries that a model writes for it by the deadline.
+
+        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        """
+        granted = Granted()
+        problems = pack.source.problems
+        for _ in range(_SUMMARY_ROUNDS):
+            if not pack.wishes or granted.problems:
+                break
+            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
+            told = (*problems, *dict.fromkeys(granted.problems))
+            pack = await self._build(replace(pack.source, summaries=dict(granted.texts), problems=told), policy, pick)
+        return pack, granted
+
+    def _settle(self, call: Call, built: _Built) -> LlmResponse | None:
+        """Writes a pack into the request, and keeps what the next call and the record need of it.
+
+        Returns an answer in the model's place where a limit stands against the call.
+        """
+        pack, policy, context = built.pack, built.policy, call.context
+        refused = self._guarded(lambda: self.ledgers.admit(call, pack, policy), None)
+        if refused is not None:
+            return refused
         source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
-            write(pack, request, gathered.contents)
-            stored = epochs.save(context.state, source.identity, gathered.epoch, pack.epoch)
+            write(pack, call.request, built.gathered.contents)
+            stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
             if source.first_call:
-                self._meters.save(source, context.state, store=policy.record != "off")
+                self._meters.save(source, built.counter, context.state, store=policy.record != "off")
         name = pack_id(source.identity, source.step)
-        self._remember(
-            epochs.scope_key(source.identity),
-            Last(
-                name=name,
-                pack=pack,
-                policy=policy,
-                planned=planned,
-                stored=stored,
-                seen=gathered.seen,
-                summarizer=cost,
-            ),
+        last = Last(
+            name=name,
+            pack=pack,
+            policy=policy,
+            planned=built.planned,
+            stored=stored,
+            seen=built.gathered.seen,
+            counter=built.counter,
+            summarizer=built.cost,
         )
+        self._remember(epochs.scope_key(source.identity), last)
         if policy.record != "off":
-            self._recorder.pack(pack, policy, counter)
+            self._recorder.pack(pack, policy, built.counter)
         self._log(pack, name)
+        return None
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> None:
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
         self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
             policy = self.policy.changed(on_invalid="warn")
-            gathered = await Gatherer().gather(Call.of(context, request), planned, policy, None)
+            call = Call.of(context, request)
+            gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
-            self._settle(context, request, gathered, pack, policy, planned, counter.name, {})
+            built = _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name)
+            return self._settle(call, built)
+        except BudgetExceededError:
+            raise
         except Exception as error:
             self._tell(f"as it came: {type(error).__name__}: {error}", error)
+        return None
 
-    async def _with_summaries(self, pack: Pack, policy: PackPolicy, counter: TokenCounter, granted: Granted) -> Pack:
-        """The pack with the summaries that a model writes for it by the deadline.
+    def _within_limits(self, call: Call, policy: PackPolicy, planned: Planned) -> tuple[PackPolicy, Planned]:
+        """The policy to pack with, and the plan with a note, where a limit is near."""
+        pressure = self._guarded(lambda: self.ledgers.enter(call), None)
+        if pressure is None:
+            return policy, planned
+        key = (policy.digest, pressure.level)
+        if key not in self._economical:
+            self._economical[key] = policy.economical(pressure.level)
+        return self._economical[key], replace(planned, problems=(*planned.problems, note(pressure)))
 
-        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
-        """
-        problems = pack.source.problems
-        for _ in range(_SUMMARY_ROUNDS):
-            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
-            source = replace(
-                pack.source, summaries=dict(granted.texts), problems=(*problems, *dict.fromkeys(granted.problems))
-            )
-            pack = await self._build(source, policy, counter)
-            if not pack.wishes or granted.problems:
-                break
-        return pack
+    def _guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
+        """What accounting gives; where it fails, the request is packed all the same."""
+        try:
+            return act()
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._tell(f"{type(error).__name__}: {error}", error)
+            return otherwise
 
-    async def _build(self, source: Ingredients, policy: PackPolicy, counter: TokenCounter) -> Pack:
-        """Builds a pack; off the event loop where the latest contents are so large that it would be felt."""
+    async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
+        """Builds a pack; off the event loop where that would be felt: large contents, or a provider that is asked."""
         latest = source.request.contents[-8:]
-        if sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS:
-            return await asyncio.to_thread(build_pack, source, policy, counter=counter, memo=self._memo)
-        return build_pack(source, policy, counter=counter, memo=self._memo)
+        large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
+        if large or pick.remote:
+            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, memo=self._memo)
+        return build_pack(source, policy, counter=pick.counter, memo=self._memo)
+
+    async def _extend(self, before: Pack, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack | None:
+        """Extends a pack where that is possible; off the event loop where a provider is asked."""
+        if pick.remote:
+            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, memo=self._memo)
+        return extend_pack(before, source, policy, counter=pick.counter, memo=self._memo)
 
     def _policy_for(self, profile: str | None, agent: str) -> PackPolicy:
         wanted = profile or self.policy.agents.get(agent)
@@ -250,22 +333,27 @@ class Edge:
     def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
+        said: dict[str, Any] = self._guarded(lambda: self.ledgers.track(context, response), {})
         last = self._last.get(scope_of(context, context.get_invocation_context().branch))
-        if last is None or last.pack.identity.invocation != context.invocation_id:
-            return
-        usage = response.usage_metadata
-        if usage is not None and usage.prompt_token_count and response.error_code is None:
-            self._meters.reported(last.pack, usage.prompt_token_count, last.policy.usage)
-        noted = {"pack_id": last.name, **self._meters.note(last.pack), **self._cutoff(context, last.pack)}
-        response.custom_metadata = {**(response.custom_metadata or {}), METADATA: noted}
-        if self.policy.record == "off":
+        if last is not None and last.pack.identity.invocation != context.invocation_id:
+            last = None
+        usage = reported(response.usage_metadata)
+        if last is not None:
+            if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
+                self._meters.reported(last.pack, last.counter, usage.input_tokens, last.policy.usage)
+            said = {"pack_id": last.name, **self._meters.note(last.pack), **self._cutoff(context, last.pack), **said}
+        if said:
+            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: said}
+        if last is None or self.policy.record == "off":
             return
         self._recorder.outcome(
             last.pack.identity,
             {
-                "input_tokens": (usage.prompt_token_count or None) if usage is not None else None,
-                "cached_tokens": usage.cached_content_token_count if usage is not None else None,
-                "output_tokens": usage.candidates_token_count if usage is not None else None,
+                "input_tokens": usage.input_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+                "tool_use_tokens": usage.tool_use_tokens,
+                "output_tokens": usage.output_tokens,
                 "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,
@@ -314,6 +402,11 @@ def with_environment(policy: PackPolicy) -> PackPolicy:
             source="AETHER_CONTEXT_SLIDING_TOKENS",
         )
     return policy.changed(conversation={"sliding_turns": {"tokens": int(said)}})
+
+
+def _with_problems(gathered: Gathered, problems: tuple[str, ...]) -> Gathered:
+    source = gathered.source
+    return replace(gathered, source=replace(source, problems=(*source.problems, *problems)))
 
 
 def _warm() -> None:

@@ -10,6 +10,7 @@ sessions) is not this session's and is ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -89,7 +90,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         cut_hash=stored.cut_hash,
         anchors=stored.anchors,
         kept=stored.kept,
-        summary=summary if isinstance(summary, str) and stored.cut_count else "",
+        summary=_plain(summary) if isinstance(summary, str) and stored.cut_count else "",
         summary_place=stored.summary_place if stored.cut_count else 0,
         contract=stored.contract,
         trimmed=stored.trimmed,
@@ -136,14 +137,14 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
                 "session": identity.session,
                 "of": one.of,
                 "invocation": one.invocation,
-                "before": storable(one.before),
-                "after": storable(one.after),
+                "before": _escaped(one.before),
+                "after": _escaped(one.after),
                 "used": dict(one.used),
             }
     for slot in range(len(payloads), len(before.payloads)):
         state[f"aether:payload:{scope}:{slot}"] = None
     if after.summary != before.summary:
-        state[f"aether:summary:{scope}"] = storable(after.summary)
+        state[f"aether:summary:{scope}"] = _escaped(after.summary)
     state[f"aether:epoch:{scope}"] = value
     return value
 
@@ -211,7 +212,11 @@ def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity
     if stored.session != identity.session:
         return None
     return PackedMessage(
-        of=stored.of, invocation=stored.invocation, before=stored.before, after=stored.after, used=stored.used
+        of=stored.of,
+        invocation=stored.invocation,
+        before=_plain(stored.before),
+        after=_plain(stored.after),
+        used=stored.used,
     )
 
 
@@ -222,6 +227,25 @@ def _scope(identity: Identity) -> str:
 @lru_cache(maxsize=1_000)
 def _scope_of(branch: str, agent: str) -> str:
     return short(hash_json([branch, agent]))
+
+
+_ESCAPE = "json:"
+
+
+def _escaped(text: str) -> str:
+    """A text that any session store takes, from which `_plain` gives the same text again."""
+    sound = storable(text) == text and not text.startswith(_ESCAPE)
+    return text if sound else _ESCAPE + json.dumps(text)
+
+
+def _plain(held: str) -> str:
+    if not held.startswith(_ESCAPE):
+        return held
+    try:
+        text = json.loads(held.removeprefix(_ESCAPE))
+    except ValueError:
+        return held
+    return text if isinstance(text, str) else held
 
 
 def storable(text: str) -> str:

@@ -12,6 +12,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from aether_context.adk import epochs
@@ -32,7 +33,6 @@ from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ing
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned, read_state, unique
 from aether_context.strategies import ranked
-from aether_context.tokens import family_of
 from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
@@ -57,9 +57,13 @@ class Call:
         return self.context.session.state
 
     @property
+    def is_live(self) -> bool:
+        return self.invocation.live_request_queue is not None
+
+    @property
     def hands_off(self) -> str:
         """Why the request must not be touched; empty where it may be."""
-        if self.invocation.live_request_queue is not None:
+        if self.is_live:
             return "live mode: the request was left alone"
         if self.request.previous_interaction_id:
             return "interactions API: only the current turn is sent, the request was left alone"
@@ -84,8 +88,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The latest pack of one agent in one session. ``stored`` is the epoch as it was put into the session's state.
+    """The latest pack of one agent in one session.
 
+    ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
 
@@ -95,6 +100,7 @@ class Last:
     planned: Planned
     stored: Mapping[str, Any] | None
     seen: Seen
+    counter: str
     summarizer: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -117,7 +123,7 @@ class Gatherer:
 
     def read(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model."""
-        return self._reader.content(content, family_of(model))
+        return self._reader.content(content, model)
 
     def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state."""
@@ -158,14 +164,13 @@ class Gatherer:
             return None
         if seen.contents <= before.contents or (block is not None and block.position < before.contents):
             return None
-        family = family_of(source.request.model)
         held = source.request
         if held.positions[-1:] != (before.contents - 1,):
             return None
-        if any(self._reader.content(raw[held.positions[at]], family) is not held.contents[at] for at in (0, -1)):
+        if any(self._reader.content(raw[held.positions[at]], held.model) is not held.contents[at] for at in (0, -1)):
             return None
         positions = range(before.contents, seen.contents)
-        added = tuple(self._reader.content(raw[at], family) for at in positions)
+        added = tuple(self._reader.content(raw[at], held.model) for at in positions)
         grown = replace(
             source,
             identity=identity,
@@ -193,7 +198,7 @@ class Gatherer:
         seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
-        aligned, live = self._live(raw, stored if not untouched else Epoch(), family_of(request.model or ""))
+        aligned, live = self._live(raw, stored if not untouched else Epoch(), request.model or "")
         human = human_index(raw, call.context.user_content)
         positions = aligned.positions
         if human is not None and human not in positions:
@@ -237,21 +242,20 @@ class Gatherer:
         )
         return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
 
-    def _live(self, raw: Sequence[types.Content], epoch: Epoch, family: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
+    def _live(self, raw: Sequence[types.Content], epoch: Epoch, model: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
         """The epoch with its boundary found again, and the contents that are still sent.
 
         Where the host took contents away so that an exchange would be torn, everything is live again.
         """
-        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], family).digest)
-        live = tuple(self._reader.content(raw[at], family) for at in aligned.positions)
+        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
+        live = tuple(self._reader.content(raw[at], model) for at in aligned.positions)
         if not aligned.epoch.cut_count or not torn(live):
             return aligned, live
         reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
-        return reset, tuple(self._reader.content(content, family) for content in raw)
+        return reset, tuple(self._reader.content(content, model) for content in raw)
 
     def _contents(self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest) -> tuple[Any, ...]:
-        family = family_of(request.model or "")
-        return tuple(self._reader.content(raw[at], family) for at in positions)
+        return tuple(self._reader.content(raw[at], request.model or "") for at in positions)
 
     def _anchors(
         self,
@@ -262,11 +266,9 @@ class Gatherer:
         problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that marks and registered rules make anchors."""
-        family = family_of(call.request.model or "")
         settings = policy.conversation.anchors
-        found = marked(
-            call.context.session, contents, positions, settings, lambda one: self._reader.content(one, family)
-        )
+        model = call.request.model or ""
+        found = marked(call.context.session, contents, positions, settings, lambda one: self.read(one, model))
         return ranked([*found, *ruled(contents, positions, settings, problems)])
 
     def _seen(self, call: Call) -> tuple[Seen, Preloaded | None]:
@@ -283,7 +285,7 @@ class Gatherer:
             events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
             declared=declared,
-            tools=tuple(request.tools_dict.values()),
+            tools=tuple(map(_behind, request.tools_dict.values())),
             marks=marks_of(call.state),
         )
         return seen, block
@@ -351,6 +353,11 @@ def _next_identity(call: Call, before: Identity, events: int) -> Identity | None
         number += _is_answer(event, before.agent, before.branch)
     last = session.events[-1]
     return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
+
+
+def _behind(tool: object) -> object:
+    """What a tool calls: ADK wraps a plain function in a new tool at each model call."""
+    return tool.func if type(tool) is FunctionTool else tool
 
 
 def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:

@@ -11,25 +11,34 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
+from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
+from aether_context.adk.usage import METADATA
 from aether_context.calibration import Anchor, Ratios, calibration, report
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
 from aether_context.policy import UsageSettings
 from aether_context.store import PackStore
 
-METADATA = "aether_context"
 _STATE_KEY = "aether:calibration"
 _MOST_SCOPES = 2_048
 _MOST_RATIOS = 4_096
 _STORE_SECONDS = 0.5
 _UNSEEN_SHARE = 0.5
+
+
+class _Owner(NamedTuple):
+    """Whose ratios: ``by`` names the model and the counter, since ratios hold between these two."""
+
+    app: str
+    user: str
+    by: str
 
 
 @dataclass(slots=True)
@@ -53,55 +62,53 @@ class Meters:
         self._store = store
         self._write = write
         self._meters: OrderedDict[Scope, _Meter] = OrderedDict()
-        self._ratios: OrderedDict[tuple[str, str, str], Ratios] = OrderedDict()
-        self._written: dict[tuple[str, str, str], Ratios] = {}
+        self._ratios: OrderedDict[_Owner, Ratios] = OrderedDict()
+        self._written: dict[_Owner, Ratios] = {}
         self._lock = threading.Lock()
 
-    async def begin(self, source: Ingredients, events: list[Event], state: Mapping[str, Any]) -> None:
+    async def begin(self, source: Ingredients, counter: str, events: list[Event], state: Mapping[str, Any]) -> None:
         """Reads what another process may have left, where this one knows nothing yet. Never raises."""
-        model = source.request.model
-        scope, owner = scope_key(source.identity), _owner(source)
+        scope, owner = scope_key(source.identity), _owner(source, counter)
         if scope not in self._meters:
-            _keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
+            keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
         if owner in self._ratios:
             return
-        held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(model))
+        held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
         try:
             async with asyncio.timeout(_STORE_SECONDS):
                 stored = Ratios.from_json(await asyncio.to_thread(self._store.calibration, *owner))
         except (AetherContextError, TimeoutError):
             stored = None
         found = max((one for one in (held, stored) if one is not None), key=lambda one: one.samples, default=Ratios())
-        _keep(self._ratios, owner, found, _MOST_RATIOS)
+        keep(self._ratios, owner, found, _MOST_RATIOS)
 
-    def calibration(self, source: Ingredients, settings: UsageSettings) -> Calibration | None:
+    def calibration(self, source: Ingredients, counter: str, settings: UsageSettings) -> Calibration | None:
         """What this request is estimated by."""
-        identity, model = source.identity, source.request.model
+        identity, owner = source.identity, _owner(source, counter)
         meter = self._meters.get(scope_key(identity))
         if meter is None or not (settings.anchor or settings.calibrate):
             return None
         anchor = meter.anchor if settings.anchor else None
-        ratios = self._ratios.get(_owner(source), Ratios()) if settings.calibrate else Ratios()
+        ratios = self._ratios.get(owner, Ratios()) if settings.calibrate else Ratios()
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, int(_UNSEEN_SHARE * source.window)))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratios, model=model, here=here, unseen=meter.unseen)
+        return calibration(anchor, ratios, model=owner.by, here=here, unseen=meter.unseen)
 
-    def reported(self, pack: Pack, tokens: int, settings: UsageSettings) -> None:
+    def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
-        identity, model = pack.identity, pack.source.request.model
+        identity, owner = pack.identity, _owner(pack.source, counter)
         meter = self._meters.get(scope_key(identity))
         if meter is None or tokens > 2 * pack.source.window:
             return
-        owner = _owner(pack.source)
         ratios = self._ratios.get(owner, Ratios())
         with self._lock:
             meter.anchor, learned = report(
                 meter.anchor,
                 ratios,
-                model=model,
+                model=owner.by,
                 epoch=pack.epoch.number,
                 mix=pack.mix,
                 reported=tokens,
@@ -109,33 +116,34 @@ class Meters:
             )
             meter.reported_in = identity.invocation
             if learned is not ratios:
-                _keep(self._ratios, owner, learned, _MOST_RATIOS)
+                keep(self._ratios, owner, learned, _MOST_RATIOS)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
         meter = self._meters.get(scope_key(pack.identity))
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
-            usage = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
-            noted["usage"] = usage
+            held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
+            noted["meter"] = held
         return noted
 
-    def save(self, source: Ingredients, state: State, *, store: bool) -> None:
+    def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
         """Puts ratios that moved into the session's state and, where ``store`` says so, into the store's queue."""
-        model, owner = source.request.model, _owner(source)
+        owner = _owner(source, counter)
         ratios = self._ratios.get(owner)
         if ratios is None or not ratios.samples:
             return
         held = _held(state.get(_STATE_KEY))
-        if ratios.moved(Ratios.from_json(held.get(model))):
-            state[_STATE_KEY] = {**held, model: ratios.to_json()}
+        if ratios.moved(Ratios.from_json(held.get(owner.by))):
+            state[_STATE_KEY] = {**held, owner.by: ratios.to_json()}
         if store and ratios.moved(self._written.get(owner)):
             self._written[owner] = ratios
-            self._write(source.identity, model, ratios.to_json())
+            self._write(source.identity, owner.by, ratios.to_json())
 
 
-def _owner(source: Ingredients) -> tuple[str, str, str]:
-    return (source.identity.app, source.identity.user, source.request.model)
+def _owner(source: Ingredients, counter: str) -> _Owner:
+    by = f"{source.request.model}-{short(hash_text(counter), 6)}"
+    return _Owner(source.identity.app, source.identity.user, by)
 
 
 def _meter_of(events: list[Event], identity: Identity) -> _Meter:
@@ -144,11 +152,11 @@ def _meter_of(events: list[Event], identity: Identity) -> _Meter:
         noted = (event.custom_metadata or {}).get(METADATA)
         if event.author != identity.agent or (event.branch or "") != identity.branch or not isinstance(noted, Mapping):
             continue
-        usage = noted.get("usage")
-        if isinstance(usage, Mapping):
-            unseen, reported_in = usage.get("unseen"), usage.get("invocation")
+        meter = noted.get("meter")
+        if isinstance(meter, Mapping):
+            unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
-                anchor=Anchor.from_json(usage.get("anchor")),
+                anchor=Anchor.from_json(meter.get("anchor")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,
@@ -158,10 +166,3 @@ def _meter_of(events: list[Event], identity: Identity) -> _Meter:
 
 def _held(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _keep(table: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)

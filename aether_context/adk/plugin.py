@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -12,10 +12,14 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.edge import Edge, OnError
-from aether_context.policy import PackPolicy
+from aether_context.adk.usage import calling
+from aether_context.ledger import Forecast, LedgerReport
+from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
 
 
@@ -60,6 +64,43 @@ class ContextPackPlugin(BasePlugin):
     def store(self) -> PackStore:
         return self._edge.store
 
+    # limits and usage
+
+    @property
+    def limits(self) -> LimitSettings:
+        """The limits of every session that has none of its own: the policy's, or what `set_limits` put there."""
+        return self._edge.ledgers.limits
+
+    def set_limits(
+        self,
+        limits: LimitSettings | Mapping[str, Any] | None,
+        *,
+        app: str | None = None,
+        user: str | None = None,
+        session: str | None = None,
+    ) -> None:
+        """Changes limits while the app runs; they hold from the next model call on.
+
+        Args:
+            limits: all of them, as in a policy's section; None returns to the policy's, or, for one session, to those
+                of all.
+            app, user, session: one session, named by all three; without them, all that have no limits of their own.
+
+        Raises:
+            PolicyError: a limit is wrong, or the session is named in part.
+        """
+        self._edge.set_limits(limits, (app, user, session))
+
+    def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
+        """What a session has used so far, in all, by invocation and by agent; None before this process serves it."""
+        return self._edge.ledgers.report((app, user, session))
+
+    def forecast(self, agent: str, *, app: str, user: str, session: str) -> Forecast | None:
+        """How many calls an agent has left; None before this process serves it in that session."""
+        return self._edge.ledgers.forecast((app, user, session), agent)
+
+    # callbacks
+
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
@@ -70,6 +111,11 @@ class ContextPackPlugin(BasePlugin):
     ) -> LlmResponse | None:
         await self._edge.after_model(callback_context, llm_response)
         return None
+
+    async def before_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> None:
+        calling(tool_context.get_invocation_context())
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self._edge.flush()

@@ -43,6 +43,7 @@ from aether_context.adk.gathering import Last
 from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import Reader
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.summarizing import Granted
 from aether_context.adk.unread import last_unread
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.manifest import Recording, record
@@ -50,7 +51,6 @@ from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 from aether_context.strategies import strategy_names
-from aether_context.tokens import counter_for, family_of
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
@@ -123,6 +123,7 @@ def preview(
 
     Raises:
         PolicyError: the policy is wrong, or under it no request would be sent.
+        BudgetExceededError: the call would pass a limit of the policy that raises.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
     made = make_preview(
@@ -156,8 +157,7 @@ def make_preview(
     last = plugin.edge.last
     if last is None:
         raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
-    counter = counter_for(last.pack.source.request.model)
-    return Preview(pack=last.pack, recording=record(last.pack, last.policy, counter.name, None))
+    return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
 
 
 def preview_strategies(
@@ -225,8 +225,8 @@ def cutoff(
         SessionError: ADK takes no agent of that name.
     """
     made = make_preview(session, policy=policy, agent_name=agent_name, model=model, system=system, tools=tools)
-    reader, family = Reader(), family_of(made.pack.source.request.model)
-    return last_unread(made.pack, session.events, lambda content: reader.content(content, family))
+    reader, name = Reader(), made.pack.source.request.model
+    return last_unread(made.pack, session.events, lambda content: reader.content(content, name))
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:
@@ -330,9 +330,9 @@ class _Edge(Edge):
         super().__init__(policy, store, on_error="raise", recorder=_Unwritten(store))
         self.last: Last | None = None
 
-    async def _with_summaries(self, pack: Pack, *_: object) -> Pack:
+    async def _written(self, pack: Pack, *_: object) -> tuple[Pack, Granted]:
         """No model is asked: where one would write summaries, the extractive ones stand."""
-        return pack
+        return pack, Granted()
 
     def _remember(self, scope: Any, last: Last) -> None:
         self.last = last

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.pack import Candidate, Content, Part, Tool
-from aether_context.tokens import media_tokens
+from aether_context.tokens import family_of, media_tokens
 from aether_context.wire import content_of_parts, part_of
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
@@ -40,16 +40,16 @@ class Reader:
         self._tools: OrderedDict[object, tuple[Tool, ...]] = OrderedDict()
         self._size = size
 
-    def content(self, content: types.Content, family: str) -> Content:
+    def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content.
 
         Args:
-            family: the model family whose rule counts media.
+            model: whose rule counts media.
         """
-        key = (family, content.role, *[_part_key(part) for part in content.parts or ()])
+        key = (model, content.role, *[_part_key(part) for part in content.parts or ()])
         found = self._contents.get(key)
         if found is None:
-            found = content_of_parts(content.role or "", [_part(part, family) for part in content.parts or ()])
+            found = content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()])
             self._contents[key] = found
             if len(self._contents) > self._size:
                 self._contents.popitem(last=False)
@@ -202,15 +202,16 @@ def _kind(schema: JSON) -> str:
     return str(kind).lower() if isinstance(kind, str) else "any"
 
 
-def _part(part: types.Part, family: str) -> Part:
+def _part(part: types.Part, model: str) -> Part:
+    family = family_of(model)
     value = {name: _json(held) for name, held in _held(part)}
     size, tokens = 0, 0
     for blob in _blobs(part):
         data = blob.data or b""
         size += len(data)
-        tokens += media_tokens(blob.mime_type, len(data), family=family, data=data)
+        tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
-        tokens += media_tokens(part.file_data.mime_type, 0, family=family)
+        tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
     return part_of(value, size_bytes=size, media_tokens=tokens)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
@@ -135,8 +136,8 @@ class Recorder:
         tip = recording.tip
         if manifest.pack_id != tip.pack_id:
             tip = replace(tip, pack_id=manifest.pack_id)
-        _keep(self._tips, scope, tip, _MOST_CHAINS)
-        _keep(self._written, _call_key(pack.identity), manifest, _MOST_CHAINS)
+        keep(self._tips, scope, tip, _MOST_CHAINS)
+        keep(self._written, _call_key(pack.identity), manifest, _MOST_CHAINS)
 
     def _write_outcome(self, key: str, values: Mapping[str, Any]) -> None:
         manifest = self._written.get(key)
@@ -146,10 +147,3 @@ class Recorder:
 
 def _call_key(identity: Identity) -> str:
     return "\0".join([*scope_key(identity), identity.invocation, str(identity.call)])
-
-
-def _keep(table: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)

@@ -12,6 +12,7 @@ from aether_context.build.carry import Carried, carry
 from aether_context.build.choice import Chosen, choose
 from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
+from aether_context.build.recount import recount
 from aether_context.build.scope import narrow
 from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
@@ -19,9 +20,9 @@ from aether_context.build.trimming import trim
 from aether_context.counting import Memo, Tally
 from aether_context.pack import Ingredients, Pack
 from aether_context.policy import PackPolicy
-from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens import TokenCounter, counter_for, framing_of
 
-__all__ = ["build_pack", "extend_pack"]
+__all__ = ["build_pack", "extend_pack", "recount"]
 
 
 def build_pack(
@@ -46,7 +47,8 @@ def build_pack(
         StepTooLarge: system, task and tools alone exceed the input budget, and the policy's ``on_invalid`` is not
             ``warn``.
     """
-    tally = Tally(counter or counter_for(source.request.model), memo, recorded)
+    model = source.request.model
+    tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
     chosen = choose(source, policy, carried, carried.settled.sent, tally)

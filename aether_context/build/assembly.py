@@ -68,7 +68,9 @@ def assemble(
     contents = normalized(plain, policy.conversation.stable_prefix, tally) if fitted.normalize else plain
     sent = Sent(
         system=Block(hash_text(carried.system), carried.measured["system"] - carried.unseen),
-        tools=tuple(Block(tool.digest, tally.tool(tool)) for tool in scope.tools)
+        tools=tuple(
+            Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, tally.tools(scope.tools), strict=True)
+        )
         + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
     )

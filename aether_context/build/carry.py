@@ -15,7 +15,7 @@ from aether_context.counting import Tally
 from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outcome, Outgoing, PackedMessage
 from aether_context.policy import PackPolicy
 
-_FRAMING = 8
+_SEAMS = 8
 _SCAFFOLD = "\n".join([payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS)])
 
 
@@ -81,9 +81,9 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
     unseen = source.calibration.unseen if source.calibration is not None else 0
     measured: dict[Layer, int] = {
-        "system": tally.count(system) + _FRAMING + unseen,
+        "system": tally.system(system, declares=bool(scope.tools or source.request.other_tools)) + unseen,
         "task": max(0, task + human - used - inside),
-        "tools": sum(map(tally.tool, scope.tools)) + sum(map(tally.count, source.request.other_tools)),
+        "tools": sum(tally.tools(scope.tools)) + sum(tally.count_all(source.request.other_tools)),
     }
     return Carried(
         system=system,
@@ -106,14 +106,14 @@ def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -
     if source.validity == "unplanned" and not source.candidates:
         return task
     if policy.payload.tool_lines and scope.mode != "off":
-        task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)
+        task += sum(tally.count_all([tool.signature for tool in scope.tools])) + 2 * len(scope.tools)
     return task + frame_tokens(policy, tally)
 
 
 def frame_tokens(policy: PackPolicy, tally: Tally) -> int:
     """What a payload costs besides its sections: first line, headers, and the contract where it stands there."""
     contract = tally.count(payload.SYSTEM_CONTRACT) if policy.payload.contract == "payload" else 0
-    return tally.count(_SCAFFOLD) + _FRAMING + contract
+    return tally.count(_SCAFFOLD) + _SEAMS + contract
 
 
 def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
@@ -183,7 +183,7 @@ def _packed(source: Ingredients) -> PackedMessage | None:
 def _items(source: Ingredients, policy: PackPolicy, tally: Tally, keeps: bool) -> tuple[Outgoing, ...]:
     epoch, request = source.epoch, source.request
     texts = _packed_texts(source, policy, keeps)
-    items = []
+    sent: list[tuple[Content, Outcome]] = []
     for index, raw in enumerate(request.contents):
         content: Content = raw
         outcome: Outcome = "verbatim"
@@ -192,8 +192,12 @@ def _items(source: Ingredients, policy: PackPolicy, tally: Tally, keeps: bool) -
         elif raw.digest in epoch.extracts:
             query = asked(request.contents, index)
             content, outcome = shortened(raw, epoch.extracts[raw.digest], query, tally), "extract"
-        items.append(Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tally.content(content)))
-    return tuple(items)
+        sent.append((content, outcome))
+    counts = tally.contents([content for content, _ in sent])
+    return tuple(
+        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens)
+        for index, (raw, (content, outcome), tokens) in enumerate(zip(request.contents, sent, counts, strict=True))
+    )
 
 
 def _packed_texts(source: Ingredients, policy: PackPolicy, keeps: bool) -> dict[int, str]:

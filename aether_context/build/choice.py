@@ -56,7 +56,7 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
             tail=tail,
             now=source.identity.last_event_time,
         )
-        return replace(result, chosen=tuple(_priced(one, tally) for one in result.chosen))
+        return replace(result, chosen=_priced(result.chosen, tally))
 
     return Chosen(
         query=query,
@@ -78,6 +78,10 @@ def _readable(part: Part) -> str:
     return "\n".join(text for _, text in strings(json.loads(part.text)))
 
 
-def _priced(candidate: Candidate, tally: Tally) -> Candidate:
-    line = render_line(candidate)
-    return replace(candidate, line=line, tokens=tally.count(line) + 1)
+def _priced(candidates: Sequence[Candidate], tally: Tally) -> tuple[Candidate, ...]:
+    """Candidates with their lines, and what each costs with the line break behind it."""
+    lines = [render_line(one) for one in candidates]
+    counts = tally.count_all(lines)
+    return tuple(
+        replace(one, line=line, tokens=tokens + 1) for one, line, tokens in zip(candidates, lines, counts, strict=True)
+    )

@@ -215,7 +215,8 @@ def cut_to_low_water(
         return fitted
     cut = tuple(items[index] for index in gone)
     out = set(gone)
-    room = min(room, budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)) - _frame(policy, tally)
+    left = budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)
+    room = min(room, left - _frame(policy, tally))
     summary = summarized([item.raw for item in cut], fitted.summary, room, summaries, tally)
     kept = tuple(item for at, item in enumerate(items) if at not in out)
     reason: Reason = "window" if before > budget.ceiling else "high_water"

@@ -16,7 +16,8 @@ def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) ->
     known = source.calibration
     if known is None or known.beyond is None or counted > budget:
         return False
-    return counted - known.unseen + known.beyond < policy.usage.gate * source.window
+    mark = min(policy.usage.gate * source.window, policy.conversation.high_water * budget)
+    return counted - known.unseen + known.beyond < mark
 
 
 def past_byte_net(source: Ingredients, policy: PackPolicy, sent_bytes: int) -> bool:

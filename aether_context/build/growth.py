@@ -20,7 +20,7 @@ from aether_context.counting import Memo, Tally
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Folds, Ingredients, Layer, LayerTokens, Outgoing, Pack, Prefix, Sent
 from aether_context.policy import PackPolicy
-from aether_context.tokens import TokenCounter
+from aether_context.tokens import TokenCounter, framing_of
 
 
 def extend_pack(
@@ -38,8 +38,8 @@ def extend_pack(
         return None
     if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
         return None
-    tally = Tally(counter, memo)
-    tokens = [tally.content(content) for content in added]
+    tally = Tally(counter, memo, framing=framing_of(source.request.model))
+    tokens = tally.contents(added)
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
     spoken = used["conversation"] + sum(tokens)
     signals = before.signals

@@ -84,11 +84,12 @@ def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgo
     """The conversation as the host sent it: packed messages in their own words, extracts as they are sent."""
     request, water = source.request, policy.conversation
     contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
-    tokens = tuple(map(tally.content, contents))
+    tokens = tuple(tally.contents(contents))
     slack = slack_tokens(source.window, policy.budget, source.output_tokens)
     unseen = source.calibration.unseen if source.calibration is not None else 0
-    fixed = tally.count(request.system) + sum(map(tally.tool, request.tools)) + unseen
-    fixed += sum(map(tally.count, request.other_tools))
+    declares = bool(request.tools or request.other_tools)
+    fixed = tally.system(request.system, declares=declares) + sum(tally.tools(request.tools)) + unseen
+    fixed += sum(tally.count_all(request.other_tools))
     return Conversation(
         contents=contents,
         tokens=tokens,

@@ -20,10 +20,11 @@ import click
 from aether_context import __version__
 from aether_context.errors import (
     AetherContextError,
+    BudgetExceededError,
     ChecksumMismatch,
+    ContextOptimizationError,
     PolicyError,
     ReplayMismatch,
-    StepTooLarge,
 )
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
@@ -34,7 +35,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def _exit_code(error: AetherContextError) -> int:
     if isinstance(error, PolicyError):
         return WRONG_USAGE
-    return FAILED if isinstance(error, (ChecksumMismatch, ReplayMismatch, StepTooLarge)) else NOT_THERE
+    failed = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayMismatch)
+    return FAILED if isinstance(error, failed) else NOT_THERE
 
 
 class _Commands(click.Group):
@@ -240,6 +242,74 @@ def preview(
         everything=everything,
         as_json=as_json,
     )
+
+
+@main.command(
+    epilog=_examples(
+        "tokens session.json --model gpt-4o",
+        "tokens notes.md --model gemini-2.5-flash --vocabulary tokenizer.json",
+        "tokens 9f86d081 --counter estimate --counter anthropic-api --json",
+    )
+)
+@click.argument("source", metavar="SESSION|MANIFEST|FILE")
+@click.option(
+    "--model", metavar="NAME", help="The model; else the pack's own, else gemini-2.5-flash. It is not called."
+)
+@click.option(
+    "--counter",
+    "counters",
+    metavar="NAME",
+    multiple=True,
+    help="A counter's name, and leave for it to use the network.",
+)
+@click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
+@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@_store_option
+@_json_option("A JSON object with the layers of each counter.")
+def tokens(
+    source: str,
+    model: str | None,
+    counters: tuple[str, ...],
+    vocabulary: str | None,
+    policy: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Counts what is sent, by layer and by counter: the estimate, and what the policy or --counter asks for.
+
+    The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path;
+    or any text. Nothing of a pack is decided anew.
+    """
+    from aether_context.cli import tokens as counting
+
+    counting.show(
+        source, model=model, counters=counters, vocabulary=vocabulary, policy=policy, url=url, as_json=as_json
+    )
+
+
+@main.command(epilog=_examples("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json"))
+@_store_option
+@click.option("--app", help="Packs of this application only.")
+@click.option("--user", help="Packs of this user only.")
+@click.option("--session", help="Packs of this session only.")
+@click.option(
+    "--by",
+    type=click.Choice(["agent", "day", "model", "session"]),
+    multiple=True,
+    default=("agent", "day"),
+    help="A row for each of these, agent and day by default; may be given more than once.",
+)
+@_json_option("The same as JSON; null is unknown.")
+def usage(url: str, app: str | None, user: str | None, session: str | None, by: tuple[str, ...], as_json: bool) -> None:
+    """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
+
+    Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
+    what has no known price, is unknown and never 0. Days are in UTC.
+    """
+    from aether_context.cli import accounting
+
+    readable = accounting.show(url, app=app, user=user, session=session, by=tuple(dict.fromkeys(by)), as_json=as_json)
+    _end(0 if readable else NOT_THERE)
 
 
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))

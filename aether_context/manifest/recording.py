@@ -49,10 +49,12 @@ if TYPE_CHECKING:
 class Tip:
     """The end of a chain of manifests: what the next one may leave out.
 
-    ``homes`` are the blobs that hold the texts still in use, by the texts' hashes.
+    ``homes`` are the blobs that hold the texts still in use, by the texts' hashes. ``counted`` is by which counter and
+    for which model: where either changes, no count of the chain stands.
     """
 
     pack_id: str
+    counted: tuple[str, str]
     contents: tuple[str, ...]
     rows: frozenset[str]
     counts: frozenset[str]
@@ -76,10 +78,12 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
 
     Args:
         counter: identity of the token counter.
-        tip: the end of the chain to extend; None, or a pack with a cut, begins a new one.
+        tip: the end of the chain to extend; None, a pack with a cut, or one that is counted otherwise begins a new one.
     """
     source, step = pack.source, pack.source.step
-    parent = tip if tip is not None and not any(event.stage == "cut" for event in pack.events) else None
+    counted = (counter, source.request.model)
+    begins = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
+    parent = None if begins else tip
     grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
     fates = pack.fates if grown is None else pack.fates[len(pack.fates) - grown :]
     keys = [f"{fate.id} {fate.layer} {fate.state} {fate.sent_tokens}" for fate in fates]
@@ -179,6 +183,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         standing = tuple(fate.digest for fate in of_contents if fate.state != "dropped")
     after = Tip(
         pack_id=manifest.pack_id,
+        counted=counted,
         contents=standing,
         rows=frozenset(keys) if grown is None else known | frozenset(keys),
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),

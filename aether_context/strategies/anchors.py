@@ -186,13 +186,13 @@ def validate(conversation: Conversation, result: Trimmed) -> None:
     """Checks that every anchor of a conversation is among what a result keeps.
 
     Raises:
-        AnchorPreservationError: one is not; with the tokens of all anchors and the room that there is.
+        AnchorPreservationError: one is not; with the tokens of all anchors and those that the conversation may hold.
     """
     left = {anchor.place for anchor in result.anchors}
     lost = [anchor for anchor in conversation.anchors if anchor.place not in left]
     if lost:
         raise AnchorPreservationError(
-            [f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
+            anchors=[f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],
             needed=sum(conversation.tokens[at] for at in conversation.anchored),
-            room=conversation.budget.ceiling,
+            budget=conversation.budget.ceiling,
         )

@@ -17,9 +17,10 @@ from aether_context import payload
 from aether_context.canonical import JSON
 from aether_context.compression import summarize
 from aether_context.conversation import is_human
-from aether_context.counting import PER_MESSAGE, Tally
+from aether_context.counting import Tally
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens.framing import framing_of
 from aether_context.wire import content_of_parts, part_of
 
 
@@ -136,12 +137,12 @@ class Conversation:
             budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
             counter: counts tokens; the built-in estimate for ``model`` by default.
         """
-        tally = Tally(counter or counter_for(model))
-        fixed = tally.count(system) + sum(map(tally.tool, tools))
+        tally = Tally(counter or counter_for(model), framing=framing_of(model))
+        fixed = tally.system(system, declares=bool(tools)) + sum(tally.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(
             contents=tuple(contents),
-            tokens=tuple(map(tally.content, contents)),
+            tokens=tuple(tally.contents(contents)),
             human=next(humans, None),
             positions=tuple(range(len(contents))),
             digests=tuple(content.digest for content in contents),
@@ -209,7 +210,11 @@ class Conversation:
 
 def summary_tokens(counter: Counts, summary: str) -> int:
     """What a summary costs as a message of its own."""
-    return counter.count(payload.summary_message(summary)) + PER_MESSAGE if summary else 0
+    return counter.content(_summary_content(summary)) if summary else 0
+
+
+def _summary_content(summary: str) -> Content:
+    return content_of_parts("user", [part_of({"text": payload.summary_message(summary)})])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +371,5 @@ def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]
     summary = conversation.summary if result.summary is None else result.summary
     if not summary:
         return contents
-    made = content_of_parts("user", [part_of({"text": payload.summary_message(summary)})])
     at = sum(index < result.summary_at for index in result.kept)
-    return (*contents[:at], made, *contents[at:])
+    return (*contents[:at], _summary_content(summary), *contents[at:])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -53,6 +53,7 @@ MOST_WORD_CHARACTERS = 16
 
 _CHUNK = 1 << 15
 _BEFORE, _AFTER = 33, 18
+_MARGIN = _BEFORE + _AFTER
 _PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
 _PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
@@ -97,11 +98,41 @@ class EstimateCounter:
 
     def count(self, text: str) -> int:
         """Tokens of the text, rounded to the nearest whole one and at least 1; 0 for the empty text."""
-        if not text:
-            return 0
-        table = load_table(self._tables)
-        cost = sum(_cost(chunk, table) for chunk in padded_chunks(text))
+        return self.count_all((text,))[0]
+
+    def count_all(self, texts: Sequence[str]) -> list[int]:
+        """The same for many texts in a few passes over all of them; a pass costs about as much as a short text."""
+        costs = [0] * len(texts)
+        for places, chunks in _passes(texts):
+            for place, cost in zip(places, _costs(chunks, load_table(self._tables)), strict=True):
+                costs[place] += cost
+        return [self._tokens(cost) if text else 0 for text, cost in zip(texts, costs, strict=True)]
+
+    def _tokens(self, cost: int) -> int:
         return max(1, (cost * self._percent // 50 + UNIT) // (2 * UNIT))
+
+
+def _passes(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
+    """The padded chunks of all texts in groups of one pass each, with the places of their texts.
+
+    A group is either all ASCII or not, and ends with the chunk that fills 32,768 characters.
+    """
+    for ascii_only in (True, False):
+        places: list[int] = []
+        chunks: list[str] = []
+        size = 0
+        for place, text in enumerate(texts):
+            for chunk in padded_chunks(text) if text else ():
+                if chunk.isascii() is not ascii_only:
+                    continue
+                places.append(place)
+                chunks.append(chunk)
+                size += len(chunk)
+                if size >= _CHUNK:
+                    yield places, chunks
+                    places, chunks, size = [], [], 0
+        if chunks:
+            yield places, chunks
 
 
 def padded_chunks(text: str) -> Iterator[str]:
@@ -110,9 +141,8 @@ def padded_chunks(text: str) -> Iterator[str]:
     Before and after the text stand line ends, before it CR and LF in turn, so that no repetition starts outside it.
     """
     text = _PAD_BEFORE + text + _PAD_AFTER
-    margin = _BEFORE + _AFTER
-    for start in range(0, len(text) - margin, _CHUNK):
-        yield text[start : start + _CHUNK + margin]
+    for start in range(0, len(text) - _MARGIN, _CHUNK):
+        yield text[start : start + _CHUNK + _MARGIN]
 
 
 def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places]:
@@ -162,23 +192,36 @@ def _with_pairs(known: Bytes, costs: Ints, letters: Bytes) -> Table:
     return Table(known, costs, letters, costs.take(_bucket(_pair_mix(first, second))), edges)
 
 
-def _cost(chunk: str, table: Table) -> int:
-    """Tokens of one padded chunk, in 1/16384 token: all characters' costs without those inside known words."""
+def _costs(chunks: Sequence[str], table: Table) -> list[int]:
+    """Tokens of each padded chunk, in 1/16384 token: all characters' costs without those inside known words.
+
+    The chunks are looked at as one text, in which the padding keeps them apart. They are all ASCII, or all are not.
+    """
     import numpy as np
 
-    if chunk.isascii():
-        folded = chunk.encode()
-        pairs = _windows(folded, "<u2", _BEFORE - 2, len(chunk) - _BEFORE - _AFTER + 2).astype(np.intp)
+    joined = "".join(chunks)
+    if chunks[0].isascii():
+        folded = joined.encode()
+        pairs = _windows(folded, "<u2", _BEFORE - 2, len(joined) - _MARGIN + 2).astype(np.intp)
         costs, edges = table.pair_costs.take(pairs[1:-1]), table.pair_edges.take(pairs[1:])
         if (triples := pairs[1:-1] == pairs[:-2]).any():
             _set_repeated_costs(costs, folded, triples.nonzero()[0], table)
     else:
-        points = _code_points(chunk)
+        points = _code_points(joined)
         folded = _folded(points)
         costs, edges = table.costs.take(_contexts(points, table.known)), _edges(points, table.letters)
+    sizes = np.fromiter(map(len, chunks), np.intp, len(chunks))
+    lasts = sizes.cumsum() - _MARGIN
+    firsts = lasts - sizes + _MARGIN
     starts, ends = _known_words(edges, folded, table.known)
-    sums = costs.cumsum(dtype=np.uint32)
-    return int(sums[-1]) - int((sums[ends - 1] - sums[starts]).sum())
+    inside = ends <= lasts.take(firsts.searchsorted(starts, "right") - 1)
+    starts, ends = starts[inside], ends[inside]
+    # Sums may pass 2**32; what lies between two of one chunk cannot, so their difference is right all the same.
+    sums = np.concatenate([[0], costs.cumsum(dtype=np.uint32)]).astype(np.uint32)
+    whole = (sums[lasts] - sums[firsts]).astype(np.int64)
+    saved = np.concatenate([[0], (sums[ends] - sums[starts + 1]).cumsum(dtype=np.int64)])
+    left: list[int] = (whole - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
+    return left
 
 
 def _set_repeated_costs(costs: Ints, folded: bytes, places: Places, table: Table) -> None:

@@ -67,8 +67,8 @@ def family_of(model: str) -> str:
     return _family(bare_model_name(model)).name
 
 
-def counter_for(model: str) -> TokenCounter:
-    """The counter of a model, in any of ADK's spellings; models of one family share it and what it remembers."""
+def estimate_for(model: str) -> TokenCounter:
+    """The built-in estimate of a model; models of one family share it and what it remembers."""
     return _counter(_family(bare_model_name(model)))
 
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 import math
 import re
 import struct
+from dataclasses import dataclass
+
+from aether_context.windows import bare_model_name
 
 UNKNOWN_IMAGE_TOKENS = 2_000
 """For an image whose size in pixels is not known, and for data of no known kind."""
@@ -40,24 +43,78 @@ _PLAIN_SOUND = ("audio/wav", "audio/x-wav", "audio/wave", "audio/l16", "audio/pc
 _HEADER_BYTES = 1 << 18
 
 
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """So many tokens, and so many for each tile of 512 pixels.
+
+    The image is fitted into 2,048 by 2,048 pixels first, and then to a shorter side of 768.
+    """
+
+    base: int
+    tile: int
+
+    def tokens(self, width: int, height: int) -> int:
+        scale = min(1.0, 2_048 / max(width, height))
+        scale *= min(1.0, 768 / (min(width, height) * scale))
+        return self.base + self.tile * math.ceil(round(width * scale) / 512) * math.ceil(round(height * scale) / 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """A share of the patches of 32 pixels, in hundredths, after fitting the longer side and the number of patches."""
+
+    percent: int
+    most: int = 1_536
+    most_pixels: int = 2_048
+
+    def tokens(self, width: int, height: int) -> int:
+        scale = min(1.0, self.most_pixels / max(width, height))
+        wide, high = width * scale, height * scale
+        if math.ceil(wide / 32) * math.ceil(high / 32) > self.most:
+            scale = math.sqrt(32 * 32 * self.most / (wide * high))
+            columns, rows = wide * scale / 32, high * scale / 32
+            scale *= min(math.floor(columns) / columns, math.floor(rows) / rows) or 1.0
+            wide, high = wide * scale, high * scale
+        patches = min(self.most, math.ceil(round(wide, 6) / 32) * math.ceil(round(high, 6) / 32))
+        return math.ceil(patches * self.percent / 100)
+
+
+OPENAI_IMAGES: tuple[tuple[str, Tiles | Patches], ...] = (
+    (r"gpt-4o-mini", Tiles(2_833, 5_667)),
+    (r"(?:gpt-5|gpt-4\.1).*-mini|codex-mini", Patches(162)),
+    (r"(?:gpt-5|gpt-4\.1).*-nano", Patches(246)),
+    (r"o4-mini", Patches(172)),
+    (r"gpt-5\.[23]", Patches(120)),
+    (r"gpt-5\.4", Patches(120, 2_500)),
+    (r"gpt-(?:5\.[5-9]|[6-9])", Patches(120, 10_000, 6_000)),
+    (r"gpt-5", Tiles(70, 140)),
+    (r"o[1-9]", Tiles(75, 150)),
+    (r"computer-use", Tiles(65, 129)),
+    (r"", Tiles(85, 170)),
+)
+"""How OpenAI's models count images at the detail that they choose; the first pattern that matches a bare name."""
+
+
 def media_tokens(
     mime_type: str | None,
     size_bytes: int,
     *,
     family: str,
+    model: str = "",
     data: bytes | None = None,
     duration_seconds: float | None = None,
 ) -> int:
     """Tokens that a piece of media counts for a model of the family (a name that `family_of` returns).
 
-    `size_bytes` is that of the media itself, 0 where it is not known. Without `data` or `duration_seconds`, pixels,
-    pages and seconds are guessed on the high side. It never raises, whatever the data.
+    `model` tells OpenAI's models apart, GPT-4o by default. `size_bytes` is that of the media itself, 0 where it is not
+    known. Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side. It never
+    raises, whatever the data.
     """
     kind = (mime_type or "").split(";")[0].strip().lower() or _sniffed(data)
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
     if kind.startswith("image/"):
         size = image_size(data)
-        return max(_image(*size, one) if size else UNKNOWN_IMAGE_TOKENS for one in families)
+        return max(_image(*size, one, model) if size else UNKNOWN_IMAGE_TOKENS for one in families)
     if kind.startswith(("audio/", "video/")):
         seconds = _seconds(kind, size_bytes) if duration_seconds is None else max(0.0, duration_seconds)
         return max(max(1, math.ceil(seconds * _rate(kind, one))) for one in families)
@@ -68,12 +125,15 @@ def media_tokens(
     return UNKNOWN_IMAGE_TOKENS
 
 
-def _image(width: int, height: int, family: str) -> int:
+def _image(width: int, height: int, family: str, model: str) -> int:
     if family == "gemini-3":
         return 1_120
     if family.startswith("claude"):
         return _claude_image(width, height, *((1_568, 1_568) if family == "claude" else (2_576, 4_784)))
-    return _openai_image(width, height) if family == "openai" else _gemini_image(width, height)
+    if family != "openai":
+        return _gemini_image(width, height)
+    rule = next(rule for pattern, rule in OPENAI_IMAGES if re.match(pattern, bare_model_name(model)))
+    return rule.tokens(width, height)
 
 
 def _gemini_image(width: int, height: int) -> int:
@@ -85,16 +145,6 @@ def _gemini_image(width: int, height: int) -> int:
         return 258
     tile = max(256, int(min(width, height) / 1.5))
     return 258 * min(9, math.ceil(width / tile) * math.ceil(height / tile))
-
-
-def _openai_image(width: int, height: int) -> int:
-    """85, and 170 for each tile of 512 pixels, after fitting 2,048 by 2,048 and then a shorter side of 768.
-
-    That is GPT-4o's rule at high detail. Later models that count patches of 32 pixels can need more for large images.
-    """
-    scale = min(1.0, 2_048 / max(width, height))
-    scale *= min(1.0, 768 / (min(width, height) * scale))
-    return 85 + 170 * math.ceil(round(width * scale) / 512) * math.ceil(round(height * scale) / 512)
 
 
 def _claude_image(width: int, height: int, most_pixels: int, most_tokens: int) -> int:

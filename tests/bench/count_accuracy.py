@@ -1,24 +1,28 @@
-"""How close the token estimate is to exact counts, by kind of text, and how fast it is.
+"""How close token counts are to exact ones, by kind of text, and how fast they are made.
 
-    python count_accuracy.py token-counts.jsonl
+    python count_accuracy.py token-counts.jsonl [--gemma tokenizer.json] [--o200k o200k_base.tiktoken]
 
 Each line of the file is {"kind", "text", "gemma3", "o200k"}, the last two being exact counts by those vocabularies.
-Without an argument the file is looked for in the folder that AETHER_CONTEXT_DATA names.
+Without an argument the file is looked for in the folder that AETHER_CONTEXT_DATA names. Vocabularies that are given are
+counted by, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aether_context.tokens import EstimateCounter, TokenCounter, counter_for
+from aether_context.counting import Memo, Tally
+from aether_context.tokens import EstimateCounter, TokenCounter, counter_for, framing_of
+from aether_context.tokens.vocabulary import file_counter
+from aether_context.wire import content_of_parts, part_of
 
 VOCABULARIES = (("gemini-2.5-flash", "gemma3"), ("gpt-4o", "o200k"))
 
@@ -52,24 +56,35 @@ def speeds(rows: list[dict[str, Any]]) -> dict[str, float]:
     chinese = "".join(row["text"] for row in rows if "zh" in row["kind"]) or "\u5728\u8fd9"
     han = (chinese * (333_000 // len(chinese) + 1))[:333_000]
     cold = EstimateCounter("gemini", ("gemini",), accuracy="approximate")
-    warm = counter_for("gemini-2.5-flash")
+    framing = framing_of("gemini-2.5-flash")
+    contents = [content_of_parts("user", [part_of({"text": text})]) for text in messages]
+    memo = Memo()
+    Tally(cold, memo, framing=framing).contents(contents)
     return {
-        "100 messages of 1,000 characters, cold": median_ms(lambda: [cold.count(text) for text in messages]),
-        "the same, remembered": median_ms(lambda: [warm.count(text) for text in messages]),
+        "100 messages of 1,000 characters, cold": median_ms(lambda: Tally(cold, framing=framing).contents(contents)),
+        "the same, one by one": median_ms(lambda: [cold.count(text) for text in messages]),
+        "the same, remembered": median_ms(lambda: Tally(cold, memo, framing=framing).contents(contents)),
         "1 MB of ASCII": median_ms(lambda: cold.count(megabyte)),
         "1 MB of Chinese": median_ms(lambda: cold.count(han)),
     }
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(os.environ["AETHER_CONTEXT_DATA"], "token-counts.jsonl")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("counts", type=Path, nargs="?")
+    parser.add_argument("--gemma", help="Gemma 3's vocabulary")
+    parser.add_argument("--o200k", help="the vocabulary of GPT-4o")
+    given = parser.parse_args()
+    path = given.counts or Path(os.environ["AETHER_CONTEXT_DATA"], "token-counts.jsonl")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    columns = [ratios(rows, counter_for(model), field) for model, field in VOCABULARIES]
-    columns += [ratios(rows, counter_for("unknown"), field) for _, field in VOCABULARIES]
-    heads = [f"{model}/{field}" for model, field in VOCABULARIES] + [f"generic/{field}" for _, field in VOCABULARIES]
-    print(f"{'kind':22s}", *(f"{head:>24s}" for head in heads))
-    for kind in columns[0]:
-        print(f"{kind:22s}", *(f"{column[kind]:24.3f}" for column in columns))
+    columns = {f"{model}/{field}": ratios(rows, counter_for(model), field) for model, field in VOCABULARIES}
+    columns |= {f"generic/{field}": ratios(rows, counter_for("unknown"), field) for _, field in VOCABULARIES}
+    for file, (model, field) in zip((given.gemma, given.o200k), VOCABULARIES, strict=True):
+        if file:
+            columns[f"file/{field}"] = ratios(rows, file_counter(file, model), field)
+    print(f"{'kind':22s}", *(f"{head:>24s}" for head in columns))
+    for kind in columns[f"generic/{VOCABULARIES[0][1]}"]:
+        print(f"{kind:22s}", *(f"{column[kind]:24.3f}" for column in columns.values()))
     for name, spent in speeds(rows).items():
         print(f"{name:42s} {spent:8.2f} ms")
 

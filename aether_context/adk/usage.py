@@ -1,0 +1,528 @@
+"""The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
+
+What was used is known from two sides. This process books each answer as it comes; the session's events tell what it and
+other processes booked before, since each model event carries the totals up to it in its ``custom_metadata``. The larger
+of the two counts. Neither limits nor counts are read from session state, where tools and models can write.
+
+An agent that runs as a tool has a session of its own. What it uses is booked there, and in the session and the
+invocation that called it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TypeAlias
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.loop_agent import LoopAgent
+from google.adk.events.event import Event
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from aether_context.adk.bounded import keep
+from aether_context.adk.gathering import Call
+from aether_context.canonical import JSON, canonical_json, plain
+from aether_context.counting import frame_of
+from aether_context.ledger import (
+    BudgetViolation,
+    CallUsage,
+    Estimate,
+    Forecast,
+    LedgerReport,
+    Pressure,
+    TokenLedger,
+)
+from aether_context.pack import Content, Outgoing, Pack
+from aether_context.policy import LimitSettings, PackPolicy
+from aether_context.prices import prices_of
+from aether_context.tokens import counter_for
+from aether_context.tokens.framing import Framing, framing_of
+
+logger = logging.getLogger("aether_context")
+
+SessionKey: TypeAlias = tuple[str, str, str]
+"""App, user, session."""
+
+METADATA = "aether_context"
+"""The key of this package in an event's ``custom_metadata``."""
+
+_MOST_SESSIONS = 512
+_MOST_SLOTS = 256
+_MOST_SAID = 1_000
+_MOST_TOLD = 256
+_CALLER: ContextVar[tuple[SessionKey, str] | None] = ContextVar("aether_context_caller", default=None)
+"""The session and the invocation whose tool is running."""
+
+
+# what providers report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What a provider says that a call used; None is unknown.
+
+    Attributes:
+        input_tokens: the prompt, cached tokens included; a provider that says 0 did not say.
+        tool_use_tokens: results of tools that the provider ran itself, on top of the prompt.
+        output_tokens: the answer, thoughts included.
+    """
+
+    input_tokens: int | None = None
+    tool_use_tokens: int = 0
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def billed_input(self) -> int:
+        return (self.input_tokens or 0) + self.tool_use_tokens
+
+
+def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Reported:
+    """The usage in a response or an event.
+
+    Some providers count thoughts inside the answer and some beside it, so the output is what the total has over the
+    input, where there is a total that fits.
+    """
+    if usage is None or not usage.prompt_token_count:
+        return Reported()
+    prompt, used = usage.prompt_token_count, usage.tool_use_prompt_token_count or 0
+    answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
+    output = (answer or 0) + (thoughts or 0) if answer is not None or thoughts is not None else None
+    if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
+        output = usage.total_token_count - prompt - used
+    return Reported(
+        input_tokens=prompt,
+        tool_use_tokens=used,
+        cached_tokens=usage.cached_content_token_count,
+        cache_write_tokens=getattr(usage, "cache_creation_input_tokens", None),
+        output_tokens=output,
+    )
+
+
+# sessions
+
+
+@dataclass(slots=True)
+class _Going:
+    """The latest call of one agent and branch, from its request to its answer.
+
+    ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
+    the number of its contents and the last of them.
+    """
+
+    invocation: str
+    model: str
+    time: float
+    estimate: int
+    is_whole: bool
+    system: int = 0
+    tools: int = 0
+    formatting: int = 0
+    contents: tuple[int, Content | None] = (0, None)
+    high_water: int | None = None
+    low_water: int | None = None
+    violation: BudgetViolation | None = None
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session's ledger.
+
+    ``read`` events of it were taken in, ``last`` being id and time of the last one. ``said`` is the latest record that
+    this process put into an event.
+    """
+
+    ledger: TokenLedger = field(default_factory=TokenLedger)
+    caller: tuple[SessionKey, str] | None = None
+    read: int = 0
+    last: tuple[str, float] = ("", float("-inf"))
+    said: Mapping[str, JSON] | None = None
+    going: OrderedDict[tuple[str, str], _Going] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """A ledger that a call is booked in, under which invocation and branch."""
+
+    key: SessionKey
+    ledger: TokenLedger
+    limits: LimitSettings
+    invocation: str
+    branch: str
+
+
+class Ledgers:
+    """The ledgers of all sessions of one plugin, the longest unused forgotten first. Safe to share between threads.
+
+    Args:
+        limits: hold for every session that has none of its own.
+    """
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self.limits = limits
+        self._own: dict[SessionKey, LimitSettings] = {}
+        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
+        self._told: set[object] = set()
+        self._lock = threading.Lock()
+
+    # limits
+
+    def limits_of(self, key: SessionKey) -> LimitSettings:
+        return self._own.get(key, self.limits)
+
+    def set_limits(self, limits: LimitSettings | None, key: SessionKey) -> None:
+        """Gives a session limits of its own; None takes them away again."""
+        if limits is None:
+            self._own.pop(key, None)
+        else:
+            self._own[key] = limits
+
+    # before a call
+
+    def enter(self, call: Call) -> Pressure | None:
+        """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
+        if call.is_live:
+            return None
+        with self._lock:
+            self._take_in(call)
+            found = [
+                one.ledger.pressure(one.limits, invocation=one.invocation, agent=call.context.agent_name)
+                for one in self._accounts(*_place(call))
+                if one.limits.measures and one.limits.on_budget == "degrade"
+            ]
+        return max((one for one in found if one is not None), key=lambda one: one.level, default=None)
+
+    def admit(self, call: Call, pack: Pack, policy: PackPolicy) -> LlmResponse | None:
+        """Lets a call begin, or gives the answer in the model's place.
+
+        Raises:
+            BudgetExceededError: the call would pass a limit, and ``on_budget`` is ``raise``.
+        """
+        if call.is_live:
+            return None
+        key, invocation, branch = _place(call)
+        agent = call.context.agent_name
+        with self._lock:
+            session = self._session(key)
+            going = _going(call, pack, policy, session.going.get((branch, agent)))
+            accounts = list(self._accounts(key, invocation, branch))
+            limited = [one for one in accounts if one.limits.measures]
+            planned = self._planned(call, session.ledger, going, limited) if limited else None
+            if planned is not None and (refused := self._refused(call, going, planned, limited)) is not None:
+                return refused
+            keep(session.going, (branch, agent), going, _MOST_SLOTS)
+            for one in accounts:
+                one.ledger.begin(planned, invocation=one.invocation, agent=agent, branch=one.branch)
+        return None
+
+    # after a call
+
+    def track(self, context: CallbackContext, response: LlmResponse) -> dict[str, JSON]:
+        """Books an answer; returns what its event should say: totals, and a limit that was passed.
+
+        An answer without usage and without content is a failed call: it is not booked.
+        """
+        invocation = context.get_invocation_context()
+        if invocation.live_request_queue is not None:
+            return {}
+        key, agent, branch = session_key(context), context.agent_name, invocation.branch or ""
+        with self._lock:
+            session = self._session(key)
+            going = session.going.get((branch, agent))
+            if going is not None and going.invocation != invocation.invocation_id:
+                going = None
+            before = session.ledger.counted(invocation=invocation.invocation_id, agent=agent, branch=branch)
+            call = _call_usage(response, going, before, context.session.events)
+            for one in self._accounts(key, invocation.invocation_id, branch):
+                if call is None:
+                    one.ledger.fail(invocation=one.invocation, agent=agent, branch=one.branch)
+                elif call is not before:
+                    one.ledger.track(call, invocation=one.invocation, agent=agent, branch=one.branch)
+            if call is None:
+                return {}
+            totals = session.ledger.standing(invocation=invocation.invocation_id, agent=agent)
+            session.said = {"call": call.record(), **totals}
+            said: dict[str, JSON] = {"usage": session.said}
+        if going is not None and going.violation is not None:
+            said["budget"] = going.violation.record()
+        return said
+
+    # what is known
+
+    def report(self, key: SessionKey) -> LedgerReport | None:
+        """All accounts of a session, None where no call of it was seen."""
+        with self._lock:
+            session = self._sessions.get(key)
+            return session.ledger.report(self.limits_of(key)) if session is not None else None
+
+    def forecast(self, key: SessionKey, agent: str) -> Forecast | None:
+        """What an agent's calls will come to, None where no call of it was seen."""
+        with self._lock:
+            session = self._sessions.get(key)
+            slots = [slot for slot in session.going if slot[1] == agent] if session is not None else []
+            if session is None or not slots:
+                return None
+            going = session.going[slots[-1]]
+            return session.ledger.forecast(
+                self.limits_of(key),
+                invocation=going.invocation,
+                agent=agent,
+                high_water=going.high_water,
+                low_water=going.low_water,
+            )
+
+    def _session(self, key: SessionKey) -> _Session:
+        return keep(self._sessions, key, self._sessions.get(key) or _Session(), _MOST_SESSIONS)
+
+    def _take_in(self, call: Call) -> _Session:
+        """The call's session, with what its events tell and with who called it."""
+        key = session_key(call.context)
+        session = self._session(key)
+        caller = _CALLER.get()
+        session.caller = caller if caller is not None and caller[0] != key else None
+        events = call.context.session.events
+        for event in _telling(events[_first_unread(session, events) :]):
+            _recall(session, event)
+        session.read = len(events)
+        if events:
+            session.last = (events[-1].id, events[-1].timestamp)
+        return session
+
+    def _accounts(self, key: SessionKey, invocation: str, branch: str) -> Iterator[_Account]:
+        """The session's own ledger, then that of the session which called it, and so on."""
+        place: tuple[SessionKey, str] | None = (key, invocation)
+        slot, seen = branch, set[SessionKey]()
+        while place is not None and place[0] not in seen and (held := self._sessions.get(place[0])) is not None:
+            seen.add(place[0])
+            yield _Account(place[0], held.ledger, self.limits_of(place[0]), place[1], slot)
+            slot = "\0".join([*place[0], slot])
+            place = held.caller
+
+    def _refused(
+        self, call: Call, going: _Going, planned: Estimate, accounts: Sequence[_Account]
+    ) -> LlmResponse | None:
+        """The answer in the model's place where a limit would be passed and stops the call; other limits are noted."""
+        for one in accounts:
+            violation = one.ledger.check(
+                planned, one.limits, invocation=one.invocation, agent=call.context.agent_name, branch=one.branch
+            )
+            if violation is None:
+                continue
+            if one.limits.on_budget == "raise":
+                raise violation.error()
+            if one.limits.on_budget == "stop":
+                return _stopped(call, violation)
+            going.violation = going.violation or violation
+            limit = (one.key, violation.scope, violation.name, violation.measure, violation.limit)
+            self._say(limit, f"session {one.key[2]}: {violation.error()}")
+        return None
+
+    def _planned(self, call: Call, ledger: TokenLedger, going: _Going, accounts: Sequence[_Account]) -> Estimate:
+        config, prices = call.request.config, prices_of(going.model, going.time)
+        if prices is None and any("cost" in one.limits.measures for one in accounts):
+            self._say(going.model, f"no price is known for {going.model!r}: limits on costs do not see its calls")
+        limit = (config.max_output_tokens or None) if config is not None else None
+        return ledger.estimate(going.estimate, output_limit=limit, prices=prices)
+
+    def _say(self, about: object, text: str) -> None:
+        """Says something in the log, once."""
+        if about not in self._told and len(self._told) < _MOST_SAID:
+            self._told.add(about)
+            logger.warning("%s", text)
+
+
+def session_key(context: CallbackContext) -> SessionKey:
+    session = context.session
+    return (session.app_name, session.user_id, session.id)
+
+
+def _place(call: Call) -> tuple[SessionKey, str, str]:
+    """Session, invocation and branch of a call."""
+    return session_key(call.context), call.invocation.invocation_id, call.invocation.branch or ""
+
+
+def calling(invocation: InvocationContext) -> None:
+    """A tool of this invocation is about to run: sessions that begin inside it are its."""
+    session = invocation.session
+    _CALLER.set(((session.app_name, session.user_id, session.id), invocation.invocation_id))
+
+
+def note(pressure: Pressure) -> str:
+    """What a manifest says of a pack that was made economically. It stays the same while the pressure does."""
+    unit = {"cost": "US dollars", "total": "tokens"}.get(pressure.measure, f"{pressure.measure} tokens")
+    state = "reached" if pressure.level == 2 else "near"
+    return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
+
+
+def _going(call: Call, pack: Pack, policy: PackPolicy, before: _Going | None) -> _Going:
+    layers, budget = pack.allocation.layers, pack.allocation.budget
+    sent = pack.contents
+    return _Going(
+        invocation=call.invocation.invocation_id,
+        model=call.request.model or "",
+        time=pack.identity.last_event_time,
+        estimate=pack.request_tokens,
+        is_whole=not pack.source.hands_off,
+        system=layers["system"].used,
+        tools=layers["tools"].used,
+        formatting=_formatting(sent, before, framing_of(call.request.model or "")),
+        contents=(len(sent), sent[-1].content if sent else None),
+        high_water=int(policy.conversation.high_water * budget),
+        low_water=int(policy.conversation.low_water * budget),
+    )
+
+
+def _formatting(sent: Sequence[Outgoing], before: _Going | None, framing: Framing) -> int:
+    """What the contents are framed with; where they go on from those of the call before, only new ones are read."""
+    known, last = before.contents if before is not None else (0, None)
+    if before is None or not 0 < known <= len(sent) or sent[known - 1].content is not last:
+        return sum(frame_of(one.content, framing) for one in sent)
+    return before.formatting + sum(frame_of(one.content, framing) for one in sent[known:])
+
+
+def _call_usage(
+    response: LlmResponse, going: _Going | None, before: CallUsage | None, events: Sequence[Event]
+) -> CallUsage | None:
+    """What an answer used; what the provider did not report is estimated. None where the call failed.
+
+    Args:
+        before: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
+            what was estimated, and nothing to what was reported.
+    """
+    said = reported(response.usage_metadata)
+    parts = (response.content.parts if response.content is not None else None) or []
+    silent = said.input_tokens is None
+    if silent and not parts and (response.error_code is not None or before is not None):
+        return before
+    if silent and before is not None and not before.input_estimated:
+        return before
+    model = going.model if going is not None else response.model_version or ""
+    time = going.time if going is not None else events[-1].timestamp if events else 0.0
+    guessed = said.output_tokens is None or (said.output_tokens == 0 and bool(parts))
+    earlier = before.output_tokens if before is not None and before.output_estimated else 0
+    input_tokens = said.billed_input if not silent else going.estimate if going is not None else 0
+    output_tokens = _answer_tokens(parts, model) + earlier if guessed else said.output_tokens or 0
+    return CallUsage(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=said.cached_tokens,
+        cache_write_tokens=said.cache_write_tokens or 0,
+        estimate=going.estimate if going is not None and going.is_whole and not said.tool_use_tokens else None,
+        input_estimated=silent,
+        output_estimated=guessed,
+        cost_usd=_cost(said, input_tokens, output_tokens, model, time),
+        system_tokens=going.system if going is not None else 0,
+        tool_tokens=going.tools if going is not None else 0,
+        formatting_tokens=going.formatting if going is not None else 0,
+    )
+
+
+def _cost(said: Reported, input_tokens: int, output_tokens: int, model: str, time: float) -> Decimal | None:
+    prices = prices_of(model, time)
+    if prices is None:
+        return None
+    return prices.cost(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=said.cached_tokens or 0,
+        cache_write_tokens=said.cache_write_tokens or 0,
+    )
+
+
+def _answer_tokens(parts: Sequence[types.Part], model: str) -> int:
+    """An answer's tokens, counted from its text and its calls."""
+    said = [part.text or "" for part in parts]
+    said += [
+        f"{part.function_call.name} {canonical_json(plain(part.function_call.args))}"
+        for part in parts
+        if part.function_call is not None
+    ]
+    return counter_for(model).count("\n".join(filter(None, said)))
+
+
+def _first_unread(session: _Session, events: Sequence[Event]) -> int:
+    """The index of the first event that was not taken in; the host may hand out the latest events only."""
+    read, (name, time) = session.read, session.last
+    if read <= len(events) and (read == 0 or events[read - 1].id == name):
+        return read
+    known = next((at for at in range(len(events) - 1, -1, -1) if events[at].id == name), None)
+    if known is not None:
+        return known + 1
+    return next((at for at, event in enumerate(events) if event.timestamp > time), len(events))
+
+
+def _telling(events: Sequence[Event]) -> list[Event]:
+    """The events that tell what was used, without those of a long history that later ones tell of again.
+
+    Totals hold all that was booked before them. Of what lies far before the last ones, the latest of each agent is
+    enough.
+    """
+    told = [one for one in events if one.custom_metadata is not None or one.usage_metadata is not None]
+    if len(told) <= _MOST_TOLD:
+        return told
+    carrying = [at for at, event in enumerate(told) if _standing(event) is not None]
+    first = carrying[-1] - _MOST_TOLD if carrying else 0
+    latest = {told[at].author: at for at in carrying if at < first}
+    return [told[at] for at in sorted(latest.values())] + told[max(0, first) :]
+
+
+def _standing(event: Event) -> Mapping[str, JSON] | None:
+    """The totals that an event carries."""
+    held = (event.custom_metadata or {}).get(METADATA)
+    usage = held.get("usage") if isinstance(held, Mapping) else None
+    return usage if isinstance(usage, Mapping) else None
+
+
+def _recall(session: _Session, event: Event) -> None:
+    """Takes in a model's event: by the totals that it carries, else by the usage that it reports."""
+    standing = _standing(event)
+    if standing is not None and standing is session.said:
+        session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
+        return
+    call = CallUsage.from_record(standing.get("call")) if standing is not None else None
+    call = call or _reported_call(event)
+    if call is not None:
+        session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
+
+
+def _reported_call(event: Event) -> CallUsage | None:
+    """The call that an event without a record of it reports, None where it reports none."""
+    said = reported(event.usage_metadata)
+    if event.partial or said.input_tokens is None:
+        return None
+    output = said.output_tokens or 0
+    return CallUsage(
+        input_tokens=said.billed_input,
+        output_tokens=output,
+        cached_tokens=said.cached_tokens,
+        output_estimated=said.output_tokens is None,
+        cost_usd=_cost(said, said.billed_input, output, event.model_version or "", event.timestamp),
+    )
+
+
+def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
+    """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
+    if _is_looped(call.invocation.agent):
+        call.context.actions.escalate = True
+    error = violation.error()
+    return LlmResponse(
+        content=types.ModelContent(f"The budget is used up: {error}."),
+        error_code="budget_exceeded",
+        error_message=str(error),
+        custom_metadata={METADATA: {"budget": violation.record()}},
+    )
+
+
+def _is_looped(agent: object) -> bool:
+    while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
+        agent = agent.parent_agent
+    return isinstance(agent, LoopAgent)

@@ -1,0 +1,169 @@
+"""`aether-context tokens`: what a request or a text costs, by layer and by counter."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from aether_context.build import recount
+from aether_context.canonical import short
+from aether_context.cli import lookup
+from aether_context.cli.terminal import cell, console, grid, number, plain, print_json
+from aether_context.counting import Tally
+from aether_context.errors import PackNotFound
+from aether_context.manifest import Manifest
+from aether_context.pack import LAYERS, Pack
+from aether_context.playback import Replayer
+from aether_context.policy import PackPolicy, TokenSettings
+from aether_context.store import PackStore
+from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
+from aether_context.tokens.choice import OFFERS
+
+DEFAULT_MODEL = "gemini-2.5-flash"
+_ABOVE_A_PACK = 5
+"""Folders between a store and a manifest: application, user, session, ``packs``, pack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """What is counted: a pack, or a text where ``pack`` is None.
+
+    ``recorded`` are counts of contents with media, whose data a recording does not hold.
+    """
+
+    title: str
+    model: str
+    text: str = ""
+    pack: Pack | None = None
+    recorded: Mapping[str, int]
+
+
+def show(
+    source: str,
+    *,
+    model: str | None,
+    counters: Sequence[str],
+    vocabulary: str | None,
+    policy: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Prints tokens, a row for each layer and a column for each counter.
+
+    Args:
+        source: the path of a session, a manifest or a text, or a pack's id.
+        counters: names of counters; none takes the one that the policy would take, and the estimate.
+        vocabulary: the path of the model's vocabulary.
+
+    Raises:
+        MissingExtra: a counter that is named needs a package that is not installed.
+        PackNotFound: there is neither a file nor a pack of that name.
+        PolicyError: the policy is wrong, or nobody has registered a counter of that name.
+        SessionError: the session cannot be packed.
+        TokenCountingError: a counter that is named cannot count.
+    """
+    counted = _read(source, model, url)
+    loaded = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None).tokens
+    settings = loaded if vocabulary is None else loaded.model_copy(update={"files": {counted.model: vocabulary}})
+    columns = {one.name: (one, _layers(counted, one)) for one in _counters(counted.model, counters, settings)}
+    if as_json:
+        print_json(
+            {
+                "source": counted.title,
+                "model": counted.model,
+                "counters": {
+                    name: {"accuracy": one.accuracy, "layers": layers, "total": sum(layers.values())}
+                    for name, (one, layers) in columns.items()
+                },
+            }
+        )
+        return
+    _print(counted, columns)
+
+
+def _print(counted: _Counted, columns: Mapping[str, tuple[TokenCounter, Mapping[str, int]]]) -> None:
+    out = console()
+    out.print(Text(f"{plain(counted.title)} for {plain(counted.model)}", style="bold"))
+    table = grid("layer", *(f">{plain(name)}" for name in columns))
+    (_, first), *_ = columns.values()
+    for layer in first:
+        table.add_row(layer, *(number(layers[layer]) for _, layers in columns.values()))
+    if len(first) > 1:
+        table.add_row("total", *(number(sum(layers.values())) for _, layers in columns.values()), style="bold")
+    table.add_row("texts counted", *(cell(one.accuracy) for one, _ in columns.values()), style="dim")
+    out.print(table)
+
+
+def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iterator[TokenCounter]:
+    """The counters that are named, which is leave to use the network; else the policy's and the estimate."""
+    if settings.network or not OFFERS.keys() >= {*names, settings.counter} - {"auto"}:
+        from aether_context.adk.counters import register_counters
+
+        register_counters()
+    if not names:
+        yield Counters(settings, clock=time.monotonic).pick(model).counter
+        yield counter_for(model)
+    for name in names:
+        yield counter_for(model, settings.model_copy(update={"counter": name, "network": True}))
+
+
+def _layers(counted: _Counted, counter: TokenCounter) -> dict[str, int]:
+    if counted.pack is None:
+        return {"text": counter.count_all([counted.text])[0]}
+    tally = Tally(counter, recorded=counted.recorded, framing=framing_of(counted.model))
+    layers = recount(counted.pack, tally)
+    return {layer: layers[layer] for layer in LAYERS if layer in layers}
+
+
+def _read(source: str, model: str | None, url: str) -> _Counted:
+    path = Path(source)
+    if not path.is_file():
+        store = PackStore(url)
+        try:
+            return _of_pack(store, store.read(lookup.find(store, source)), model)
+        except PackNotFound as error:
+            raise PackNotFound(f"{source!r} is neither a file nor a pack: {error}") from error
+    text = path.read_bytes().decode("utf-8", "replace")
+    value = _json_object(text)
+    if "pack_id" in value and "schema_version" in value:
+        store = PackStore(path.absolute().parents[_ABOVE_A_PACK])
+        return _of_pack(store, store.manifest(str(value["pack_id"])), model)
+    if "events" in value and ("app_name" in value or "appName" in value):
+        return _of_session(source, model or DEFAULT_MODEL)
+    return _Counted(title=source, model=model or DEFAULT_MODEL, text=text, recorded={})
+
+
+def _json_object(text: str) -> Mapping[str, object]:
+    """The JSON object that a text is; empty where it is none."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _of_pack(store: PackStore, manifest: Manifest, model: str | None) -> _Counted:
+    replayer = Replayer(store)
+    pack = replayer.replay(manifest).pack
+    counts = replayer.resolve(manifest).counts
+    media = [one.content for one in pack.contents if any(part.kind in ("media", "other") for part in one.content.parts)]
+    keys = [short(content.digest, 16) for content in media]
+    return _Counted(
+        title=manifest.pack_id,
+        model=model or manifest.model,
+        pack=pack,
+        recorded={key: counts[key] for key in keys if key in counts},
+    )
+
+
+def _of_session(path: str, model: str) -> _Counted:
+    from aether_context.adk.preview import make_preview, read_session
+
+    made = make_preview(read_session(path), model=model)
+    return _Counted(title=path, model=model, pack=made.pack, recorded={})

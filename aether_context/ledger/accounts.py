@@ -1,0 +1,531 @@
+"""The ledger of one session: accounts of the session, its invocations and its agents, held against their limits.
+
+    ledger = TokenLedger()
+    planned = ledger.estimate(12_000, output_limit=None)
+    violation = ledger.check(planned, limits, invocation="i1", agent="writer")
+    ledger.begin(planned, invocation="i1", agent="writer")
+    ledger.track(CallUsage(input_tokens=11_870, output_tokens=420), invocation="i1", agent="writer")
+
+Limits are given with each question and never kept, so they can change between two calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from aether_context.canonical import JSON
+from aether_context.errors import BudgetExceededError
+from aether_context.ledger.usage import Accuracy, CallUsage, Totals, accuracy, percentile
+from aether_context.policy import Amount, Limit, LimitSettings, Measure
+from aether_context.prices import Prices
+
+Scope: TypeAlias = Literal["session", "invocation", "agent"]
+SCOPES: tuple[Scope, ...] = ("session", "invocation", "agent")
+
+
+_MOST_INVOCATIONS = 64
+_MOST_AGENTS = 1_024
+_MOST_OPEN = 256
+_MOST_PAIRS = 256
+_MOST_OUTPUTS = 256
+_MOST_INPUTS = 16
+_RECENT = 20
+_FARTHEST = 10_000
+
+_Held = TypeVar("_Held")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a call is expected to use; None is unknown.
+
+    ``output_from`` says where the output comes from: the request's limit, or the session's p90.
+    """
+
+    input_tokens: int
+    output_tokens: int | None = None
+    output_from: Literal["limit", "p90", "unknown"] = "unknown"
+    cost_usd: Decimal | None = None
+
+    @property
+    def amounts(self) -> dict[Measure, Amount]:
+        """The estimate by measure, what is unknown as 0."""
+        output = self.output_tokens or 0
+        cost = self.cost_usd or Decimal(0)
+        return {"input": self.input_tokens, "output": output, "total": self.input_tokens + output, "cost": cost}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """One measure of an account. ``limit`` is None where there is none."""
+
+    limit: Amount | None
+    used: Amount
+    approximate: bool
+
+    @property
+    def remaining(self) -> Amount | None:
+        """What is left, never below 0; None where there is no limit."""
+        return None if self.limit is None else max(self.limit - self.used, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudget:
+    """One account with its limits. ``name`` is the invocation's or agent's, empty for the session.
+
+    ``cost`` is approximate where a call has no known price: that call is not in it.
+    """
+
+    scope: Scope
+    name: str
+    input: Gauge
+    output: Gauge
+    total: Gauge
+    cost: Gauge
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The three budgets that a call falls under, at one moment."""
+
+    session: TokenBudget
+    invocation: TokenBudget
+    agent: TokenBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetViolation:
+    """A limit that the next call would pass. ``used`` includes what calls under way are expected to take."""
+
+    scope: Scope
+    name: str
+    measure: Measure
+    limit: Amount
+    used: Amount
+    planned: Amount
+
+    def error(self) -> BudgetExceededError:
+        return BudgetExceededError(
+            scope=self.scope,
+            name=self.name,
+            measure=self.measure,
+            limit=self.limit,
+            used=self.used,
+            planned=self.planned,
+        )
+
+    def record(self) -> dict[str, JSON]:
+        """The violation as JSON."""
+        amounts = {"limit": self.limit, "used": self.used, "planned": self.planned}
+        plain = {name: float(value) if self.measure == "cost" else value for name, value in amounts.items()}
+        return {"scope": self.scope, "name": self.name, "measure": self.measure, **plain}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """How near an account is to a limit. ``level`` is 1 where it is near and 2 where it is reached."""
+
+    level: Literal[1, 2]
+    scope: Scope
+    measure: Measure
+    limit: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the calls of one agent will come to if they go on as they have.
+
+    Attributes:
+        growth_tokens: median by which a request outgrows the one before it, cuts left out; None where it is unknown.
+        calls_to_high_water: calls until a request passes the high-water mark, None where it is not known or not near.
+        calls_to_limit: calls that the limits still allow, None where they allow more than 10,000.
+        limit: the scope and the measure that end it.
+    """
+
+    input_tokens: int
+    growth_tokens: int | None
+    output_tokens: int
+    calls_to_high_water: int | None
+    calls_to_limit: int | None
+    limit: tuple[Scope, Measure] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerReport:
+    """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
+
+    session: TokenBudget
+    invocations: tuple[TokenBudget, ...]
+    agents: tuple[TokenBudget, ...]
+    accuracy: Accuracy
+    recent: Accuracy
+    output_p90: int | None
+
+
+class _Bound(NamedTuple):
+    """One limit, and what is used of it."""
+
+    scope: Scope
+    name: str
+    measure: Measure
+    limit: Amount
+    used: Amount
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that began. ``counted`` is what was tracked of it so far."""
+
+    invocation: str
+    agent: str
+    planned: Estimate | None
+    counted: CallUsage | None = None
+
+
+class _Accounts(Generic[_Held]):
+    """What is held by scope and name, the longest unused of a scope forgotten first."""
+
+    def __init__(self, nothing: _Held) -> None:
+        self.nothing = nothing
+        self.held: Mapping[Scope, OrderedDict[str, _Held]] = {scope: OrderedDict() for scope in SCOPES}
+
+    def get(self, scope: Scope, name: str) -> _Held:
+        return self.held[scope].get(name, self.nothing)
+
+    def put(self, scope: Scope, name: str, totals: _Held) -> None:
+        accounts = self.held[scope]
+        accounts[name] = totals
+        accounts.move_to_end(name)
+        if len(accounts) > (_MOST_INVOCATIONS if scope == "invocation" else _MOST_AGENTS):
+            accounts.popitem(last=False)
+
+
+_NOTHING = Totals()
+
+
+def _totals(told: JSON) -> Totals:
+    """What history told: totals, or the record of them."""
+    return told if isinstance(told, Totals) else Totals.from_record(told) or _NOTHING
+
+
+class TokenLedger:
+    """What one session has used. Memory is bounded: old invocations are forgotten, the session's own account is not.
+
+    Not safe to use from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._spent = _Accounts(_NOTHING)
+        self._told: _Accounts[JSON] = _Accounts(_NOTHING)
+        self._open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
+        self._pairs: deque[tuple[int, int]] = deque(maxlen=_MOST_PAIRS)
+        self._outputs: deque[int] = deque(maxlen=_MOST_OUTPUTS)
+        self._inputs: OrderedDict[str, deque[int]] = OrderedDict()
+
+    # before a call
+
+    def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
+        """What a call will use.
+
+        Args:
+            input_tokens: the estimate of the request.
+            output_limit: the most that it lets the model answer; without one the session's p90 is expected.
+            prices: the model's; all input is priced as if no cache served any of it.
+        """
+        output = output_limit if output_limit is not None else self.output_p90
+        cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
+        return Estimate(
+            input_tokens=input_tokens,
+            output_tokens=output,
+            output_from="limit" if output_limit is not None else "p90" if output is not None else "unknown",
+            cost_usd=cost,
+        )
+
+    @property
+    def output_p90(self) -> int | None:
+        """The p90 of the latest 256 answers, None before the first."""
+        return int(percentile(sorted(self._outputs), 0.9)) if self._outputs else None
+
+    def check(
+        self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
+    ) -> BudgetViolation | None:
+        """The limit that a call would pass by most, as a share of it; None where it would pass none.
+
+        A limit of which nothing is left is passed by any call. What other calls of the invocation that are under way
+        are expected to take is counted as used.
+        """
+        amounts = planned.amounts
+        others = self._under_way(invocation, None, (branch, agent))
+        own = self._under_way(invocation, agent, (branch, agent))
+        violations = []
+        for bound in self._bounds(limits, invocation, agent):
+            used = bound.used + (own if bound.scope == "agent" else others)[bound.measure]
+            wanted = amounts[bound.measure]
+            if used >= bound.limit or used + wanted > bound.limit:
+                violations.append(
+                    BudgetViolation(
+                        scope=bound.scope,
+                        name=bound.name,
+                        measure=bound.measure,
+                        limit=bound.limit,
+                        used=used,
+                        planned=wanted,
+                    )
+                )
+        return max(violations, key=lambda one: float((one.used + one.planned) / one.limit), default=None)
+
+    def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
+        """The limit of which the largest share is used, where that is ``degrade_at`` or more.
+
+        It looks at what was used, not at what is planned, so that it only grows while an account does.
+        """
+        shares = [(float(one.used / one.limit), one) for one in self._bounds(limits, invocation, agent)]
+        share, most = max(shares, key=lambda pair: pair[0], default=(0.0, None))
+        if most is None or share < limits.degrade_at:
+            return None
+        return Pressure(level=2 if share >= 1 else 1, scope=most.scope, measure=most.measure, limit=most.limit)
+
+    def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
+        """A call is made: until it is tracked or fails, its estimate is held against the limits of the others."""
+        self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
+        self._open.move_to_end((branch, agent))
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+
+    # after a call
+
+    def track(self, call: CallUsage, *, invocation: str, agent: str, branch: str = "") -> None:
+        """Books what a call used. A second report of the same call takes the place of the first."""
+        opened = self._open.get((branch, agent))
+        before = None
+        if opened is not None and opened.invocation == invocation:
+            before, opened.counted, opened.planned = opened.counted, call, None
+        change = Totals.of(call) if before is None else Totals.of(call).minus(Totals.of(before))
+        for scope, name in _names(invocation, agent):
+            self._spent.put(scope, name, self._spent.get(scope, name).plus(change))
+        if before is not None:
+            self._forget(before, agent)
+        self._observe(call, agent)
+
+    def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
+        """What is booked of the call that began last; None before its first report."""
+        opened = self._open.get((branch, agent))
+        return opened.counted if opened is not None and opened.invocation == invocation else None
+
+    def fail(self, *, invocation: str, agent: str, branch: str = "") -> None:
+        """A call came to nothing that was paid for: nothing is held for it any more."""
+        opened = self._open.get((branch, agent))
+        if opened is not None and opened.invocation == invocation:
+            opened.planned = None
+
+    def recall(
+        self, call: CallUsage, standing: Mapping[str, JSON] | None = None, *, invocation: str, agent: str
+    ) -> None:
+        """Takes in a call from the session's history, made by this process or another one.
+
+        The accounts become the larger of what this ledger booked and what history tells, so that history can never
+        make them smaller.
+
+        Args:
+            standing: the totals that were recorded with the call, as `standing` gives them. Without them the call is
+                added to what earlier ones told.
+        """
+        if standing is not None and self._is_booked(standing):
+            self.confirm(standing, invocation=invocation, agent=agent)
+            return
+        booked = self._spent.get("session", "").total_tokens
+        for scope, name in _names(invocation, agent):
+            recorded = Totals.from_record(standing.get(scope)) if standing is not None else None
+            told = _totals(self._told.get(scope, name))
+            told = told.larger(recorded) if recorded is not None else told.plus(Totals.of(call))
+            self._told.put(scope, name, told)
+            self._spent.put(scope, name, self._spent.get(scope, name).larger(told))
+        if self._spent.get("session", "").total_tokens > booked:
+            self._observe(call, agent)
+
+    def confirm(self, standing: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
+        """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
+        for scope, name in _names(invocation, agent):
+            self._told.put(scope, name, standing.get(scope, _NOTHING))
+
+    def _is_booked(self, standing: Mapping[str, JSON]) -> bool:
+        """Whether a call's recorded totals hold nothing that is not in the session's account."""
+        recorded, spent = Totals.from_record(standing.get("session")), self._spent.get("session", "")
+        return recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens
+
+    # accounts
+
+    def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
+        """One account with its limits."""
+        totals = self._spent.get(scope, name)
+        limit, used = _limit(limits, scope, name).by_measure, _amounts(totals)
+        vague = {
+            "input": totals.estimated_inputs,
+            "output": totals.estimated_outputs,
+            "total": totals.estimated_inputs + totals.estimated_outputs,
+            "cost": totals.estimated_inputs + totals.estimated_outputs + totals.unpriced_calls,
+        }
+
+        def gauge(measure: Measure) -> Gauge:
+            return Gauge(limit=limit.get(measure), used=used[measure], approximate=vague[measure] > 0)
+
+        return TokenBudget(
+            scope=scope,
+            name=name,
+            input=gauge("input"),
+            output=gauge("output"),
+            total=gauge("total"),
+            cost=gauge("cost"),
+            totals=totals,
+        )
+
+    def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
+        """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""
+        return {scope: self._spent.get(scope, name).record() for scope, name in _names(invocation, agent)}
+
+    def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
+        """The budgets that a call of this agent in this invocation falls under."""
+        return Snapshot(
+            session=self.budget("session", "", limits),
+            invocation=self.budget("invocation", invocation, limits),
+            agent=self.budget("agent", agent, limits),
+        )
+
+    def report(self, limits: LimitSettings) -> LedgerReport:
+        """All accounts, invocations by age, agents by name."""
+        pairs = list(self._pairs)
+        return LedgerReport(
+            session=self.budget("session", "", limits),
+            invocations=tuple(self.budget("invocation", name, limits) for name in self._spent.held["invocation"]),
+            agents=tuple(self.budget("agent", name, limits) for name in sorted(self._spent.held["agent"])),
+            accuracy=accuracy(pairs),
+            recent=accuracy(pairs[-_RECENT:]),
+            output_p90=self.output_p90,
+        )
+
+    def forecast(
+        self,
+        limits: LimitSettings,
+        *,
+        invocation: str,
+        agent: str,
+        high_water: int | None = None,
+        low_water: int | None = None,
+    ) -> Forecast | None:
+        """How many calls are left until the high-water mark and until a limit; None before an agent's first call.
+
+        Each request is taken to grow by the median of the latest ones and each answer to be the median of the latest
+        ones; a request that passes ``high_water`` is cut to ``low_water``. Costs go on at the session's average.
+        """
+        inputs = self._inputs.get(agent)
+        if not inputs:
+            return None
+        steps = [later - earlier for earlier, later in zip(inputs, list(inputs)[1:], strict=False) if later >= earlier]
+        growth = int(statistics.median(steps)) if steps else None
+        output = int(statistics.median(self._outputs)) if self._outputs else 0
+        last = inputs[-1]
+        calls, ended = self._left(limits, invocation, agent, _sizes(last, growth or 0, high_water, low_water), output)
+        return Forecast(
+            input_tokens=last + (growth or 0),
+            growth_tokens=growth,
+            output_tokens=output,
+            calls_to_high_water=max(0, (high_water - last) // growth) if growth and high_water is not None else None,
+            calls_to_limit=calls,
+            limit=ended,
+        )
+
+    def _left(
+        self, limits: LimitSettings, invocation: str, agent: str, sizes: Iterator[int], output: int
+    ) -> tuple[int | None, tuple[Scope, Measure] | None]:
+        """So many calls of these input sizes still fit, and what ends them."""
+        session = self._spent.get("session", "")
+        price = session.cost_usd / (session.calls - session.unpriced_calls) if session.cost_usd else Decimal(0)
+        bounds = self._bounds(limits, invocation, agent)
+        taken: dict[Measure, Amount] = {"input": 0, "output": 0, "total": 0, "cost": Decimal(0)}
+        for calls in range(_FARTHEST + 1 if bounds else 0):
+            size = next(sizes)
+            taken["input"] += size
+            taken["output"] += output
+            taken["total"] += size + output
+            taken["cost"] += price
+            ended = next((one for one in bounds if one.used + taken[one.measure] > one.limit), None)
+            if ended is not None:
+                return calls, (ended.scope, ended.measure)
+        return None, None
+
+    def _bounds(self, limits: LimitSettings, invocation: str, agent: str) -> list[_Bound]:
+        """The limits that a call falls under."""
+        return [
+            _Bound(scope, name, measure, most, used[measure])
+            for scope, name in _names(invocation, agent)
+            if (bounds := _limit(limits, scope, name).by_measure)
+            for used in (_amounts(self._spent.get(scope, name)),)
+            for measure, most in bounds.items()
+        ]
+
+    def _under_way(self, invocation: str, agent: str | None, own: tuple[str, str]) -> dict[Measure, Amount]:
+        """What the invocation's other calls under way are expected to take, of one agent or of all."""
+        sums: dict[Measure, Amount] = {"input": 0, "output": 0, "total": 0, "cost": Decimal(0)}
+        for slot, one in self._open.items():
+            if slot != own and one.planned is not None and one.invocation == invocation and agent in (None, one.agent):
+                for measure, amount in one.planned.amounts.items():
+                    sums[measure] += amount
+        return sums
+
+    def _observe(self, call: CallUsage, agent: str) -> None:
+        """Takes a call into what is expected of the next ones."""
+        if call.estimate is not None and not call.input_estimated:
+            self._pairs.append((call.estimate, call.input_tokens))
+        self._outputs.append(call.output_tokens)
+        inputs = self._inputs.setdefault(agent, deque(maxlen=_MOST_INPUTS))
+        inputs.append(call.input_tokens)
+        self._inputs.move_to_end(agent)
+        if len(self._inputs) > _MOST_AGENTS:
+            self._inputs.popitem(last=False)
+
+    def _forget(self, call: CallUsage, agent: str) -> None:
+        """Takes a call out again that is reported anew."""
+        with suppress(ValueError):
+            self._outputs.remove(call.output_tokens)
+        with suppress(ValueError):
+            self._inputs[agent].remove(call.input_tokens)
+        if call.estimate is not None and not call.input_estimated:
+            with suppress(ValueError):
+                self._pairs.remove((call.estimate, call.input_tokens))
+
+
+def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
+    return ("session", ""), ("invocation", invocation), ("agent", agent)
+
+
+def _limit(limits: LimitSettings, scope: Scope, name: str) -> Limit:
+    if scope == "agent":
+        return limits.of_agent(name)
+    return limits.session if scope == "session" else limits.invocation
+
+
+def _amounts(totals: Totals) -> dict[Measure, Amount]:
+    """What was used, by measure."""
+    return {
+        "input": totals.input_tokens,
+        "output": totals.output_tokens,
+        "total": totals.total_tokens,
+        "cost": totals.cost_usd,
+    }
+
+
+def _sizes(last: int, growth: int, high_water: int | None, low_water: int | None) -> Iterator[int]:
+    """The inputs of the calls to come."""
+    size = last
+    while True:
+        size += growth
+        if high_water is not None and size > high_water:
+            size = low_water if low_water is not None else high_water
+        yield size

@@ -1,0 +1,97 @@
+"""What tokens cost, from the public list of the `genai-prices` package, which is installed and needs no network.
+
+A model that the list does not know, or that is not paid by tokens alone, has no price here: what it costs is unknown,
+not zero. Rates are those of text; some providers take more for audio and images.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, TypeAlias
+
+from aether_context.windows import listed_models
+
+if TYPE_CHECKING:
+    from genai_prices.types import TieredPrices
+
+    Rate: TypeAlias = Decimal | TieredPrices
+
+_MILLION = 1_000_000
+_MINUTE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """One model's rates at one moment, in US dollars for a million tokens; some are tiers by the size of the input.
+
+    Attributes:
+        cached: for input that the provider's cache served; None where it costs what other input does.
+        cache_write: for input that the provider wrote into its cache; None likewise.
+    """
+
+    input: Rate
+    output: Rate
+    cached: Rate | None = None
+    cache_write: Rate | None = None
+
+    def cost(
+        self, *, input_tokens: int, output_tokens: int, cached_tokens: int = 0, cache_write_tokens: int = 0
+    ) -> Decimal:
+        """US dollars for one call.
+
+        Args:
+            input_tokens: all input, what was read from and written to the cache included.
+            output_tokens: all output, thoughts included.
+        """
+        read = min(cached_tokens, input_tokens)
+        written = min(cache_write_tokens, input_tokens - read)
+        parts = (
+            (self.input, input_tokens - read - written),
+            (self.input if self.cached is None else self.cached, read),
+            (self.input if self.cache_write is None else self.cache_write, written),
+            (self.output, output_tokens),
+        )
+        return sum((_rate(rate, input_tokens) * tokens for rate, tokens in parts), Decimal(0)) / _MILLION
+
+
+def _rate(rate: Rate, input_tokens: int) -> Decimal:
+    """The rate that applies to a call: that of the highest tier which its input passes."""
+    if isinstance(rate, Decimal):
+        return rate
+    return next((tier.price for tier in reversed(rate.tiers) if input_tokens > tier.start), rate.base)
+
+
+def prices_of(model: str, time: float = 0.0) -> Prices | None:
+    """The rates of a model, None where the list has none.
+
+    Args:
+        time: when it is called, seconds since 1970 UTC; some rates depend on the day or the hour.
+    """
+    return _prices(model, int(time // _MINUTE_SECONDS))
+
+
+@functools.lru_cache(maxsize=1024)
+def _prices(model: str, minute: int) -> Prices | None:
+    """The rates in one minute; none begin or end within one. Of the model's maker where its name has no provider."""
+    info = next(listed_models(model, any_provider=False), None)
+    if info is None:
+        return None
+    rates = info.get_prices(_moment(minute * _MINUTE_SECONDS))
+    if rates.input_mtok is None or rates.output_mtok is None or rates.requests_kcount is not None:
+        return None
+    return Prices(
+        input=rates.input_mtok,
+        output=rates.output_mtok,
+        cached=rates.cache_read_mtok,
+        cache_write=rates.cache_write_mtok,
+    )
+
+
+def _moment(time: float) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromtimestamp(time, datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return datetime.datetime.fromtimestamp(0, datetime.UTC)

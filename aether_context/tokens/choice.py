@@ -1,0 +1,329 @@
+"""Which counter counts for a model: those on offer, the order in which they are tried, and what one that fails leaves.
+
+    counters = Counters(PackPolicy.load("my.toml").tokens, clock=time.monotonic)
+    pick = counters.pick("gemini-2.5-flash")
+    pick.counter.count("Hello")
+
+Counters register by name from where they may live: those that need google-genai in `aether_context.adk.counters`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError
+from aether_context.policy import TokenSettings
+from aether_context.windows import bare_model_name
+
+from .counter import CachedCounter, TokenCounter
+from .families import estimate_for, family_of
+from .framing import through_litellm
+from .remote import anthropic_counter
+from .vocabulary import TokenizerCounter, encoding_name, file_counter
+
+Network: TypeAlias = Literal["none", "once", "always"]
+"""When a counter uses the network: never, to fetch its vocabulary, or for every new text."""
+
+RETRY_SECONDS = 30.0
+"""So long a counter that failed is passed over."""
+
+CHAIN = ("file", "gemini-local", "tiktoken", "anthropic-api", "gemini-api", "litellm", "estimate")
+"""The order of ``auto``: the vocabulary that was given as a file, one that is fetched, the provider's own count,
+LiteLLM's counter, the built-in estimate. Those that need the network are in it where the policy allows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A counter that can be had by name.
+
+    Attributes:
+        name: what the policy's `tokens.counter` calls it.
+        about: what it counts by and for which models, in a line.
+        suits: whether ``auto`` may take it for a model.
+        make: the counter of a model. Raises `MissingExtra` or `TokenCountingError` where it cannot be had.
+        network: when it uses the network.
+    """
+
+    name: str
+    about: str
+    suits: Callable[[str, TokenSettings], bool]
+    make: Callable[[str, TokenSettings], TokenCounter]
+    network: Network = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """The counter of a model.
+
+    Attributes:
+        offer: the name under which it is on offer.
+        remote: whether it asks over the network for every new text.
+        problems: why the counters before it do not count, a sentence each.
+    """
+
+    counter: TokenCounter
+    offer: str
+    remote: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Until when a counter is passed over, and why; ``told`` unless nobody has asked for it."""
+
+    until: float
+    reason: str
+    told: bool = True
+
+
+OFFERS: dict[str, Offer] = {}
+"""By name."""
+
+
+def register(offer: Offer) -> None:
+    """Puts a counter on offer, in place of one of the same name."""
+    OFFERS[offer.name] = offer
+
+
+class Counters:
+    """The counters of one policy. Threads may share them.
+
+    A counter that fails is passed over for `RETRY_SECONDS` and then tried again; meanwhile the next one counts.
+
+    Args:
+        clock: seconds, from any beginning.
+
+    Raises:
+        PolicyError: the policy names a counter that nobody has registered.
+    """
+
+    def __init__(self, settings: TokenSettings, *, clock: Callable[[], float]) -> None:
+        if settings.counter != "auto" and settings.counter not in OFFERS:
+            names = ["auto", *OFFERS]
+            near = difflib.get_close_matches(settings.counter, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(names)
+            raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
+        self._settings = settings
+        self._clock = clock
+        self._made: dict[tuple[str, str], TokenCounter] = {}
+        self._resting: dict[tuple[str, str], _Rest] = {}
+        self._picks: dict[str, tuple[float, Pick]] = {}
+        self._lock = threading.Lock()
+
+    def ready(self, model: str) -> Pick | None:
+        """The model's counter where it can be had at once; None where `pick` may have to load something."""
+        until, pick = self._picks.get(model, (0.0, None))
+        if pick is not None and self._clock() < until:
+            return pick
+        return self.pick(model) if next(self._chain(model)).name == "estimate" else None
+
+    def pick(self, model: str) -> Pick:
+        """The first counter in the model's chain that works."""
+        with self._lock:
+            problems: list[str] = []
+            until = math.inf
+            for offer in self._chain(model):
+                rest = self._rest(offer, model)
+                if rest is None:
+                    pick = Pick(
+                        counter=self._made[offer.name, model],
+                        offer=offer.name,
+                        remote=offer.network == "always",
+                        problems=tuple(problems),
+                    )
+                    self._picks[model] = (until, pick)
+                    return pick
+                until = min(until, rest.until)
+                if rest.told:
+                    problems.append(rest.reason)
+        raise AssertionError("the estimate always counts")
+
+    def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
+        """Passes over a counter that could not count, for a while."""
+        with self._lock:
+            self._resting[pick.offer, model] = _Rest(self._clock() + RETRY_SECONDS, str(error))
+            self._picks.pop(model, None)
+
+    def _chain(self, model: str) -> Iterator[Offer]:
+        settings = self._settings
+        if settings.counter != "auto":
+            yield OFFERS[settings.counter]
+            yield OFFERS["estimate"]
+            return
+        for offer in (OFFERS[name] for name in CHAIN if name in OFFERS):
+            if offer.suits(model, settings) and (settings.network or offer.network == "none"):
+                yield offer
+
+    def _rest(self, offer: Offer, model: str) -> _Rest | None:
+        """Why a counter does not count now, None where it does; it is made at the first call."""
+        key = (offer.name, model)
+        rest = self._resting.get(key)
+        if rest is not None and self._clock() < rest.until:
+            return rest
+        self._resting.pop(key, None)
+        if key not in self._made:
+            try:
+                self._made[key] = _made(offer, model, self._settings)
+            except AetherContextError as error:
+                missed = self._settings.counter == "auto" and isinstance(error, MissingExtra) and offer.name != "file"
+                rest = self._resting[key] = _Rest(self._clock() + RETRY_SECONDS, str(error), told=not missed)
+                return rest
+        return None
+
+
+def _made(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
+    if offer.network == "always":
+        require_network(offer.name, "sends every text over the network", settings)
+    try:
+        return offer.make(model, settings)
+    except AetherContextError:
+        raise
+    except Exception as error:  # what is behind an offer may break in any way
+        raise TokenCountingError(offer.name, f"{type(error).__name__}: {error}") from error
+
+
+def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:
+    """The counter of a model, in any of ADK's spellings; the built-in estimate where no settings are given.
+
+    Models of one family share their estimate and what it remembers.
+
+    Raises:
+        MissingExtra: the counter that the settings name needs a package that is not installed.
+        PolicyError: nobody has registered it.
+        TokenCountingError: it cannot be had.
+    """
+    if settings is None:
+        return estimate_for(model)
+    counters = Counters(settings, clock=lambda: 0.0)
+    if settings.counter != "auto":
+        return _made(OFFERS[settings.counter], model, settings)
+    return counters.pick(model).counter
+
+
+def file_of(model: str, settings: TokenSettings) -> str | None:
+    """The vocabulary file that the settings name for a model or its family."""
+    names = (model, bare_model_name(model), family_of(model))
+    return next((settings.files[name] for name in names if name in settings.files), None)
+
+
+def require_network(name: str, why: str, settings: TokenSettings) -> None:
+    """Refuses a counter that uses the network where the policy does not allow it."""
+    if not settings.network:
+        raise TokenCountingError(name, f"it {why}: set tokens.network = true to allow that, or give tokens.files")
+
+
+def _from_file(model: str, settings: TokenSettings) -> TokenCounter:
+    path = file_of(model, settings)
+    if path is None:
+        raise TokenCountingError("file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}")
+    return CachedCounter(file_counter(path, model))
+
+
+def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
+    """By tiktoken's own vocabulary. xAI publishes none: its models count by OpenAI's, which is another."""
+    path = file_of(model, settings)
+    if path is not None:
+        return CachedCounter(file_counter(path, model))
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise MissingExtra("tiktoken", "counting by tiktoken") from error
+    name = encoding_name(model)
+    require_network("tiktoken", f"downloads the vocabulary {name} from openaipublic.blob.core.windows.net", settings)
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:  # whatever the download raises
+        raise TokenCountingError("tiktoken", f"{name} could not be downloaded: {error}") from error
+    own = _is_openai(model)
+    counter = TokenizerCounter(
+        f"tiktoken/{name}",
+        lambda texts: [len(one) for one in encoding.encode_ordinary_batch(list(texts))],
+        accuracy="exact" if own else "heuristic",
+    )
+    return CachedCounter(counter)
+
+
+def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
+    """By LiteLLM's own choice: OpenAI's vocabulary for most models, which it parts into pieces of 1,024 characters."""
+    if any(name in model.lower() for name in ("llama-2", "llama-3", "replicate", "command-r")):
+        require_network("litellm", "downloads this model's tokenizer from huggingface.co", settings)
+    try:
+        import litellm
+    except ImportError as error:
+        raise MissingExtra("litellm", "LiteLLM's counter") from error
+    counter = TokenizerCounter(
+        f"litellm/{bare_model_name(model)}",
+        lambda texts: [litellm.token_counter(model=model, text=text) for text in texts],
+        accuracy="approximate" if _is_openai(model) else "heuristic",
+    )
+    return CachedCounter(counter)
+
+
+def _by_anthropic(model: str, settings: TokenSettings) -> TokenCounter:
+    return anthropic_counter(model, estimate=estimate_for(model), timeout_seconds=settings.timeout_seconds)
+
+
+def _is_openai(model: str) -> bool:
+    return family_of(model) == "openai" or bare_model_name(model).startswith(("gpt-4", "gpt-3"))
+
+
+def _is_anthropic(model: str) -> bool:
+    """Whether a model is Claude at Anthropic itself, not at another provider."""
+    at_home = model.startswith("anthropic/") or not through_litellm(model)
+    return at_home and family_of(model).startswith("claude")
+
+
+def _is_xai(model: str) -> bool:
+    return bare_model_name(model).startswith("grok")
+
+
+register(
+    Offer(
+        name="file",
+        about="The vocabulary file that `tokens.files` names for the model or its family.",
+        suits=lambda model, settings: file_of(model, settings) is not None,
+        make=_from_file,
+    )
+)
+register(
+    Offer(
+        name="tiktoken",
+        about="OpenAI's vocabularies, for OpenAI's models, and as a stand-in for xAI's, which are not published. "
+        "Downloads them, unless a file is given.",
+        suits=lambda model, settings: _is_openai(model) or _is_xai(model),
+        make=_by_tiktoken,
+        network="once",
+    )
+)
+register(
+    Offer(
+        name="anthropic-api",
+        about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
+        suits=lambda model, settings: _is_anthropic(model),
+        make=_by_anthropic,
+        network="always",
+    )
+)
+register(
+    Offer(
+        name="litellm",
+        about="LiteLLM's `token_counter`, for OpenAI's models that ADK calls through LiteLLM, once that is loaded; by "
+        "name for any model.",
+        suits=lambda model, settings: "litellm" in sys.modules and through_litellm(model) and _is_openai(model),
+        make=_by_litellm,
+    )
+)
+register(
+    Offer(
+        name="estimate",
+        about="A table per family of models. Needs nothing, and never fails.",
+        suits=lambda model, settings: True,
+        make=lambda model, settings: estimate_for(model),
+    )
+)

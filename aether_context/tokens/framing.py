@@ -1,0 +1,245 @@
+"""What providers add around what is said: tokens of messages, calls and declarations, and how each is written out.
+
+No provider publishes all of it. Each figure of `FRAMINGS` has its source beside it; those without one are assumed, from
+what other providers are seen to add, and rather too high than too low.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from aether_context.canonical import JSON, canonical_json
+from aether_context.windows import bare_model_name
+
+from .families import family_of
+
+Written: TypeAlias = Literal["json", "plain"]
+"""Whether values stand as JSON, quoted and escaped, or as the texts they hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """Tokens that one provider adds, and the form in which calls, responses and declarations reach its models.
+
+    Attributes:
+        request: once a request: its beginning, and the start of the answer.
+        message: each message, its role included.
+        system: a system instruction, where there is one.
+        tools: once, where any function is declared.
+        tool: each declaration.
+        call: each call; `argument` each of its arguments.
+        response: each response of a function.
+        calls: how arguments are written out.
+        responses: how responses are.
+        declarations: how functions are declared: their JSON, or TypeScript.
+    """
+
+    name: str
+    request: int
+    message: int
+    system: int
+    tools: int
+    tool: int
+    call: int
+    argument: int = 0
+    response: int
+    calls: Written = "json"
+    responses: Written = "json"
+    declarations: Literal["json", "typescript"] = "json"
+
+
+_GEMINI = Framing(name="gemini", request=0, message=1, system=0, tools=0, tool=4, call=6, response=6)
+_OPENAI = Framing(
+    name="openai",
+    request=3,
+    message=4,
+    system=4,
+    tools=11,
+    tool=0,
+    call=3,
+    response=4,
+    declarations="typescript",
+)
+_CLAUDE = Framing(
+    name="claude",
+    request=4,
+    message=3,
+    system=0,
+    tools=496,
+    tool=10,
+    call=34,
+    argument=12,
+    response=8,
+    calls="plain",
+    responses="plain",
+)
+_GENERIC = Framing(name="generic", request=4, message=4, system=4, tools=0, tool=6, call=6, response=6)
+
+FRAMINGS: Mapping[str, Framing] = {
+    "gemini": _GEMINI,
+    "gemini-3": replace(_GEMINI, name="gemini-3"),
+    "openai": _OPENAI,
+    "claude": _CLAUDE,
+    "claude-4.7": replace(_CLAUDE, name="claude-4.7", tools=675),
+    "generic": _GENERIC,
+}
+"""By family of models.
+
+Gemini      `message`: the examples of `count_tokens` at ai.google.dev/gemini-api/docs/tokens, 10 for two messages of 5
+            and 3; `tool`: 206 there for a message of 22 and four functions, whose JSON is 42 each. `call` and
+            `response` are assumed.
+OpenAI      `request`, `message`, `tools`, `tool`: OpenAI's "How to count tokens with tiktoken", where 101 tokens are
+            reported for GPT-4o with one function; functions are written as TypeScript, 9 tokens and the braces of the
+            namespace around them, 4 fewer beside a system message. `call`: hmarr/openai-chat-tokens; `response`: the
+            message of its own that each one is.
+Anthropic   `request`, `message`: platform.claude.com, "Token counting", 14 for "You are a scientist" and "Hello,
+            Claude"; `tool`: 403 there for one function; `tools`: `CLAUDE_TOOLS`. `call`, `argument`, `response`: fitted
+            to the usage reported in a recorded session of Claude Sonnet 4.5 (badlogic/pi-mono), whose calls reach the
+            model with their texts unescaped.
+generic     all assumed.
+"""
+
+CLAUDE_TOOLS = (
+    (r"claude-opus-4-8", 290),
+    (r"claude-opus-4-7", 675),
+    (r"claude-(?:opus|sonnet|haiku)-4-[56]", 497),
+    (r"claude-(?:opus|sonnet)-4(?:-[01])?(?:-\d{8}|$)", 313),
+    (r"claude-(?:sonnet|opus|haiku)-[5-9]", 354),
+    (r"claude-3-7", 346),
+    (r"claude-3-5-haiku|claude-haiku-3-5", 264),
+    (r"claude-3-5", 346),
+    (r"claude-3-opus", 530),
+    (r"claude-3-sonnet", 159),
+    (r"claude-3-haiku", 264),
+)
+"""The system prompt that Anthropic adds where tools are declared, by model; the first pattern that matches.
+
+From platform.claude.com, "Tool use with Claude", for the tool choice `auto`. For models of 5 and later other than
+Sonnet 5 the figure of that one is assumed.
+"""
+
+
+@functools.lru_cache(maxsize=1024)
+def framing_of(model: str) -> Framing:
+    """What the model's provider adds, the model in any of ADK's spellings.
+
+    Through LiteLLM (`provider/model`) responses are JSON for every provider.
+    """
+    framing = FRAMINGS[family_of(model)]
+    bare = bare_model_name(model)
+    for pattern, tools in CLAUDE_TOOLS if framing.name.startswith("claude") else ():
+        if re.match(pattern, bare):
+            framing = replace(framing, tools=tools)
+            break
+    if through_litellm(model) and framing.responses != "json":
+        framing = replace(framing, name=f"{framing.name}/litellm", responses="json")
+    return framing
+
+
+def through_litellm(model: str) -> bool:
+    """Whether ADK sends a model of this name through LiteLLM: `provider/model`, not a resource name of Google's."""
+    return "/" in model and not model.startswith(("models/", "projects/", "publishers/", "apigee/"))
+
+
+def written_call(name: str, arguments: str, framing: Framing) -> str:
+    """A call as it is counted; `arguments` is a JSON object."""
+    if framing.calls == "json":
+        return f"{name} {arguments}"
+    return "\n".join([name, *_plain(json.loads(arguments))])
+
+
+def written_response(name: str, response: str, framing: Framing) -> str:
+    """A response as it is counted: `response` is its JSON, of which ADK sends Claude what Claude should read."""
+    if framing.responses == "json":
+        return f"{name} {response}"
+    value = json.loads(response)
+    return value if isinstance(value, str) else _said_to_claude(value)
+
+
+def argument_count(arguments: str) -> int:
+    """The number of a call's arguments, from their JSON."""
+    value = json.loads(arguments)
+    return len(value) if isinstance(value, dict) else 0
+
+
+def written_declaration(wire: str, framing: Framing) -> str:
+    """A function's declaration as it is counted, from its JSON."""
+    return _typescript(json.loads(wire)) if framing.declarations == "typescript" else wire
+
+
+def _plain(value: JSON) -> Iterator[str]:
+    """Names and values of a JSON value, without quotes and escapes."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield name
+            yield from _plain(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _plain(one)
+    else:
+        yield value if isinstance(value, str) else canonical_json(value)
+
+
+def _said_to_claude(response: JSON) -> str:
+    """As `google.adk.models.anthropic_llm` does: content or a lone result as text, anything else as JSON."""
+    if not isinstance(response, dict):
+        return canonical_json(response)
+    content = response.get("content")
+    if content and isinstance(content, str):
+        return content
+    if content and isinstance(content, list):
+        return "\n".join(_content_text(one) for one in content)
+    if response.keys() == {"result"} and response["result"] is not None:
+        result = response["result"]
+        return result if isinstance(result, str) else canonical_json(result)
+    return canonical_json(response)
+
+
+def _content_text(item: JSON) -> str:
+    if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str):
+        return str(item["text"])
+    return item if isinstance(item, str) else canonical_json(item)
+
+
+def _typescript(declaration: Mapping[str, Any]) -> str:
+    """A declaration as OpenAI's models are seen to read it: a comment and a function type, a line an argument."""
+    schema = declaration.get("parameters_json_schema") or declaration.get("parameters") or {}
+    about = declaration.get("description")
+    comment = f"// {about}\n" if about else ""
+    lines = _members(schema)
+    arguments = "_: {\n" + lines + "\n}" if lines else ""
+    return f"{comment}type {declaration.get('name', '')} = ({arguments}) => any;\n\n"
+
+
+def _members(schema: JSON) -> str:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return ""
+    required = schema.get("required") or ()
+    lines = []
+    for name, one in properties.items():
+        if isinstance(one, dict) and one.get("description"):
+            lines.append(f"// {one['description']}")
+        lines.append(f"{name}{'' if name in required else '?'}: {_type(one)},")
+    return "\n".join(lines)
+
+
+def _type(schema: JSON) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if choices := schema.get("enum"):
+        return " | ".join(canonical_json(one) for one in choices)
+    if several := schema.get("anyOf") or schema.get("any_of") or schema.get("oneOf"):
+        return " | ".join(_type(one) for one in several)
+    kinds: Mapping[str, Callable[[], str]] = {
+        "array": lambda: f"{_type(schema.get('items'))}[]",
+        "object": lambda: "{\n" + _members(schema) + "\n}" if schema.get("properties") else "object",
+        "integer": lambda: "number",
+    }
+    kind = str(schema.get("type") or "any").lower()
+    return kinds.get(kind, lambda: kind)()
