@@ -37,17 +37,22 @@ NET = "emergency"
 def trim(
     source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
-    """Applies the policy's late strategies in their order, then the net where too much is left."""
+    """Applies the policy's late strategies in their order, then the net where too much is left.
+
+    A cut by hand goes down to the low-water mark, or to that share of what there is where that is less.
+    """
     late = [one for one in strategies_of(policy.conversation) if not one.early]
     forced = by_hand(source)
+    if forced:
+        share = int(policy.conversation.low_water * spoken(source, policy, fitted, tally))
+        budget = replace(budget, high=-1, low=min(budget.low, share))
     for strategy in late:
         if strategy.name == "epochs":
-            marks = replace(budget, high=-1) if forced else budget
-            fitted = _cut(source, policy, summaries, marks, fitted, tally, strategy.name)
+            fitted = _cut(source, policy, summaries, budget, fitted, tally, strategy.name)
         else:
             fitted = _applied(source, policy, summaries, budget, fitted, tally, strategy)
     if forced and not fitted.acts:
-        return _cut(source, policy, summaries, replace(budget, high=-1), fitted, tally, NET)
+        return _cut(source, policy, summaries, budget, fitted, tally, NET)
     if late and late[-1].name == "epochs":
         return fitted
     return _cut(source, policy, summaries, replace(budget, high=budget.ceiling), fitted, tally, NET)

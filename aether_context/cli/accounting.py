@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from aether_context.canonical import JSON
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json
 from aether_context.errors import AetherContextError
 from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
-from aether_context.manifest import Manifest
+from aether_context.manifest import Manifest, StrategyAct
 from aether_context.prices import prices_of
 from aether_context.store import PackStore
 
@@ -46,6 +46,24 @@ class _Group:
         self.failed += other.failed
 
 
+@dataclass(slots=True)
+class _Acts:
+    """What one strategy did to the requests of all calls."""
+
+    cuts: int = 0
+    removed: int = 0
+    replaced: int = 0
+    freed_tokens: int = 0
+    lost_tokens: int = 0
+
+    def add(self, act: StrategyAct) -> None:
+        self.cuts += 1
+        self.removed += act.removed
+        self.replaced += act.replaced
+        self.freed_tokens += act.freed_tokens
+        self.lost_tokens += act.lost_tokens
+
+
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> bool:
     """Prints the ledger; False where a pack could not be read.
 
@@ -54,6 +72,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     """
     store = PackStore(url)
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
+    strategies: defaultdict[str, _Acts] = defaultdict(_Acts)
     unreadable = []
     for place in store.folders(app=app, user=user, session=session):
         try:
@@ -62,6 +81,8 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         except AetherContextError as error:
             unreadable.append(str(error))
             continue
+        for act in manifest.strategy_acts:
+            strategies[act.strategy].add(act)
         groups[tuple(_key(manifest, name) for name in by)].add(manifest, outcome if isinstance(outcome, dict) else None)
     whole = _Group()
     for one in groups.values():
@@ -69,11 +90,14 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     rows = sorted(groups.items())
     if as_json:
         listed = [dict(zip(by, key, strict=True)) | _value(one) for key, one in rows]
-        print_json({"by": list(by), "groups": listed, "all": _value(whole), "unreadable": len(unreadable)})
+        acts = {name: asdict(strategies[name]) for name in sorted(strategies)}
+        whole_value = _value(whole) | {"strategies": acts}
+        print_json({"by": list(by), "groups": listed, "all": whole_value, "unreadable": len(unreadable)})
     elif not groups:
         console(stderr=True).print(cell(f"no packs in {store.url}"))
     else:
         _print(by, [*rows, (("all", *[""] * (len(by) - 1)), whole)], whole)
+        _print_acts(strategies)
     for fault in () if as_json else unreadable:
         console(stderr=True).print(cell(f"unreadable: {fault}", "red"), soft_wrap=True)
     return not unreadable
@@ -174,6 +198,18 @@ def _print(by: Sequence[str], rows: Iterable[tuple[tuple[str, ...], _Group]], wh
     out.print(table)
     for note in _notes(whole):
         out.print(cell(note, "dim"))
+
+
+def _print_acts(strategies: Mapping[str, _Acts]) -> None:
+    """How often each strategy cut, what that freed, and what of the cached prefix had to be read anew for it."""
+    if not strategies:
+        return
+    table = grid("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
+    for name, acts in sorted(strategies.items()):
+        table.add_row(cell(name, limit=60), *(number(value) for value in asdict(acts).values()))
+    out = console()
+    out.print()
+    out.print(table)
 
 
 def _errors(close: Accuracy) -> tuple[str, str, str]:

@@ -303,6 +303,9 @@ def tokens(
 def usage(url: str, app: str | None, user: str | None, session: str | None, by: tuple[str, ...], as_json: bool) -> None:
     """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
 
+    Below stands what each strategy did to the requests, where any did: cuts, contents removed and replaced, tokens
+    freed, and tokens of the cached prefix that had to be read anew.
+
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """

@@ -245,7 +245,8 @@ def _events(one: Manifest, everything: bool) -> RenderableType:
         left = len(event.item_ids) - len(shown)
         items = ", ".join(shown) + (f" and {number(left)} more" if left else "")
         tokens = f"{number(event.tokens_before)} → {number(event.tokens_after)}"
-        table.add_row(str(at), event.layer, event.stage, event.reason, tokens, cell(items))
+        stage = f"{event.stage} ({event.strategy})" if event.strategy else event.stage
+        table.add_row(str(at), event.layer, cell(stage), event.reason, tokens, cell(items))
     return table
 
 

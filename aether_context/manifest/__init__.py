@@ -10,13 +10,14 @@ from aether_context.manifest.recording import (
     splice,
     stage_hashes,
 )
-from aether_context.manifest.schema import SCHEMA_VERSION, Manifest, Row, schema
+from aether_context.manifest.schema import SCHEMA_VERSION, Manifest, Row, StrategyAct, schema
 
 __all__ = [
     "SCHEMA_VERSION",
     "Manifest",
     "Recording",
     "Row",
+    "StrategyAct",
     "Tip",
     "epoch_of",
     "epoch_record",

@@ -24,15 +24,16 @@ class Summarize:
         if not conversation.passes(mark(budget, settings.trigger)):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
+        target = mark(budget, settings.target)
         return cut_units(
             conversation,
             self.name,
             parts,
             stay=frozenset(range(max(0, len(parts) - settings.keep_last), len(parts))),
-            target=mark(budget, settings.target),
+            target=min(target, budget.low) if conversation.forced else target,
             summary_ceiling=int(settings.summary_share * budget.input),
             last_turns=1,
-            worthwhile=(mark(budget, settings.trigger) - mark(budget, settings.target)) // 2,
+            worthwhile=(mark(budget, settings.trigger) - target) // 2,
             reason="high_water",
         )
 
