@@ -91,8 +91,8 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     if as_json:
         listed = [dict(zip(by, key, strict=True)) | _value(one) for key, one in rows]
         acts = {name: asdict(strategies[name]) for name in sorted(strategies)}
-        whole_value = _value(whole) | {"strategies": acts}
-        print_json({"by": list(by), "groups": listed, "all": whole_value, "unreadable": len(unreadable)})
+        found = {"by": list(by), "groups": listed, "all": _value(whole), "strategies": acts}
+        print_json(found | {"unreadable": len(unreadable)})
     elif not groups:
         console(stderr=True).print(cell(f"no packs in {store.url}"))
     else:

@@ -32,6 +32,11 @@ WHY: Mapping[Reason, str] = {
     "already_in_conversation": "it stands in the conversation anyway",
     "not_in_scope": "the step does not name it",
     "no_message": "there is no human message to put it into",
+    "threshold": "the estimate had passed the share of the window that placeholders begin at",
+    "turn_budget": "the latest turns alone fill the ceiling for whole turns",
+    "middle": "it is neither the beginning nor the end of the conversation",
+    "by_hand": "a cut was asked for",
+    "strategy": "a registered strategy left it out",
 }
 """Each reason for leaving something out, as the end of a sentence."""
 
