@@ -106,7 +106,8 @@ def _stripped(content: Content, tags: tuple[str, ...], empty: str) -> Content:
     if not any(f"<{tag}>" in part.text for part in content.parts for tag in tags if part.kind == "text"):
         return content
     parts = [_without(part, tags, empty) if part.kind == "text" else part for part in content.parts]
-    return content_of_parts(content.role, parts)
+    changed = any(one is not other for one, other in zip(parts, content.parts, strict=True))
+    return content_of_parts(content.role, parts) if changed else content
 
 
 def _without(part: Part, tags: tuple[str, ...], empty: str) -> Part:

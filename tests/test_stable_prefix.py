@@ -1,0 +1,480 @@
+"""`stable_prefix`, line by line: the goals, rules, estimates and edge cases of budget-aware trimming with a prefix that
+stays the same."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packs import answered, called, lines, said, tool
+from scripted import Chat, call
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.pack import Content
+from aether_context.policy import ConversationSettings, StablePrefixSettings
+from aether_context.strategies import Conversation, Trimmed, normalize, rendered
+from aether_context.strategies.stable_prefix import (
+    BOUNDARY,
+    StablePrefix,
+    bytes_to_tokens,
+    estimate_tokens,
+    estimate_tool_overhead,
+    placeholder,
+)
+from aether_context.strategies.untouched import Untouched
+from aether_context.wire import content_of_parts, part_of
+
+SETTINGS = StablePrefixSettings()
+ROUNDED = 40
+"""Tokens by which sums of rounded pieces may differ."""
+
+
+def strategy(**settings: Any) -> StablePrefix:
+    return StablePrefix(settings=ConversationSettings(stable_prefix=StablePrefixSettings(**settings)))
+
+
+def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of it.") -> list[Content]:
+    """A message and so many exchanges, each answered by so many lines."""
+    contents = [said(opening)]
+    for at in range(exchanges):
+        contents += [called("look_up", f"c{at}", key=f"k{at}"), answered("look_up", f"c{at}", lines(f"r{at}", size))]
+    return contents
+
+
+def trimmed(contents: Sequence[Content], window: int, state: Any = None, **settings: Any) -> Trimmed:
+    return strategy(**settings).trim(Conversation.of(contents, window=window, state=state))
+
+
+def boundary(result: Trimmed) -> int:
+    return (result.state or {}).get("stable_prefix", {}).get(BOUNDARY, 0)
+
+
+def limit(window: int, threshold: float = 0.8) -> float:
+    """What the messages may come to: slack is what is kept for the answer in a window this small."""
+    return threshold * (window - window // 10)
+
+
+# goals
+
+
+def test_the_estimate_is_at_or_below_the_threshold_after_a_trim() -> None:
+    contents = talk(40)
+    result = trimmed(contents, 4_000)
+    assert estimate_tokens(contents) > limit(4_000)
+    assert estimate_tokens(rendered(Conversation.of(contents, window=4_000), result)) <= limit(4_000) + ROUNDED
+
+
+def test_only_the_model_and_tools_are_trimmed() -> None:
+    contents = [*talk(20), said("And this?"), *talk(20)[1:], said("system rules", "system"), *talk(20)[1:]]
+    result = trimmed(contents, 3_000)
+    touched = [contents[one.index] for one in result.replaced]
+    assert touched
+    assert all(content.role == "model" or content.responses for content in touched)
+
+
+def test_structure_is_preserved() -> None:
+    contents = talk(30)
+    left = rendered(Conversation.of(contents, window=3_000), trimmed(contents, 3_000))
+    assert [content.role for content in left] == [content.role for content in contents]
+    for before, after in zip(contents, left, strict=True):
+        assert [(part.name, part.call_id) for part in after.parts] == [(one.name, one.call_id) for one in before.parts]
+
+
+def test_the_trimmed_prefix_is_identical_across_calls() -> None:
+    contents = talk(60)
+    state: Any = None
+    before: tuple[Content, ...] = ()
+    end = 0
+    for count in range(3, len(contents) + 1, 2):
+        result = trimmed(contents[:count], 4_000, state)
+        left = rendered(Conversation.of(contents[:count], window=4_000), result)
+        assert left[:end] == before[:end]
+        state = result.state or state
+        before, end = left, state["stable_prefix"][BOUNDARY] if state else 0
+    assert end > 0
+
+
+def test_the_boundary_continues_on_resume() -> None:
+    contents = talk(40)
+    state = trimmed(contents, 4_000).state
+    resumed = trimmed(contents, 100_000, state)
+    assert resumed.state is None
+    assert [one.index for one in resumed.replaced] == [
+        at for at in range(1, state["stable_prefix"][BOUNDARY]) if contents[at].responses
+    ]
+
+
+# the budget
+
+
+def test_nothing_happens_under_the_threshold() -> None:
+    contents = talk(3)
+    result = trimmed(contents, 100_000)
+    assert result.state is None
+    assert result.act is None
+    left = rendered(Conversation.of(contents, window=100_000), result)
+    assert all(one is other for one, other in zip(left, contents, strict=True))
+
+
+def test_the_threshold_is_a_share_of_window_less_system_and_reserve() -> None:
+    contents = talk(10)
+    size = estimate_tokens(contents)
+    system = "rule " * 700
+    window = math.ceil((size / 0.8 + bytes_to_tokens(len(system), SETTINGS)) / 0.9) + 8
+    fits = Conversation.of(contents, window=window, system=system)
+    passes = Conversation.of(contents, window=window - 40, system=system)
+    assert strategy(keep_last_messages=2).trim(fits).act is None
+    assert strategy(keep_last_messages=2).trim(passes).act is not None
+
+
+def test_declarations_count_against_the_threshold() -> None:
+    contents = talk(10)
+    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) + 20
+    bare = Conversation.of(contents, window=window)
+    declared = Conversation.of(contents, window=window, tools=[tool(f"t{at}", "does it " * 20) for at in range(3)])
+    assert strategy(keep_last_messages=2).trim(bare).act is None
+    assert strategy(keep_last_messages=2).trim(declared).act is not None
+
+
+def test_the_output_reserve_is_16000_where_the_slack_allows_it() -> None:
+    contents = talk(4)
+    wide, narrow = (Conversation.of(contents, window=window) for window in (200_000, 16_000))
+    assert strategy()._room(wide) == int(0.8 * (200_000 - 16_000))
+    assert strategy()._room(narrow) == int(0.8 * (16_000 - 1_600))
+
+
+def test_the_last_ten_messages_of_the_model_stay_while_they_fit() -> None:
+    contents = talk(30)
+    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) - 50
+    result = trimmed(contents, window)
+    models = [at for at, content in enumerate(contents) if content.role == "model"]
+    assert boundary(result) == models[-10]
+
+
+def test_fewer_messages_than_are_to_be_kept_are_trimmed_only_for_the_budget() -> None:
+    contents = talk(5, size=60)
+    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) - 50
+    result = trimmed(contents, window)
+    assert boundary(result) == 3
+    assert len(result.replaced) == 1
+
+
+def test_the_budget_outranks_the_last_messages() -> None:
+    contents = talk(12, size=40)
+    result = trimmed(contents, 3_000, keep_last_messages=10)
+    models = [at for at, content in enumerate(contents) if content.role == "model"]
+    assert boundary(result) > models[-10]
+    assert estimate_tokens(rendered(Conversation.of(contents, window=3_000), result)) <= limit(3_000) + ROUNDED
+
+
+def test_the_exchange_that_the_model_has_yet_to_read_is_never_trimmed() -> None:
+    contents = talk(3, size=400)
+    result = trimmed(contents, 1_000)
+    assert {one.index for one in result.replaced} == {2, 4}
+
+
+def test_the_boundary_stays_while_the_estimate_is_under_the_threshold() -> None:
+    contents = talk(40)
+    first = trimmed(contents, 4_000)
+    more = [*contents, called("look_up", "x", key="x"), answered("look_up", "x", "short")]
+    second = trimmed(more, 4_500, first.state)
+    assert second.state is None
+    assert second.act is None
+
+
+def test_the_boundary_never_moves_back() -> None:
+    contents = talk(60)
+    state: Any = None
+    seen = [0]
+    for count in range(1, len(contents) + 1, 2):
+        for window in (3_000, 50_000, 4_000):
+            state = trimmed(contents[:count], window, state).state or state
+            seen.append(state["stable_prefix"][BOUNDARY] if state else 0)
+    assert seen == sorted(seen)
+    assert seen[-1] > 20
+
+
+def test_a_boundary_longer_than_the_history_is_harmless() -> None:
+    contents = talk(40)
+    state = trimmed(contents, 4_000).state
+    result = trimmed(contents[:2], 4_000, state)
+    assert result.kept == (0, 1)
+    assert result.note == "the boundary of the placeholders is gone"
+
+
+def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
+    contents = talk(40)
+    state = trimmed(contents, 4_000).state
+    moved = trimmed(contents[4:], 100_000, state)
+    assert moved.note == "the boundary of the placeholders was found again"
+    assert boundary(moved) == state["stable_prefix"][BOUNDARY] - 4
+
+
+# trimming a message
+
+
+def test_a_text_becomes_the_placeholder() -> None:
+    assert placeholder(said("a longer answer", "model"), "[trimmed]").text == "[trimmed]"
+
+
+def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
+    parts = [
+        part_of({"text": "I look that up now."}),
+        part_of({"function_call": {"id": "c", "name": "look_up", "args": {"key": "k" * 90}}}),
+        part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=9, media_tokens=258),
+        part_of({"function_response": {"id": "d", "name": "look_up", "response": {"result": "r" * 90}}}),
+    ]
+    made = placeholder(content_of_parts("model", parts), "[trimmed]").parts
+    assert made[0].text == "[trimmed]"
+    assert made[1] is parts[1]
+    assert made[2] is parts[2]
+    assert (made[3].text, made[3].call_id, made[3].name) == ('{"result":"[trimmed]"}', "d", "look_up")
+
+
+def test_what_is_no_longer_than_the_placeholder_stays() -> None:
+    content = said("ok", "model")
+    assert placeholder(content, "[trimmed]") is content
+
+
+def test_trimming_twice_is_trimming_once() -> None:
+    for content in talk(3):
+        once = placeholder(content, "[trimmed]")
+        assert placeholder(once, "[trimmed]").digest == once.digest
+
+
+# the estimate
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (3_500, 1_000)])
+def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -> None:
+    assert bytes_to_tokens(size, SETTINGS) == tokens
+
+
+def test_a_text_message_counts_its_bytes_and_8() -> None:
+    assert estimate_tokens([said("x" * 35)]) == math.ceil((10 + 8) * 1.05)
+
+
+def test_bytes_are_those_of_utf8() -> None:
+    assert estimate_tokens([said("é" * 35)]) == math.ceil((20 + 8) * 1.05)
+
+
+def test_parts_of_a_list_count_3_each() -> None:
+    two = content_of_parts("user", [part_of({"text": "x" * 35}), part_of({"text": "x" * 35})])
+    assert estimate_tokens([two]) == math.ceil((10 + 10 + 2 * 3 + 8) * 1.05)
+
+
+def test_a_call_counts_name_arguments_and_30_bytes() -> None:
+    content = called("look_up", "c", key="k")
+    size = len("look_up") + len('{"key":"k"}') + 30
+    assert estimate_tokens([content]) == math.ceil((math.ceil(size / 3.5) + 3 + 8) * 1.05)
+
+
+def test_a_result_counts_its_bytes_and_30() -> None:
+    content = answered("look_up", "c", "x" * 100)
+    size = len('{"result":""}') + 100 + 30
+    assert estimate_tokens([content]) == math.ceil((math.ceil(size / 3.5) + 3 + 8) * 1.05)
+
+
+def test_an_image_counts_2000() -> None:
+    image = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
+    assert estimate_tokens([content_of_parts("user", [image])]) == math.ceil((2_000 + 3 + 8) * 1.05)
+
+
+def test_the_sum_has_five_percent_on_top() -> None:
+    contents = talk(7)
+    raw = sum(estimate_tokens([content], StablePrefixSettings(safety=1)) for content in contents)
+    assert estimate_tokens(contents) == math.ceil(raw * 1.05)
+
+
+def test_declarations_count_a_fifth_more_and_8_each() -> None:
+    one = tool("look_up", "Looks a key up")
+    size = len("look_up") + len("Looks a key up") + len("{}")
+    assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
+    assert estimate_tool_overhead([]) == 0
+
+
+# normalization
+
+
+def test_neighbours_of_one_role_are_merged() -> None:
+    contents = [said("a"), said("b"), said("c", "model"), said("d", "model"), said("e")]
+    made = normalize(contents)
+    assert [(one.content.role, [part.text for part in one.content.parts]) for one in made] == [
+        ("user", ["a", "b"]),
+        ("model", ["c", "d"]),
+        ("user", ["e"]),
+    ]
+
+
+def test_results_in_a_row_become_one_message_with_all_of_them() -> None:
+    asks = content_of_parts("model", [*called("a", "1").parts, *called("b", "2").parts])
+    made = normalize([said("go"), asks, answered("a", "1", "x"), answered("b", "2", "y"), said("and?")])
+    assert [len(one.content.parts) for one in made] == [1, 2, 2, 1]
+    assert [part.call_id for part in made[2].content.responses] == ["1", "2"]
+
+
+def test_people_and_results_are_not_merged_though_both_are_users() -> None:
+    made = normalize([said("go"), called("a", "1"), answered("a", "1", "x"), said("and?")])
+    assert len(made) == 4
+
+
+def test_of_results_with_one_id_the_last_stays() -> None:
+    made = normalize([said("go"), called("a", "1"), answered("a", "1", "old"), answered("a", "1", "new")])
+    (response,) = made[-1].content.responses
+    assert "new" in response.text
+
+
+def test_results_without_ids_are_told_apart_by_name_and_position() -> None:
+    calls = content_of_parts("model", [*called("a", "", n=1).parts, *called("a", "", n=2).parts])
+    made = normalize([said("go"), calls, answered("a", "", "one"), answered("a", "", "two"), answered("a", "", "late")])
+    assert [part.text for part in made[-1].content.responses] == ['{"result":"late"}', '{"result":"two"}']
+
+
+def test_equal_calls_without_ids_keep_a_result_each() -> None:
+    calls = content_of_parts("model", [*called("a", "").parts, *called("a", "").parts])
+    made = normalize([said("go"), calls, answered("a", "", "same"), answered("a", "", "same")])
+    assert len(made[-1].content.responses) == 2
+
+
+def test_tags_are_stripped_with_what_they_hold_line_breaks_included() -> None:
+    content = said("before <checkpoint_id>12\n34</checkpoint_id>after")
+    (made,) = normalize([content], strip_tags=["checkpoint_id"])
+    assert made.content.text == "before after"
+
+
+def test_other_tags_and_open_ones_stay() -> None:
+    content = said("<b>bold</b> <checkpoint_id> alone")
+    (made,) = normalize([content], strip_tags=["checkpoint_id"])
+    assert made.content is content
+
+
+def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
+    contents = [said("a <checkpoint_id>1</checkpoint_id>"), said("b"), *talk(50, size=40)[1:]]
+    conversation = Conversation.of(contents, window=1_000)
+    result = Untouched(settings=ConversationSettings()).trim(conversation)
+    assert result.normalize
+    assert result.act is None
+    assert result.kept == tuple(range(len(contents)))
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    assert (SETTINGS.threshold, SETTINGS.keep_last_messages, SETTINGS.output_reserve_tokens) == (0.8, 10, 16_000)
+    assert (SETTINGS.placeholder, SETTINGS.strip_tags) == ("[trimmed]", ("checkpoint_id",))
+    assert (SETTINGS.bytes_per_token, SETTINGS.safety) == (3.5, 1.05)
+    assert (SETTINGS.message_tokens, SETTINGS.part_tokens, SETTINGS.image_tokens) == (8, 3, 2_000)
+    assert (SETTINGS.tool_factor, SETTINGS.tool_tokens) == (1.2, 8)
+
+
+# inside a pack
+
+
+POLICY = PackPolicy(max_input_tokens=3_000, conversation={"strategy": "stable_prefix"}, usage={"gate": 0})
+"""The gate would believe the scripted model, which reports next to nothing."""
+
+
+def read_page(name: str) -> str:
+    """Reads a page of plain words."""
+    return f"{name} tells of rivers and of those who live along their shores in all seasons " * 12
+
+
+def loop(count: int, last: str = "done") -> list[Any]:
+    return [*(call("read_page", name=f"page {at}") for at in range(count)), last]
+
+
+def chatted(policy: PackPolicy = POLICY, **more: Any) -> Chat:
+    return Chat(policy=policy, tools=[read_page], **more)
+
+
+def state_of(chat: Chat) -> dict[str, Any]:
+    held = asyncio.run(chat.held()).state
+    return next(value for key, value in held.items() if key.startswith("aether:epoch:"))
+
+
+def test_requests_stay_valid_inside_the_window_and_replay() -> None:
+    chat = chatted(script=loop(30))
+    chat.say("hello")
+    assert all(sum(layer.used for layer in one.allocation.values()) <= 3_000 for one in chat.manifests())
+    assert any(act.strategy == "stable_prefix" for one in chat.manifests() for act in one.strategy_acts)
+    chat.replays()
+
+
+def test_under_the_threshold_the_hosts_own_objects_are_sent_and_no_state_is_written() -> None:
+    chat = chatted(PackPolicy(max_input_tokens=50_000, conversation={"strategy": "stable_prefix"}), script=loop(4))
+    events = chat.say("hello")
+    assert all(one.wires == other.wires for one, other in zip(chat.raw, chat.sent, strict=True))
+    written = [event for event in events if any("aether:" in key for key in event.actions.state_delta)]
+    assert len(written) == 1
+    assert state_of(chat)["strategies"] == {}
+
+
+def test_the_boundary_lies_in_the_sessions_state_with_the_hash_of_the_last_content() -> None:
+    chat = chatted(script=loop(30))
+    chat.say("hello")
+    kept = state_of(chat)["strategies"]["stable_prefix"]
+    assert kept[BOUNDARY] > 0
+    assert kept["last_hash"].startswith("sha256:")
+
+
+def test_another_worker_goes_on_with_the_same_boundary_and_the_same_bytes() -> None:
+    def run(restart: bool) -> list[tuple[str, ...]]:
+        chat = chatted(script=[*loop(14), *loop(14)])
+        chat.say("hello")
+        if restart:
+            chat.plugin._edge = ContextPackPlugin(policy=POLICY, store=chat.store, on_error="raise")._edge
+        chat.say("go on")
+        chat.plugin._edge._recorder.flush()
+        return [one.wires for one in chat.sent]
+
+    assert run(restart=True) == run(restart=False)
+
+
+def test_within_the_boundary_consecutive_requests_keep_the_same_prefix() -> None:
+    chat = chatted(script=loop(30))
+    chat.say("hello")
+    for one, other, manifest in zip(chat.sent, chat.sent[1:], chat.manifests()[1:], strict=False):
+        if not manifest.strategy_acts:
+            assert other.wires[: len(one.wires)] == one.wires
+
+
+def test_transient_contents_are_not_counted() -> None:
+    """A block of preloaded memories stands in one request and not in the next."""
+    contents = talk(40)
+    state = trimmed(contents, 4_000).state
+    count = state["stable_prefix"][BOUNDARY]
+    again = trimmed([*contents, said("more")], 100_000, state)
+    assert [one.index for one in again.replaced if one.index >= count] == []
+
+
+sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)
+
+
+@given(sizes, st.integers(300, 6_000), st.integers(0, 12))
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
+    results: list[int], window: int, keep: int
+) -> None:
+    contents = [said("start")]
+    for at, size in enumerate(results):
+        contents += [called("a", f"c{at}", n=at), answered("a", f"c{at}", "line of words\n" * size)]
+        if size % 7 == 0:
+            contents += [said(f"well {at}", "model"), said(f"and then? {at} " * 5)]
+    state: Any = None
+    last = 0
+    for count in range(1, len(contents) + 1):
+        part = contents[:count]
+        result = trimmed(part, window, state, keep_last_messages=keep)
+        state = result.state or state
+        now = state["stable_prefix"][BOUNDARY] if state else 0
+        assert now >= last
+        last = now
+        left = rendered(Conversation.of(part, window=window), result)
+        assert [one.digest for one in left if one.role == "user" and not one.responses] == [
+            one.digest for one in part if one.role == "user" and not one.responses
+        ]
+        assert estimate_tokens(left) <= estimate_tokens(part)
