@@ -211,7 +211,8 @@ def cut_to_low_water(
     freed = sum(tokens[index] for index in gone)
     unpacked = any(one is not other for one, other in zip(items, fitted.items, strict=True))
     freed += sum(item.tokens for item in fitted.items) - sum(item.tokens for item in items)
-    if not (gone or unpacked) or (before <= budget.ceiling and freed < _SCARCE_SHARE * budget.budget):
+    demanded = before > budget.ceiling or budget.high < 0
+    if not (gone or unpacked) or (not demanded and freed < _SCARCE_SHARE * budget.budget):
         return fitted
     cut = tuple(items[index] for index in gone)
     out = set(gone)

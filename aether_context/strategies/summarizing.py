@@ -33,7 +33,7 @@ class Summarize:
             target=min(target, budget.low) if conversation.forced else target,
             summary_ceiling=int(settings.summary_share * budget.input),
             last_turns=1,
-            worthwhile=(mark(budget, settings.trigger) - target) // 2,
+            worthwhile=mark(budget, settings.trigger) - target,
             reason="high_water",
         )
 
