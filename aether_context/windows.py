@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import fnmatch
 import functools
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from genai_prices.data_snapshot import DataSnapshot
+    from genai_prices.types import ModelInfo, TieredPrices
 
 logger = logging.getLogger("aether_context")
+
+_LAST_DAY = 2_900_000
 
 DEFAULT_INPUT_TOKENS = 32_768
 """Assumed for a model that nothing is known about: small enough for nearly every model in use."""
@@ -153,18 +161,40 @@ def _matching(bare: str, table: tuple[tuple[str, int], ...]) -> int | None:
 
 def _listed(name: str, provider: str, bare: str) -> int | None:
     """The list's window: by the provider that the name begins with, else by whoever is known to make the model."""
-    snapshot = _snapshot()
-    attempts = ((name.split("/", 1)[-1], provider), (bare, provider), (bare, None))
-    for reference, provider_id in attempts:
-        if provider_id == "":
-            continue
-        try:
-            _, found = snapshot.find_provider_model(reference, None, provider_id, None)
-        except LookupError:
-            continue
-        if found.context_window is not None:
-            return int(found.context_window)
+    windows = (found.context_window for found in _models(name, provider, bare))
+    return next((int(tokens) for tokens in windows if tokens is not None), None)
+
+
+def _models(name: str, provider: str, bare: str) -> Iterator[ModelInfo]:
+    """What the list says of a model, the best match first."""
+    for reference, provider_id in ((name.split("/", 1)[-1], provider), (bare, provider), (bare, None)):
+        if provider_id != "":
+            with contextlib.suppress(LookupError):
+                yield _snapshot().find_provider_model(reference, None, provider_id, None)[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def cached_price(model: str, day: int = 0) -> float | None:
+    """The price of input that a provider's cache serves, as a share of that of other input; None where unknown.
+
+    Args:
+        day: days since 1970; prices change.
+    """
+    name = model.strip().lower()
+    provider = name.split("/", 1)[0] if "/" in name else ""
+    if not name or provider in SERVED_LOCALLY:
+        return None
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=max(0, min(day, _LAST_DAY)))
+    for found in _models(name, provider, bare_model_name(name)):
+        rates = found.get_prices(moment)
+        cached, other = (_base(rate) for rate in (rates.cache_read_mtok, rates.input_mtok))
+        if cached and other:
+            return min(1.0, cached / other)
     return None
+
+
+def _base(rate: Decimal | TieredPrices | None) -> float:
+    return 0.0 if rate is None else float(rate.base if hasattr(rate, "base") else rate)
 
 
 @functools.cache

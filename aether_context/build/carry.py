@@ -24,6 +24,7 @@ class Carried:
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    ``measures_frame`` says that the task layer holds what a payload costs besides its sections.
     """
 
     system: str
@@ -35,6 +36,7 @@ class Carried:
     packed: PackedMessage | None
     marks: Mapping[str, str]
     summary_tokens: int
+    measures_frame: bool
 
     def human_tokens(self, human: int | None) -> int:
         return self.items[human].tokens if human is not None else 0
@@ -63,7 +65,8 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     )
     packed = _packed(source) if keeps else None
     items = _items(source, policy, tally, keeps)
-    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally)
+    framed = not keeps and source.request.human is not None and _has_payload(source, policy)
+    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally, framed)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
     summary = summary_tokens(source.epoch.summary, policy, tally)
@@ -83,13 +86,20 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         packed=packed,
         marks=marks,
         summary_tokens=summary,
+        measures_frame=framed,
     )
 
 
-def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -> int:
+def _has_payload(source: Ingredients, policy: PackPolicy) -> bool:
+    """Whether more than the request will be in the human message."""
+    inside = bool(source.epoch.summary) and policy.conversation.summary == "payload"
+    return source.validity != "unplanned" or bool(source.candidates) or inside
+
+
+def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, framed: bool) -> int:
     """What a payload would add to the human message, its evidence and memories aside."""
     task = tally.count(payload.step_text(source.step))
-    if source.validity == "unplanned" and not source.candidates:
+    if not framed:
         return task
     if policy.payload.tool_lines and scope.mode != "off":
         task += sum(tally.count(tool.signature) + 2 for tool in scope.tools)

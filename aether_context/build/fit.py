@@ -99,8 +99,7 @@ def _first_payload(source: Ingredients, policy: PackPolicy, carried: Carried, fi
     """Whether a summary puts a payload into a message that would have none, so that its frame was not measured."""
     inside = bool(fitted.summary) and policy.conversation.summary == "payload" and source.request.human is not None
     packed = carried.packed is not None and bool(carried.packed.before)
-    measured = not carried.keeps and (source.validity != "unplanned" or bool(source.candidates))
-    return inside and not packed and not measured
+    return inside and not packed and not carried.measures_frame
 
 
 def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
