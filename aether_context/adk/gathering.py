@@ -30,11 +30,13 @@ from aether_context.adk.reading import (
 from aether_context.conversation import torn
 from aether_context.pack import Candidate, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
+from aether_context.prices import cached_share
 from aether_context.state import Planned, read_state, unique
 from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
+_USUAL_CACHED_PRICE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,7 @@ class Gatherer:
             rewritten=aligned.rewritten,
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
+            cached_price=_cached_price(request.model or "", identity.last_event_time),
             can_mask=_can_mask(request),
             hands_off=untouched,
             problems=tuple(problems),
@@ -366,6 +369,12 @@ def _output_limit(request: LlmRequest) -> int | None:
     """The answer's limit where answer and input share one window."""
     limit = request.config.max_output_tokens if request.config is not None else None
     return limit if limit and model_window(request.model).shared else None
+
+
+def _cached_price(model: str, time: float) -> float:
+    """What cached input costs as a share of other input; where no list says, what most providers take."""
+    found = cached_share(model, time)
+    return _USUAL_CACHED_PRICE if found is None else round(found, 4)
 
 
 def _can_mask(request: LlmRequest) -> bool:
