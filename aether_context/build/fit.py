@@ -50,6 +50,11 @@ class Fitted:
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
 
+    @property
+    def made_cut(self) -> bool:
+        """Whether the conversation was cut, be it that contents only became shorter."""
+        return any(event.stage == "cut" for event in self.events)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
