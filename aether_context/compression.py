@@ -198,9 +198,9 @@ def level(sizes: Sequence[int], room: int) -> int:
 def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
     """What was cut, in the conversation's own words: bullets with the speakers' lines.
 
-    Human messages come first and word for word while they fit, shortened to their own sentences where they are long;
-    then the model's, the latest before older ones. Within the summary they stand in their order. Empty where not even
-    one bullet fits.
+    Human messages come first and word for word while they fit, shortened to their own sentences where they are long:
+    the first of all, which says what the work is about, then the latest before older ones. The model's come after
+    them. Within the summary they stand in their order. Empty where not even one bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
@@ -210,15 +210,16 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
     longest = max_tokens // _SHARES_OF_A_MESSAGE
     bullets += [line for content in contents if (line := _bullet(content, longest, counter))]
     budget = max_tokens - 12
+    people = [at for at, bullet in enumerate(bullets) if bullet.startswith(_USER)]
+    model = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
     chosen: set[int] = set()
-    for human in (True, False):
-        for at in range(len(bullets) - 1, -1, -1):
-            if bullets[at].startswith(_USER) is not human or budget <= 0:
-                continue
-            cost = counter.count(bullets[at]) + 1
-            if cost <= budget:
-                chosen.add(at)
-                budget -= cost
+    for at in (*people[:1], *reversed(people[1:]), *reversed(model)):
+        cost = counter.count(bullets[at]) + 1
+        if cost <= budget:
+            chosen.add(at)
+            budget -= cost
+        if budget <= 0:
+            break
     if not chosen:
         return ""
     missing = before + len(bullets) - len(chosen)

@@ -25,13 +25,13 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
-_TELLING = re.compile(r"[\d/_@]")
+_TELLING = re.compile(r"[\d/\\_@]")
 _ENTITY = re.compile(
     r"""
       \\+[abfnrtv"']                                        # an escape in quoted text: its letter is part of no word
     | (?P<key>[^\W\d][\w-]{1,40})["']?[ ]?[:=][ ]?["']?     # a key, and a number that is worth its key
       (?P<number>[+-]?\d[\w.,:%+-]{2,40})
-    | (?P<word>(?:[A-Za-z]:\\)?[\w@#$~./+:%&?=-]*[\w/])
+    | (?P<word>[A-Za-z]:\\[\w\\.~-]*\w | [\w@#$~./+:%&?=-]*[\w/])
     """,
     re.VERBOSE,
 )
@@ -61,6 +61,7 @@ def entity_table(
         known: text that stands beside the table; what is in it needs no place either.
     """
     here = {entity for content in present for entity, _ in mentions(content)}
+    here.update(text for content in present if content.calls for text in whole_arguments(content))
     said, left = known, max_tokens
     lines: list[str] = []
     for rank, entities in ranked(contents, parse(earlier), present).items():
@@ -103,18 +104,23 @@ def ranked(
     Args:
         present: contents after these, where an argument may be repeated.
     """
-    repeated = Counter(text for content in (*contents, *present) for text in set(whole_arguments(content)))
+    calls = [content for content in (*contents, *present) if content.calls]
+    repeated = Counter(text for content in calls for text in set(whole_arguments(content)))
     best: dict[str, Rank] = {}
     for rank in reversed(RANKS):
         best |= dict.fromkeys(reversed(earlier.get(rank, ())), rank)
     for content in contents:
-        again = ((text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1)
+        again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if content.calls else []
         for entity, rank in (*reversed(mentions(content)), *again):
-            best[entity] = min(best.pop(entity, rank), rank, key=RANKS.index)
+            best[entity] = _stronger(best.pop(entity, rank), rank)
     found: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
     for entity in reversed(best):
         found[best[entity]].append(entity)
     return found
+
+
+def _stronger(one: Rank, other: Rank) -> Rank:
+    return one if one == other or RANKS.index(one) < RANKS.index(other) else other
 
 
 @lru_cache(maxsize=4_096)
@@ -124,7 +130,7 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     for part in content.parts:
         for text, rank in _texts(content, part):
             for entity in _entities(text):
-                found[entity] = min(found.get(entity, rank), rank, key=RANKS.index)
+                found[entity] = _stronger(found.get(entity, rank), rank)
     return tuple(found.items())
 
 

@@ -91,6 +91,9 @@ class Content:
     calls: tuple[Part, ...] = ()
     responses: tuple[Part, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @property
     def text(self) -> str:
         """The text parts, a line break between two; thoughts, calls and responses left out."""

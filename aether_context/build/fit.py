@@ -61,6 +61,11 @@ class Fitted:
     degradations: tuple[str, ...] = ()
     wishes: tuple[Wish, ...] = ()
 
+    @property
+    def made_cut(self) -> bool:
+        """Whether the conversation was cut, be it that contents only became shorter."""
+        return any(event.stage == "cut" for event in self.events)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:

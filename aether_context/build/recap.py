@@ -16,7 +16,7 @@ from aether_context.pack import Content
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where about 10 KB are well borne."""
 
-_ENTITIES = 0.75
+_ENTITIES = 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
