@@ -12,7 +12,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from aether_context.adk import epochs
@@ -261,7 +260,7 @@ class Gatherer:
             events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
             declared=declared,
-            tools=tuple(map(_behind, request.tools_dict.values())),
+            tools=tuple(request.tools_dict.values()),
         )
         return seen, block
 
@@ -327,11 +326,6 @@ def _next_identity(call: Call, before: Identity, events: int) -> Identity | None
         number += _is_answer(event, before.agent, before.branch)
     last = session.events[-1]
     return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
-
-
-def _behind(tool: object) -> object:
-    """What a tool calls: ADK wraps a plain function in a new tool at each model call."""
-    return tool.func if type(tool) is FunctionTool else tool
 
 
 def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
