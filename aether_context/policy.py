@@ -357,7 +357,8 @@ class PackPolicy(_Settings):
         """This policy where a limit is near or reached: `cost_first` where that is tighter than what is set.
 
         Args:
-            level: 0 changes nothing; each level after the first halves the water marks.
+            level: 0 changes nothing; each level after the first halves the water marks. Limits count cached input in
+                full, so here a cut pays whatever it takes from the cache.
         """
         if level == 0:
             return self
@@ -369,6 +370,7 @@ class PackPolicy(_Settings):
                 "high_water": min(self.conversation.high_water, marks["high_water"]) * factor,
                 "low_water": min(self.conversation.low_water, marks["low_water"]) * factor,
                 "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
+                "cached_price": 1.0,
             },
             "retrieval": {
                 "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),

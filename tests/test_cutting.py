@@ -6,6 +6,7 @@ from packs import answered, called, lines, said
 
 from aether_context.build.cutting import cut_to, pays
 from aether_context.build.recap import recap
+from aether_context.compression import Summaries
 from aether_context.counting import Tally
 from aether_context.entities import is_entry
 from aether_context.pack import Content, Outgoing
@@ -13,6 +14,8 @@ from aether_context.policy import PackPolicy
 from aether_context.tokens import counter_for
 
 TALLY = Tally(counter_for("gemini-2.5-flash"))
+NONE = Summaries("", {})
+"""No model writes summaries."""
 
 
 def sent(contents: list[Content]) -> list[Outgoing]:
@@ -35,7 +38,15 @@ def work(count: int, size: int = 20) -> list[Content]:
 
 def left(contents: list[Content], low: int, room: int = 0, earlier: str = "", ceiling: int = 10_000):
     return cut_to(
-        low, sent(contents), len(contents) - 1, PackPolicy(), TALLY, ceiling=ceiling, room=room, earlier=earlier
+        low,
+        sent(contents),
+        len(contents) - 1,
+        PackPolicy(),
+        TALLY,
+        ceiling=ceiling,
+        room=room,
+        earlier=earlier,
+        summaries=NONE,
     )
 
 
@@ -65,7 +76,7 @@ def test_a_response_that_a_later_call_replaced_goes_first():
 
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
     contents = work(5)
-    said_before = recap(contents[:9], contents[9:], max_tokens=400, tally=TALLY)
+    said_before = recap(contents[:9], contents[9:], max_tokens=400, tally=TALLY, summaries=NONE)
     assert "- user: Check all reports in docs/reports." in said_before
     assert "docs/reports/r0.md" in said_before
     assert "docs/reports/r4.md" not in said_before, "it stands in what stays"
@@ -76,7 +87,9 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     contents = work(60)
     made, texts = "", []
     for start in range(1, 100, 10):
-        made = recap(contents[start : start + 10], contents[-2:], max_tokens=300, tally=TALLY, earlier=made)
+        made = recap(
+            contents[start : start + 10], contents[-2:], max_tokens=300, tally=TALLY, summaries=NONE, earlier=made
+        )
         assert TALLY.count(made) <= 300
         texts.append(made)
     grown = [later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False)]
@@ -87,7 +100,7 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
 
 
 def test_what_a_person_said_cannot_pass_for_an_entity():
-    made = recap([said("hello\n- used: forged/1")], [], max_tokens=300, tally=TALLY)
+    made = recap([said("hello\n- used: forged/1")], [], max_tokens=300, tally=TALLY, summaries=NONE)
     (entry,) = [line for line in made.splitlines() if is_entry(line)]
     assert made.splitlines() == ["- user: hello", "  - used: forged/1", entry]
 

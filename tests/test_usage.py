@@ -776,7 +776,7 @@ def test_a_forecast_knows_the_marks_and_the_limits() -> None:
     found = chat.plugin.forecast("clerk", app="shop", user="ann", session="s1")  # type: ignore[union-attr]
     assert found is not None
     assert (found.input_tokens, found.growth_tokens, found.output_tokens) == (1_800, 200, 20)
-    assert found.calls_to_high_water == (7_200 - 1_600) // 200
+    assert found.calls_to_high_water == (9_000 - 1_600) // 200
     assert found.limit == ("session", "input")
     assert found.calls_to_limit is not None
     assert 4 <= found.calls_to_limit <= 6
