@@ -54,7 +54,7 @@ def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
         used = counter.count(result)
         if used <= max_tokens:
             return Extract(text=result, kept=len(chosen), total=len(lines))
-        budget *= min(0.9, max_tokens / used)
+        budget *= min(0.98, max_tokens / used)
     return Extract(text=f"[{len(lines)} lines left out]", kept=0, total=len(lines))
 
 
@@ -69,31 +69,34 @@ def _lines(text: str) -> list[str]:
 
 
 def _choose(lines: Sequence[str], budget: float, per_character: float, query: str) -> set[int]:
+    """Lines that share rare words with the query for half of the budget; head and tail, two to one, for the rest."""
     note = 14.0
     cost = [len(line) * per_character + 1 for line in lines]
     wanted = _relevance(lines, query)
     ranked = sorted((at for at in range(len(lines)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
     chosen: set[int] = set()
     left = budget - note
-    share = left / 2 if ranked else 0.0
-    left -= share
-    left -= _take(range(len(lines)), cost, left * 2 / 3, chosen)
-    left -= _take(range(len(lines) - 1, -1, -1), cost, left, chosen)
-    share += max(0.0, left)
+    share = left / 2
     for at in ranked:
-        extra = 0.0 if at in chosen else cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
+        extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
+        if share < note:
+            break
         if extra <= share:
             chosen.add(at)
             share -= extra
-        if share < note:
-            break
+            left -= extra
+    left -= _take(range(len(lines)), cost, left * 2 / 3, chosen)
+    _take(range(len(lines) - 1, -1, -1), cost, left, chosen)
     return chosen
 
 
 def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: set[int]) -> float:
+    """Takes lines in order until one does not fit; returns what they cost."""
     used = 0.0
     for at in order:
-        if at in chosen or used + cost[at] > budget:
+        if at in chosen:
+            continue
+        if used + cost[at] > budget:
             break
         chosen.add(at)
         used += cost[at]
@@ -193,48 +196,64 @@ def level(sizes: Sequence[int], room: int) -> int:
 
 
 def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
-    """What was cut, in the conversation's own words: bullets with the speakers' lines, calls by name.
+    """What was cut, in the conversation's own words: bullets with the speakers' lines.
 
-    Human messages come first and whole while they fit, then the model's, the latest before older ones; within the
-    summary they stand in their order. Empty where not even one bullet fits.
+    Human messages come first and word for word while they fit, shortened to their own sentences where they are long:
+    the first of all, which says what the work is about, then the latest before older ones. The model's come after
+    them. Within the summary they stand in their order. Empty where not even one bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
-    bullets = [line for line in earlier.splitlines() if not line.startswith(_MISSING)]
+    bullets = [one for one in split_bullets(earlier) if not one.startswith(_MISSING)]
     before = sum(int(found) for found in _COUNT.findall(earlier))
-    bullets += [line for content in contents if (line := _bullet(content))]
+    longest = max_tokens // _SHARES_OF_A_MESSAGE
+    bullets += [line for content in contents if (line := _bullet(content, longest, counter))]
     budget = max_tokens - 12
+    people = [at for at, bullet in enumerate(bullets) if bullet.startswith(_USER)]
+    model = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
     chosen: set[int] = set()
-    for human in (True, False):
-        for at in range(len(bullets) - 1, -1, -1):
-            if bullets[at].startswith(_USER) is not human or budget <= 0:
-                continue
-            cost = counter.count(bullets[at]) + 1
-            if cost <= budget:
-                chosen.add(at)
-                budget -= cost
+    for at in (*people[:1], *reversed(people[1:]), *reversed(model)):
+        cost = counter.count(bullets[at]) + 1
+        if cost <= budget:
+            chosen.add(at)
+            budget -= cost
+        if budget <= 0:
+            break
     if not chosen:
         return ""
     missing = before + len(bullets) - len(chosen)
     return "\n".join([bullets[at] for at in sorted(chosen)] + ([f"{_MISSING}{missing}"] if missing else []))
 
 
+def split_bullets(text: str) -> list[str]:
+    """The bullets of a text, each with the indented lines that belong to it."""
+    bullets: list[str] = []
+    for line in text.splitlines():
+        if bullets and not line.startswith("- "):
+            bullets[-1] += f"\n{line}"
+        else:
+            bullets.append(line)
+    return bullets
+
+
 _USER = "- user: "
+_MODEL = "- model: "
 _MISSING = "- messages left out: "
 _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
+_SHARES_OF_A_MESSAGE = 3
+_MODEL_CHARACTERS = 300
 
 
-def _bullet(content: Content) -> str:
-    """A content as one line, cut at 600 characters for people and 300 for the model; empty where it says nothing."""
-    text = " ".join(content.text.split())
-    if content.responses:
+def _bullet(content: Content, longest: int, counter: Counts) -> str:
+    """What a content says: a person's words in their lines, the model's in one of 300 characters; empty for nothing."""
+    text = content.text.strip()
+    if content.responses or not text:
         return ""
     if content.role == "user":
-        return _USER + text[:600] if text else ""
-    called = ", ".join(part.name for part in content.calls)
-    said = (text[:300] + (f" (called {called})" if called else "")).strip()
-    return f"- model: {said}" if said else ""
+        said = shorten(text, max_tokens=longest, counter=counter)
+        return _USER + "\n  ".join(said.splitlines())
+    return _MODEL + " ".join(text.split())[:_MODEL_CHARACTERS]
 
 
 class Summaries:

@@ -6,8 +6,9 @@ human message up to the next one. A cut leaves whole units out from the oldest, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from aether_context.pack import Content, Epoch
@@ -119,6 +120,26 @@ def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = Tr
     return frozenset(keep)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a cut does: indices of the contents that go, and of those whose responses free ``excess`` tokens more."""
+
+    gone: tuple[int, ...] = ()
+    shortened: tuple[int, ...] = ()
+    excess: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What is known of units, by position.
+
+    ``superseded`` ones go before anything else. ``spare`` are the tokens that a unit can give up without leaving.
+    """
+
+    superseded: frozenset[int] = frozenset()
+    spare: Mapping[int, int] = field(default_factory=dict)
+
+
 def cut(
     parts: Sequence[Unit],
     tokens: Sequence[int],
@@ -127,41 +148,77 @@ def cut(
     human: int | None,
     last_turns: int,
     neighbours: bool = True,
+    worth: Worth | None = None,
     stay: Collection[int] = (),
-) -> tuple[int, ...]:
-    """The indices of the contents to leave out so that the rest holds at most ``target`` tokens.
+) -> Cut:
+    """What to leave out so that the rest holds at most ``target`` tokens.
 
-    Whole units go, the oldest first; turns before the ``last_turns`` latest go before any of those. A turn's human
-    message outlives its answers and goes with the last of them, so what stays always begins with a human message.
+    Whole units go: those that are superseded, then the oldest first; turns before the ``last_turns`` latest go before
+    any of those. A turn's human message outlives its answers and goes with the last of them, so what stays always
+    begins with a human message. An exchange that would free more than is asked for, and whose responses can free as
+    much, stays with shortened responses.
 
     Args:
         tokens: tokens of each content.
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
         neighbours: whether human messages right beside it stay as well.
+        worth: what is known of single units; nothing where it is None.
         stay: positions in ``parts`` that stay besides.
 
     Returns:
-        Sorted indices; fewer tokens than asked for are freed where only protected units are left.
+        Fewer tokens than asked for are freed where only protected units are left.
     """
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
-        return ()
+        return Cut()
+    worth = worth or Worth()
+    sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
     stay = protected(parts, human, neighbours=neighbours).union(stay)
+    people: dict[int, list[int]] = {}
+    for at, unit in enumerate(parts):
+        if unit.kind == "human":
+            people.setdefault(unit.turn, []).append(at)
+    answers = Counter(unit.turn for unit in parts if unit.kind != "human")
     out: list[int] = []
+    for at in _leaving(parts, last_turns, worth):
+        unit = parts[at]
+        if excess <= 0:
+            break
+        if at in stay:
+            continue
+        if at not in worth.superseded and excess <= worth.spare.get(at, 0):
+            return Cut(gone=_indices(parts, out), shortened=unit.indices, excess=excess)
+        answers[unit.turn] -= 1
+        going = [at, *(() if answers[unit.turn] else (one for one in people.get(unit.turn, ()) if one not in stay))]
+        out += going
+        excess -= sum(sizes[one] for one in going)
+    return Cut(gone=_indices(parts, out))
+
+
+def _indices(parts: Sequence[Unit], positions: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(index for at in positions for index in parts[at].indices))
+
+
+def _leaving(parts: Sequence[Unit], last_turns: int, worth: Worth) -> list[int]:
+    """Positions of all but human messages, in the order in which they leave."""
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
-    for turn in sorted({unit.turn for unit in parts}, key=lambda at: (at >= first_recent, at)):
-        members = [at for at, unit in enumerate(parts) if unit.turn == turn]
-        order = sorted(members, key=lambda at: (parts[at].kind == "human", at))
-        answers = sum(parts[at].kind != "human" for at in order)
-        for at in order:
-            if excess <= 0 and not (parts[at].kind == "human" and answers == 0):
-                return tuple(sorted(out))
-            if at in stay or (parts[at].kind == "human" and answers):
-                continue
-            out += parts[at].indices
-            answers -= parts[at].kind != "human"
-            excess -= sum(tokens[index] for index in parts[at].indices)
-    return tuple(sorted(out))
+
+    def rank(at: int) -> tuple[bool, bool, int, int]:
+        return (at not in worth.superseded, parts[at].turn >= first_recent, parts[at].turn, at)
+
+    return sorted((at for at, unit in enumerate(parts) if unit.kind != "human"), key=rank)
+
+
+def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[int]:
+    """Positions of exchanges all of whose calls a later exchange makes again, with the same arguments."""
+    later: set[tuple[str, str]] = set()
+    found: set[int] = set()
+    for at in range(len(parts) - 1, -1, -1):
+        calls = {(call.name, call.text) for index in parts[at].indices for call in contents[index].calls}
+        if calls and calls <= later:
+            found.add(at)
+        later |= calls
+    return frozenset(found)
 
 
 def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:

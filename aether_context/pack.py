@@ -101,6 +101,9 @@ class Content:
     calls: tuple[Part, ...] = ()
     responses: tuple[Part, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @property
     def text(self) -> str:
         """The text parts, a line break between two; thoughts, calls and responses left out."""
@@ -448,7 +451,8 @@ class Ingredients:
 
     ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence that
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
-    the host changed history that an earlier cut relied on. ``can_mask`` is set where the model takes a list of allowed
+    the host changed history that an earlier cut relied on. ``cached_price`` is the price of cached input as a share of
+    that of other input. ``can_mask`` is set where the model takes a list of allowed
     function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
@@ -469,6 +473,7 @@ class Ingredients:
     rewritten: bool = False
     previous: Sent | None = None
     previous_pack: str = ""
+    cached_price: float = 0.1
     can_mask: bool = True
     hands_off: str = ""
     problems: tuple[str, ...] = ()

@@ -86,6 +86,7 @@ class Replayer(Resolver):
             epoch=epoch_of(before, self._said),
             first_call=manifest.first_call,
             rewritten=manifest.rewritten,
+            cached_price=manifest.cached_price,
             can_mask=manifest.can_mask,
             hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),

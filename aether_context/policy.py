@@ -210,16 +210,20 @@ class ConversationSettings(_Settings):
     strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
     """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
     a list applies several in its order."""
-    high_water: float = Field(default=0.8, gt=0, le=1)
-    """Share of the input budget above which a cut is made. 1 cuts only where the budget itself is passed."""
-    low_water: float = Field(default=0.5, gt=0, le=1)
+    high_water: float = Field(default=1.0, gt=0, le=1)
+    """Share of the input budget above which a cut is made where it pays. 1 cuts only where the budget itself is
+    passed."""
+    low_water: float = Field(default=0.4, gt=0, le=1)
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that outlive older ones; they stay whole while they fit."""
     summary: Literal["head", "payload", "off"] = "head"
     """Where the summary of what was cut stands: before the turns that are kept, inside the payload, or nowhere."""
-    summary_share: float = Field(default=0.06, ge=0, le=0.5)
-    """The summary's ceiling, as a share of the input budget."""
+    summary_share: float = Field(default=0.2, ge=0, le=0.5)
+    """The ceiling of the summary and the entity table together, as a share of the input budget."""
+    cached_price: float | None = Field(default=None, gt=0, le=1)
+    """Price of cached input as a share of that of other input, which says what a cut costs. None takes the list price
+    of the model, 0.1 where none is known."""
     past_payloads: Literal["packed", "raw"] = "packed"
     """Whether the message of an earlier invocation keeps its packed text until the next cut, or returns to its own."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
@@ -452,7 +456,8 @@ class PackPolicy(_Settings):
         """This policy where a limit is near or reached: `cost_first` where that is tighter than what is set.
 
         Args:
-            level: 0 changes nothing; each level after the first halves the water marks.
+            level: 0 changes nothing; each level after the first halves the water marks. Limits count cached input in
+                full, so here a cut pays whatever it takes from the cache.
         """
         if level == 0:
             return self
@@ -464,6 +469,7 @@ class PackPolicy(_Settings):
                 "high_water": min(self.conversation.high_water, marks["high_water"]) * factor,
                 "low_water": min(self.conversation.low_water, marks["low_water"]) * factor,
                 "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
+                "cached_price": 1.0,
             },
             "retrieval": {
                 "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),

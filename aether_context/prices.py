@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MILLION = 1_000_000
 _MINUTE_SECONDS = 60
+_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,19 @@ def prices_of(model: str, time: float = 0.0) -> Prices | None:
         time: when it is called, seconds since 1970 UTC; some rates depend on the day or the hour.
     """
     return _prices(model, int(time // _MINUTE_SECONDS))
+
+
+def cached_share(model: str, time: float = 0.0) -> float | None:
+    """The price of input that a provider's cache serves, as a share of that of other input; None where unknown.
+
+    Args:
+        time: seconds since 1970 UTC; the price is that of the day's beginning.
+    """
+    prices = prices_of(model, time // _DAY_SECONDS * _DAY_SECONDS)
+    if prices is None or prices.cached is None:
+        return None
+    cached, other = _rate(prices.cached, 0), _rate(prices.input, 0)
+    return min(1.0, float(cached / other)) if cached > 0 and other > 0 else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -186,6 +186,7 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
+        policy = policy.changed(conversation={"high_water": 0.8, "cached_price": 1.0})
         pack = build_pack(ingredients(contents, window=window, calibration=calibration), policy)
         return any(event.stage == "cut" for event in pack.events)
 

@@ -148,7 +148,7 @@ def test_inspect_shows_a_cut_with_what_it_took(store: PackStore) -> None:
     assert "broken by cut" in output
     joined = "".join(output.split())
     assert all(item in joined for item in event.item_ids)
-    dropped = [line for line in output.splitlines() if line.split()[-2:] == ["dropped", "high_water"]]
+    dropped = [line for line in output.splitlines() if line.split()[-2:] == ["dropped", event.reason]]
     assert len(dropped) == len(event.item_ids)
 
 

@@ -12,6 +12,7 @@ from aether_context.compression import extract, summarize
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
+COUNTER.count("warm")
 NOTE = re.compile(r"\[… lines? (\d+)(?:-(\d+))? of (\d+) left out …\]")
 
 

@@ -7,7 +7,17 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.conversation import as_ranges, cut, live_positions, protected, torn, units
+from aether_context.conversation import (
+    Cut,
+    Worth,
+    as_ranges,
+    cut,
+    live_positions,
+    protected,
+    superseded,
+    torn,
+    units,
+)
 from aether_context.pack import Content, Epoch
 from aether_context.wire import content_of_parts, part_of
 
@@ -89,13 +99,13 @@ def test_a_response_to_nothing_is_torn():
 
 def test_a_cut_takes_the_oldest_turns_first():
     contents = [human("1"), says(), human("2"), says(), human("3"), says(), human("4")]
-    assert cut(units(contents), [10] * 7, target=40, human=6, last_turns=3) == (0, 1, 2, 3)
+    assert cut(units(contents), [10] * 7, target=40, human=6, last_turns=3).gone == (0, 1, 2, 3)
 
 
 def test_the_final_request_and_the_last_exchange_always_stay():
     contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("b"), answers("b")]
-    gone = cut(units(contents), [10] * 7, target=0, human=2, last_turns=1)
-    assert gone == (0, 1, 3, 4)
+    made = cut(units(contents), [10] * 7, target=0, human=2, last_turns=1)
+    assert made.gone == (0, 1, 3, 4)
 
 
 def test_neighbours_of_the_final_request_stay_with_it():
@@ -105,12 +115,41 @@ def test_neighbours_of_the_final_request_stay_with_it():
 
 def test_a_turns_human_message_outlives_its_answers():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
-    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5, last_turns=1) == (1, 2)
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5, last_turns=1).gone == (1, 2)
 
 
 def test_nothing_is_cut_where_everything_fits():
     contents = [human(), says()]
-    assert cut(units(contents), [10, 10], target=20, human=0, last_turns=3) == ()
+    assert cut(units(contents), [10, 10], target=20, human=0, last_turns=3) == Cut()
+
+
+def asks(name: str, **arguments: str) -> Content:
+    return content_of_parts("model", [part_of({"function_call": {"name": name, "args": arguments}})])
+
+
+def test_an_exchange_is_superseded_where_all_its_calls_are_made_again():
+    contents = [human(), asks("read", path="a"), answers("read"), asks("read", path="b"), answers("read")]
+    again = [asks("read", path="a"), answers("read")]
+    parts = units([*contents, *again])
+    assert superseded(parts, [*contents, *again]) == {1}
+    assert superseded(units(contents), contents) == frozenset()
+
+
+def test_what_is_superseded_goes_before_older_turns():
+    contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("a"), answers("a"), human("3")]
+    parts = units(contents)
+    made = cut(parts, [10] * 8, target=60, human=7, last_turns=1, worth=Worth(superseded=frozenset({3})))
+    assert made.gone == (3, 4)
+
+
+def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
+    contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
+    tokens = [5, 10, 40, 10, 40, 5]
+    spare = {1: 30, 2: 30}
+    made = cut(units(contents), tokens, target=90, human=5, last_turns=1, worth=Worth(spare=spare))
+    assert made == Cut(shortened=(1, 2), excess=20)
+    made = cut(units(contents), tokens, target=50, human=5, last_turns=1, worth=Worth(spare=spare))
+    assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
@@ -135,7 +174,7 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
     contents = history(names)
     tokens = [data.draw(st.integers(1, 60)) for _ in contents]
     parts = units(contents)
-    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1, last_turns=last_turns))
+    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1, last_turns=last_turns).gone)
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses
@@ -155,7 +194,8 @@ def test_a_lower_target_never_keeps_what_a_higher_one_cuts(names, one, other):
     contents = history(names)
     tokens = [10] * len(contents)
     low, high = sorted((one, other))
-    gone = [set(cut(units(contents), tokens, target=at, human=len(contents) - 1, last_turns=2)) for at in (low, high)]
+    human = len(contents) - 1
+    gone = [set(cut(units(contents), tokens, target=at, human=human, last_turns=2).gone) for at in (low, high)]
     assert gone[1] <= gone[0]
 
 

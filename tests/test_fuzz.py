@@ -507,17 +507,13 @@ def grow(
 
 @given(wild(), policies(), st.sampled_from(STATES), models)
 @fuzz(60)
-def test_any_contents_at_all(
-    case: Case, policy: PackPolicy, state: dict[str, Any], model: str
-) -> None:
+def test_any_contents_at_all(case: Case, policy: PackPolicy, state: dict[str, Any], model: str) -> None:
     grow(case.contents, Run(policy, state, model), every=True)
 
 
 @given(talks(), policies(), st.sampled_from(STATES), models)
 @fuzz(28)
-def test_valid_conversations_stay_valid(
-    case: Case, policy: PackPolicy, state: dict[str, Any], model: str
-) -> None:
+def test_valid_conversations_stay_valid(case: Case, policy: PackPolicy, state: dict[str, Any], model: str) -> None:
     grow(case.contents, Run(policy, state, model))
 
 
@@ -536,9 +532,7 @@ def test_restarts_change_no_byte(
 
 @given(talks(), talks(), policies(), st.integers(1, 6), st.booleans())
 @fuzz(8)
-def test_history_that_the_host_rewrites(
-    before: Case, after: Case, policy: PackPolicy, gone: int, edit: bool
-) -> None:
+def test_history_that_the_host_rewrites(before: Case, after: Case, policy: PackPolicy, gone: int, edit: bool) -> None:
     """Contents vanish at the head or change in the middle, between two invocations."""
 
     async def go() -> None:
@@ -596,9 +590,7 @@ def test_without_plan_memory_or_overflow_nothing_changes(case: Case, window: int
 
 @given(talks(), policies())
 @fuzz(15)
-def test_the_final_request_of_the_user_is_whole_while_it_fits(
-    case: Case, policy: PackPolicy
-) -> None:
+def test_the_final_request_of_the_user_is_whole_while_it_fits(case: Case, policy: PackPolicy) -> None:
     run = Run(policy, STATES[2])
     grow(case.contents, run)
     for pack in run.packs:

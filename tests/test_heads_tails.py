@@ -317,7 +317,7 @@ def test_summaries_are_bounded_and_go_on_from_the_one_before() -> None:
 def test_a_summarizer_of_ones_own_is_asked_and_given_its_limits() -> None:
     asked: list[tuple[int, int, str]] = []
 
-    def write(gone: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
+    def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
         asked.append((len(gone), max_tokens, earlier))
         return "- all of it"
 
@@ -335,7 +335,7 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize={"trigger": 0.4, "target": 0.3})
+    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize={"trigger": 0.3, "target": 0.2, "keep_last": 4})
     held = conversation(contents, 8_000)
     both = trim(held, settings)
     alone = trim(held, options())
@@ -620,7 +620,8 @@ def test_what_each_strategy_did_is_in_the_manifest() -> None:
         assert {event.strategy for event in events} == {act.strategy for act in one.strategy_acts}
         for act in one.strategy_acts:
             assert act.freed_tokens > 0
-            assert act.removed == sum(len(event.item_ids) for event in events if event.strategy == act.strategy)
+            named = sum(len(event.item_ids) for event in events if event.strategy == act.strategy)
+            assert act.removed + act.replaced == named
 
 
 # speed

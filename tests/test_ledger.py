@@ -315,7 +315,7 @@ def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> No
     assert (near.retrieval.memory_k, near.retrieval.evidence_k, near.retrieval.floor) == (2, 6, 0.2)
     assert near.max_input_tokens is policy.max_input_tokens
     default = PackPolicy().economical(1)
-    assert default.conversation == PackPolicy.load("cost_first").conversation
+    assert default.conversation == PackPolicy.load("cost_first", conversation={"cached_price": 1.0}).conversation
     assert default.retrieval == PackPolicy.load("cost_first").retrieval
     assert default.payload == PackPolicy.load("cost_first").payload
 

@@ -1252,15 +1252,6 @@ def test_record_off_writes_nothing_and_hashes_keeps_no_text() -> None:
     assert "artifact://messages" not in chat.sent[-1].text
 
 
-def test_a_loop_with_plain_functions_as_tools_extends_its_packs() -> None:
-    chat = Chat(script=[*loop(4), "done"], tools=[look_up])
-    chat.say("go")
-    assert [one.parent is not None for one in chat.manifests()] == [False, True, True, True, True]
-    plugin: Any = chat.plugin
-    (last,) = plugin._edge._last.values()
-    assert last.pack.appended == 2
-
-
 # restarts
 
 

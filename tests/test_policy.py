@@ -66,7 +66,7 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
     ("settings", "words"),
     [
         ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
-        ({"conversation": {"low_water": 0.9}}, ("low_water 0.9 is above high_water 0.8",)),
+        ({"conversation": {"low_water": 0.9, "high_water": 0.8}}, ("low_water 0.9 is above high_water 0.8",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
         ({"record": "some"}, ("record = 'some'", "'full'")),

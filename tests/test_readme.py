@@ -187,14 +187,14 @@ _STATE = {
 
 
 def write_sample(folder: Path) -> list[Manifest]:
-    """One model call of a small agent with some history in a window of 1,200 tokens."""
+    """One model call of a small agent with some history in a window of 1,000 tokens."""
     return asyncio.run(_write_sample(folder))
 
 
 async def _write_sample(folder: Path) -> list[Manifest]:
     from aether_context.adk import ContextPackPlugin
 
-    policy = PackPolicy.load("research", max_input_tokens=1_200)
+    policy = PackPolicy.load("research", max_input_tokens=1_000)
     agent = LlmAgent(name="writer", model=Answering(model="gemini-2.5-flash-fake"), instruction="Answer briefly.")
     plugin = ContextPackPlugin(policy=policy, store=str(folder), on_error="raise")
     runner = InMemoryRunner(app=App(name="sample", root_agent=agent, plugins=[plugin]))

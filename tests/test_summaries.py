@@ -105,12 +105,12 @@ def test_a_cut_is_summarized_by_the_model_and_the_next_goes_on_from_it():
     llm = writer()
     chat, _ = talk_with(llm, policy=POLICY.changed(conversation={"summary_share": 0.1}))
     chat.state = {}
-    for turn in range(14):
-        chat.say(f"Question {turn}: {lines('refunds', 8)}")
+    for turn in range(40):
+        chat.say(f"Question {turn}: {lines(f'refund {turn}', 8)}")
     asked = [item for items in llm.asked for item in items if item["kind"] == "conversation"]
     assert len(asked) >= 2
     assert asked[0]["earlier"] == ""
-    assert asked[1]["earlier"] == "- BRIEF of the talk\n- the limit is 200"
+    assert any(item["earlier"].startswith("- BRIEF of the talk\n- the limit is 200") for item in asked)
     assert "user: Question 0" in asked[0]["text"]
     assert "- BRIEF of the talk\n- the limit is 200" in chat.sent[-1].text.replace("\n  ", "\n")
     chat.replays()

@@ -440,7 +440,8 @@ def test_degrade_cuts_earlier_and_deeper_near_a_limit_and_more_so_once_it_is_rea
     budget = bound.manifests()[0].window - bound.manifests()[0].allocation["slack"].final
     assert sizes[:5] == whole[:5]
     assert sizes[5] <= 0.6 * budget < whole[5] <= 0.8 * budget
-    assert max(sizes[6:]) < 0.4 * budget < min(whole[6:])
+    assert max(sizes[6:]) < 0.4 * budget
+    assert sum(sizes[6:]) < 0.7 * sum(whole[6:])
     bound.replays()
 
 
@@ -776,7 +777,7 @@ def test_a_forecast_knows_the_marks_and_the_limits() -> None:
     found = chat.plugin.forecast("clerk", app="shop", user="ann", session="s1")  # type: ignore[union-attr]
     assert found is not None
     assert (found.input_tokens, found.growth_tokens, found.output_tokens) == (1_800, 200, 20)
-    assert found.calls_to_high_water == (7_200 - 1_600) // 200
+    assert found.calls_to_high_water == (9_000 - 1_600) // 200
     assert found.limit == ("session", "input")
     assert found.calls_to_limit is not None
     assert 4 <= found.calls_to_limit <= 6

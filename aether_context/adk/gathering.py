@@ -12,7 +12,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from aether_context.adk import epochs
@@ -31,12 +30,14 @@ from aether_context.adk.reading import (
 from aether_context.conversation import torn
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
+from aether_context.prices import cached_share
 from aether_context.state import Planned, read_state, unique
 from aether_context.strategies import ranked
 from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
+_USUAL_CACHED_PRICE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,7 @@ class Gatherer:
             rewritten=aligned.rewritten,
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
+            cached_price=_cached_price(request.model or "", identity.last_event_time),
             can_mask=_can_mask(request),
             hands_off=untouched,
             problems=tuple(problems),
@@ -285,7 +287,7 @@ class Gatherer:
             events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
             declared=declared,
-            tools=tuple(map(_behind, request.tools_dict.values())),
+            tools=tuple(request.tools_dict.values()),
             marks=marks_of(call.state),
         )
         return seen, block
@@ -355,11 +357,6 @@ def _next_identity(call: Call, before: Identity, events: int) -> Identity | None
     return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
 
 
-def _behind(tool: object) -> object:
-    """What a tool calls: ADK wraps a plain function in a new tool at each model call."""
-    return tool.func if type(tool) is FunctionTool else tool
-
-
 def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
     return len(after) == len(before) and all(a is b for a, b in zip(after, before, strict=True))
 
@@ -395,6 +392,12 @@ def _output_limit(request: LlmRequest) -> int | None:
     """The answer's limit where answer and input share one window."""
     limit = request.config.max_output_tokens if request.config is not None else None
     return limit if limit and model_window(request.model).shared else None
+
+
+def _cached_price(model: str, time: float) -> float:
+    """What cached input costs as a share of other input; where no list says, what most providers take."""
+    found = cached_share(model, time)
+    return _USUAL_CACHED_PRICE if found is None else round(found, 4)
 
 
 def _can_mask(request: LlmRequest) -> bool:

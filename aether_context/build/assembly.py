@@ -103,7 +103,7 @@ def assemble(
         acts=fitted.acts,
         epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(source, sent, bool(fitted.cut or fitted.acts) or fitted.unpacked),
+        prefix=_prefix(source, sent, fitted.made_cut or bool(fitted.acts), _grown_head(source, policy, fitted, tally)),
         evidence_needed=missing_evidence(source, source.request.contents),
         degradations=tuple(
             filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, mix.tokens + carried.unseen)))
@@ -138,9 +138,9 @@ def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | 
         return tight.carried.changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
-    if by_hand(source) and (fitted.cut or fitted.acts):
+    if by_hand(source) and (fitted.made_cut or fitted.acts):
         return "by_hand"
-    if fitted.cut or fitted.unpacked:
+    if fitted.made_cut:
         return "high_water"
     return "replaced" if any(act.replaced for act in fitted.acts) else None
 
@@ -456,19 +456,34 @@ def _payloads(
     """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
     here = source.identity.invocation
     past: tuple[PackedMessage, ...] = ()
-    if policy.conversation.past_payloads == "packed" and not (fitted.cut or fitted.unpacked):
+    if policy.conversation.past_payloads == "packed" and not fitted.made_cut:
         live = {item.raw.digest for item in fitted.items}
         past = tuple(one for one in source.epoch.payloads if one.invocation != here and one.of in live)
     return (*past, packed) if packed is not None else past
 
 
-def _prefix(source: Ingredients, sent: Sent, cut: bool) -> Prefix:
+def _grown_head(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
+    """Tokens that the head of the request before begins with and this one's does, too: a summary that only grew."""
+    before = source.epoch.summary
+    if policy.conversation.summary != "head" or not before or not fitted.summary.startswith(before):
+        return 0
+    return tally.count(payload.summary_message(before))
+
+
+def _prefix(source: Ingredients, sent: Sent, cut: bool, grown_head: int) -> Prefix:
+    """What is in common with the request before.
+
+    Args:
+        grown_head: tokens in common within the first content, where that is a summary that grew.
+    """
     if source.previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
     before, after = source.previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
     same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:same])
+    if cut and same == len(after) - len(sent.contents):
+        shared += grown_head
     return Prefix(shared_tokens=shared, broken_by=_breaker(source, sent, cut) if same < len(before) else None)
 
 

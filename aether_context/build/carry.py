@@ -26,7 +26,8 @@ class Carried:
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
     has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
     ``begins`` says that an epoch begins with this pack, whatever is chosen for it. ``unseen`` are the tokens of the
-    system layer that the provider counts beyond the count here.
+    system layer that the provider counts beyond the count here. ``measures_frame`` says that the task layer holds what
+    a payload costs besides its sections.
     """
 
     system: str
@@ -40,6 +41,7 @@ class Carried:
     marks: Mapping[str, str]
     summary_tokens: int
     unseen: int
+    measures_frame: bool
 
     @property
     def items(self) -> tuple[Outgoing, ...]:
@@ -74,7 +76,8 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     packed = _packed(source) if keeps else None
     settled = settle(source, policy, _items(source, policy, tally, keeps), tally)
     items = settled.items
-    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally)
+    framed = not keeps and source.request.human is not None and _has_payload(source, policy)
+    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally, framed)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
     summary = summary_tokens(source.epoch.summary, policy, tally)
@@ -97,13 +100,20 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         marks=marks,
         summary_tokens=summary,
         unseen=unseen,
+        measures_frame=framed,
     )
 
 
-def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally) -> int:
+def _has_payload(source: Ingredients, policy: PackPolicy) -> bool:
+    """Whether more than the request will be in the human message."""
+    inside = bool(source.epoch.summary) and policy.conversation.summary == "payload"
+    return source.validity != "unplanned" or bool(source.candidates) or inside
+
+
+def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, framed: bool) -> int:
     """What a payload would add to the human message, its evidence and memories aside."""
     task = tally.count(payload.step_text(source.step))
-    if source.validity == "unplanned" and not source.candidates:
+    if not framed:
         return task
     if policy.payload.tool_lines and scope.mode != "off":
         task += sum(tally.count_all([tool.signature for tool in scope.tools])) + 2 * len(scope.tools)

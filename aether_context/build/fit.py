@@ -9,13 +9,14 @@ from typing import Protocol
 from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
+from aether_context.build.cutting import LEAST_EXTRACT, cut_to, pays
 from aether_context.build.gating import gated, past_byte_net
 from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, short
-from aether_context.compression import Summaries, extract, level, summarize
+from aether_context.compression import Summaries, extract, level
 from aether_context.counting import Tally
 from aether_context.pack import (
     Act,
@@ -30,7 +31,6 @@ from aether_context.pack import (
 )
 from aether_context.policy import PackPolicy
 
-_LEAST_EXTRACT = 48
 _LEAST_REQUEST = 96
 _SCARCE_SHARE = 0.02
 _BULLET = "- a"
@@ -72,6 +72,11 @@ class Fitted:
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
     wishes: tuple[Wish, ...] = ()
+
+    @property
+    def made_cut(self) -> bool:
+        """Whether the conversation was cut, be it that contents only became shorter."""
+        return any(event.stage == "cut" for event in self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +165,7 @@ def _first_payload(source: Ingredients, policy: PackPolicy, carried: Carried, fi
     """Whether a summary puts a payload into a message that would have none, so that its frame was not measured."""
     inside = bool(fitted.summary) and policy.conversation.summary == "payload" and source.request.human is not None
     packed = carried.packed is not None and bool(carried.packed.before)
-    measured = not carried.keeps and (source.validity != "unplanned" or bool(source.candidates))
-    return inside and not packed and not measured
+    return inside and not packed and not carried.measures_frame
 
 
 def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
@@ -192,45 +196,44 @@ def spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally
 def cut_to_low_water(
     source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
 ) -> Fitted:
-    """One act down to the low-water mark, where the high-water mark is passed and enough would be freed."""
+    """One act down to the low-water mark, where the high-water mark is passed and it pays or the window demands it."""
     before = spoken(source, policy, fitted, tally)
     if not pressed(source, policy, budget, before, fitted):
         return fitted
+    demanded = before > budget.ceiling or budget.high < 0
+    settings = policy.conversation
     items = [unpack(item, source.request.human, tally) for item in fitted.items]
     human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
-    tokens = [0 if at == human else item.tokens for at, item in enumerate(items)]
-    settings = policy.conversation
-    room = int(settings.summary_share * budget.budget) if settings.summary != "off" else 0
-    parts = conversation.units([item.content for item in items])
-    target = max(0, budget.low - room)
-    gone = conversation.cut(parts, tokens, target=target, human=human, last_turns=settings.last_turns)
-    if before - sum(tokens[index] for index in gone) > budget.ceiling:
-        gone = conversation.cut(
-            parts, tokens, target=target, human=human, last_turns=settings.last_turns, neighbours=False
-        )
-    freed = sum(tokens[index] for index in gone)
-    unpacked = any(one is not other for one, other in zip(items, fitted.items, strict=True))
-    freed += sum(item.tokens for item in fitted.items) - sum(item.tokens for item in items)
-    demanded = before > budget.ceiling or budget.high < 0
-    if not (gone or unpacked) or (not demanded and freed < _SCARCE_SHARE * budget.budget):
-        return fitted
-    cut = tuple(items[index] for index in gone)
-    out = set(gone)
-    left = budget.ceiling - sum(tokens) + sum(tokens[index] for index in gone)
-    room = min(room, left - _frame(policy, tally))
-    summary = summarized([item.raw for item in cut], fitted.summary, room, summaries, tally)
-    kept = tuple(item for at, item in enumerate(items) if at not in out)
-    reason: Reason = "window" if before > budget.ceiling else "high_water"
-    changed = replace(
-        fitted, items=kept, cut=(*fitted.cut, *cut), cut_reason=reason, summary=summary, unpacked=unpacked
+    left = cut_to(
+        budget.low,
+        items,
+        human,
+        policy,
+        tally,
+        ceiling=budget.ceiling,
+        room=int(settings.summary_share * budget.budget) if settings.summary != "off" else 0,
+        earlier=fitted.summary,
+        summaries=summaries,
     )
+    changed = replace(
+        fitted,
+        items=left.items,
+        cut=(*fitted.cut, *left.cut),
+        cut_reason="window" if before > budget.ceiling else "high_water",
+        summary=left.summary,
+        unpacked=any(one is not other for one, other in zip(items, fitted.items, strict=True)),
+        extracts={**fitted.extracts, **left.extracts},
+    )
+    after = spoken(source, policy, changed, tally)
+    if changed.items == fitted.items or (not demanded and before - after < _SCARCE_SHARE * budget.budget):
+        return fitted
     event = TruncationEvent(
         layer="conversation",
         stage="cut",
-        reason=reason,
+        reason=changed.cut_reason,
         item_ids=(),
         tokens_before=before,
-        tokens_after=spoken(source, policy, changed, tally),
+        tokens_after=after,
     )
     return replace(changed, events=(*fitted.events, event))
 
@@ -240,22 +243,20 @@ def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int,
 
     A mark below zero is always passed.
     """
+    if tokens > budget.ceiling or budget.high < 0:
+        return True
     if tokens > budget.high:
-        return budget.high < 0 or not gated(source, policy, tokens + budget.fixed, budget.budget)
+        return not gated(source, policy, tokens + budget.fixed, budget.budget) and _pays(
+            source, policy, budget, fitted, tokens
+        )
     return past_byte_net(source, policy, sum(len(item.content.wire) for item in fitted.items))
 
 
-def summarized(gone: Sequence[Content], earlier: str, room: int, summaries: Summaries, tally: Tally) -> str:
-    """What was cut in at most ``room`` tokens, written by a model where there is one, else in its own words."""
-    if room <= 0:
-        return ""
-    written = summaries.conversation(gone, max_tokens=room, counter=tally, earlier=earlier)
-    return written or summarize(gone, max_tokens=room, counter=tally, earlier=earlier)
-
-
-def _frame(policy: PackPolicy, tally: Tally) -> int:
-    """Tokens of a summary besides its own words."""
-    return summary_tokens(_BULLET, policy, tally) - tally.count(_BULLET)
+def _pays(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tokens: int) -> bool:
+    """Whether a cut to the low-water mark saves more than the cached prefix that it breaks."""
+    calls = sum(item.content.role == "model" for item in fitted.items)
+    price = policy.conversation.cached_price or source.cached_price
+    return pays(freed=tokens - budget.low, kept=budget.low, growth=tokens / max(1, calls), cached_price=price)
 
 
 def unpack(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
@@ -277,20 +278,15 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
     if not sizes:
         return fitted
     beside = spoken(source, policy, fitted, tally) - sum(sizes)
-    enough = budget.high - beside >= _LEAST_EXTRACT * len(sizes)
+    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
     room = (budget.high if enough else budget.budget - budget.fixed) - beside
-    ceiling = max(_LEAST_EXTRACT, level(sizes, room))
-    contents = [item.raw for item in fitted.items]
-    items = list(fitted.items)
-    extracts = dict(fitted.extracts)
-    for at in targets:
-        made = shortened(items[at].raw, ceiling, asked(contents, at), tally)
-        if made.digest != items[at].content.digest:
-            items[at] = replace(items[at], content=made, outcome="extract", tokens=tally.content(made))
-            extracts[items[at].raw.digest] = ceiling
-    if tuple(items) == fitted.items:
+    ceiling = max(LEAST_EXTRACT, level(sizes, room))
+    changed = _with_extracts(fitted, targets, ceiling, tally)
+    while ceiling > LEAST_EXTRACT and (over := spoken(source, policy, changed, tally) - room - beside) > 0:
+        ceiling = max(LEAST_EXTRACT, ceiling - over)
+        changed = _with_extracts(fitted, targets, ceiling, tally)
+    if changed.items == fitted.items:
         return fitted
-    changed = replace(fitted, items=tuple(items), extracts=extracts)
     event = TruncationEvent(
         layer="conversation",
         stage="emergency",
@@ -300,6 +296,19 @@ def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, f
         tokens_after=spoken(source, policy, changed, tally),
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def _with_extracts(fitted: Fitted, targets: Sequence[int], ceiling: int, tally: Tally) -> Fitted:
+    """The responses at ``targets`` as extracts of at most ``ceiling`` tokens each."""
+    raws = [item.raw for item in fitted.items]
+    items = list(fitted.items)
+    extracts = dict(fitted.extracts)
+    for at in targets:
+        made = shortened(raws[at], ceiling, asked(raws, at), tally)
+        if made.digest != items[at].content.digest:
+            items[at] = replace(items[at], content=made, outcome="extract", tokens=tally.content(made))
+            extracts[raws[at].digest] = ceiling
+    return replace(fitted, items=tuple(items), extracts=extracts)
 
 
 def _shorten_request(
@@ -346,7 +355,7 @@ def _request_tokens(carried: Carried, raw: Content, tally: Tally) -> int:
 def _shorten_task(carried: Carried, fitted: Fitted, over: int, request: int) -> Fitted:
     """Last of all: the plan's own text is cut down, where there is one."""
     room = carried.measured["task"] - request - over
-    if carried.keeps or carried.measured["task"] - request < 2 * _LEAST_EXTRACT:
+    if carried.keeps or carried.measured["task"] - request < 2 * LEAST_EXTRACT:
         return fitted
     event = TruncationEvent(
         layer="task",
@@ -354,6 +363,6 @@ def _shorten_task(carried: Carried, fitted: Fitted, over: int, request: int) -> 
         reason="window",
         item_ids=(),
         tokens_before=carried.measured["task"],
-        tokens_after=max(_LEAST_EXTRACT, room) + request,
+        tokens_after=max(LEAST_EXTRACT, room) + request,
     )
-    return replace(fitted, task_ceiling=max(_LEAST_EXTRACT, room), events=(*fitted.events, event))
+    return replace(fitted, task_ceiling=max(LEAST_EXTRACT, room), events=(*fitted.events, event))

@@ -9,6 +9,7 @@ from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.compression import extract
+from aether_context.conversation import is_human
 from aether_context.counting import Tally
 from aether_context.pack import Content, Part
 from aether_context.wire import content_of_parts, part_of
@@ -30,11 +31,12 @@ def summary_content(text: str) -> Content:
 
 
 def asked(contents: Sequence[Content], index: int) -> str:
-    """The arguments of the calls that the content at ``index`` answers, as a query."""
-    for at in range(index - 1, -1, -1):
-        if contents[at].calls:
-            return " ".join(part.text for part in contents[at].calls)
-    return ""
+    """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
+    person's words before them, which stay for as long as it does."""
+    before = range(index - 1, -1, -1)
+    called = next((" ".join(part.text for part in contents[at].calls) for at in before if contents[at].calls), "")
+    said = next((contents[at].text for at in before if is_human(contents[at])), "")
+    return f"{called}\n{said}"
 
 
 def shortened(raw: Content, ceiling: int, query: str, tally: Tally) -> Content:
@@ -73,14 +75,14 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
     while True:
         chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
         result = _with(response, path, chosen)
-        over = tally.count(canonical_json(result)) - ceiling
-        if over <= 0 or (budget <= 1 and path == ("extract",)):
+        used = tally.count(canonical_json(result))
+        if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
         if budget <= 1:
             whole = json.dumps(response, ensure_ascii=False, indent=1)
             response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
             continue
-        budget = max(1, budget - over - budget // 20)
+        budget = max(1, min(budget - 1, budget * ceiling // used))
 
 
 def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], str]]:

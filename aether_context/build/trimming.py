@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aether_context.build.carry import summary_tokens
-from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, summarized, unpack
+from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
 from aether_context.compression import Summaries
@@ -29,6 +29,7 @@ from aether_context.strategies import (
     standing_anchors,
     strategies_of,
 )
+from aether_context.strategies.recap import recap
 
 NET = "emergency"
 """What the net is called among the strategies of a manifest."""
@@ -125,8 +126,8 @@ def _conversation(
     positions = tuple(request.positions[item.origin] for item in items)
     slack = source.window - budget.budget
 
-    def write(gone: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
-        return summarized(gone, earlier, max_tokens, summaries, tally)
+    def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
+        return recap(gone, kept, max_tokens=max_tokens, counter=tally, summaries=summaries, earlier=earlier)
 
     standing = standing_anchors(contents, positions, policy.conversation.anchors)
     return Conversation(
@@ -182,12 +183,14 @@ def _cut(
     if len(after.events) == len(fitted.events):
         return fitted
     gone = after.cut[len(fitted.cut) :]
+    before = {item.origin: item.content for item in fitted.items}
+    shortened = [one for one in after.items if one.outcome == "extract" and one.content is not before[one.origin]]
     reason: Reason = "by_hand" if by_hand(source) else after.cut_reason
     events = [
         replace(
             event,
             reason=reason,
-            item_ids=tuple(content_id(source, item.origin) for item in gone),
+            item_ids=tuple(content_id(source, item.origin) for item in (*gone, *shortened)),
             tokens_before=event.tokens_before + aside,
             tokens_after=event.tokens_after + aside,
             strategy=strategy,
@@ -203,7 +206,7 @@ def _cut(
         items=tuple(sorted(items, key=lambda item: item.origin)),
         reasons={**after.reasons, **{item.origin: reason for item in gone}},
         events=(*fitted.events, *events),
-        acts=(*after.acts, _act(fitted.items, gone, freed, strategy)),
+        acts=(*after.acts, _act(fitted.items, gone, shortened, freed, strategy)),
         degradations=(*after.degradations, *lost),
     )
 
@@ -227,14 +230,16 @@ def _anchored(
     return tuple(items[index] for at in sorted(held.units) for index in parts[at].indices), notes
 
 
-def _act(before: Sequence[Outgoing], gone: Sequence[Outgoing], freed: int, strategy: str) -> Act:
-    out = {item.origin for item in gone}
+def _act(
+    before: Sequence[Outgoing], gone: Sequence[Outgoing], shortened: Sequence[Outgoing], freed: int, strategy: str
+) -> Act:
+    touched = {item.origin for item in (*gone, *shortened)}
     said = [at for at, item in enumerate(before) if item.raw.role == "model"]
-    touched = {at for at, item in enumerate(before) if item.origin in out}
+    changed = {at for at, item in enumerate(before) if item.origin in touched}
     return Act(
         strategy=strategy,
         removed=len(gone),
-        replaced=0,
+        replaced=len(shortened),
         freed_tokens=freed,
-        lost_tokens=lost_tokens([item.tokens for item in before], touched, said[-1] if said else 0),
+        lost_tokens=lost_tokens([item.tokens for item in before], changed, said[-1] if said else 0),
     )

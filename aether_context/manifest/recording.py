@@ -149,6 +149,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         first_call=source.first_call,
         chose=pack.chose,
         rewritten=source.rewritten,
+        cached_price=source.cached_price,
         can_mask=source.can_mask,
         hands_off=source.hands_off,
         rows=rows,

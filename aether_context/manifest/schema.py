@@ -300,6 +300,8 @@ class Manifest(_Record):
     """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates stand."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut relied on."""
+    cached_price: float = 0.1
+    """Price of cached input as a share of that of other input."""
     can_mask: bool = True
     """Whether the model takes a list of allowed function names."""
     hands_off: str = ""

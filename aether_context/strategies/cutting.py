@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.conversation import Unit, cut, protected
+from aether_context.conversation import Unit, Worth, cut, protected, superseded
 from aether_context.pack import Reason
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.anchors import hold
+from aether_context.strategies.recap import MOST_TOKENS
 from aether_context.strategies.strategy import Conversation, Removed, Trimmed, decided, summary_tokens
 
 _BULLET = "- x"
@@ -50,8 +51,9 @@ def cut_units(
         target=max(0, target - summary_ceiling),
         human=conversation.human,
         last_turns=last_turns,
+        worth=Worth(superseded=superseded(parts, conversation.contents)),
         stay=stay | held.units,
-    )
+    ).gone
     freed = sum(conversation.tokens[at] for at in gone)
     demanded = conversation.used > conversation.budget.ceiling or conversation.forced
     if not gone or (not demanded and freed < worthwhile):
@@ -80,4 +82,5 @@ def _frame(conversation: Conversation) -> int:
 
 def summary_room(conversation: Conversation, settings: ConversationSettings) -> int:
     """Tokens of a summary under a policy."""
-    return int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0
+    room = int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0
+    return min(room, MOST_TOKENS)

@@ -15,19 +15,24 @@ from typing import Protocol
 
 from aether_context import payload
 from aether_context.canonical import JSON
-from aether_context.compression import summarize
 from aether_context.conversation import is_human
 from aether_context.counting import Tally
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
+from aether_context.strategies.recap import recap
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.tokens.framing import framing_of
 from aether_context.wire import content_of_parts, part_of
 
 
 class Summarize(Protocol):
-    """Writes what stands for contents that are cut, the summary of earlier cuts included, in at most so many tokens."""
+    """Writes what stands for contents that are cut, the summary of earlier cuts included, in at most so many tokens.
 
-    def __call__(self, gone: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str: ...
+    What those that are kept mention needs no place in it.
+    """
+
+    def __call__(
+        self, gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str
+    ) -> str: ...
 
 
 class Counts(Protocol):
@@ -164,12 +169,16 @@ class Conversation:
 
     def summarized(self, gone: Sequence[int], max_tokens: int) -> str:
         """What stands for contents that are cut now and were before; empty where there is no room."""
-        contents = [self.contents[at] for at in gone]
         if max_tokens <= 0:
             return ""
-        if self.summarize is not None:
-            return self.summarize(contents, max_tokens=max_tokens, earlier=self.summary)
-        return summarize(contents, max_tokens=max_tokens, counter=self.counter, earlier=self.summary)
+        out = set(gone)
+        lost = [self.contents[at] for at in gone]
+        kept = [content for at, content in enumerate(self.contents) if at not in out]
+        write = self.summarize or self._recap
+        return write(lost, kept, max_tokens=max_tokens, earlier=self.summary)
+
+    def _recap(self, gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
+        return recap(gone, kept, max_tokens=max_tokens, counter=self.counter, earlier=earlier)
 
     def passes(self, mark: int) -> bool:
         """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 from aether_context.conversation import units
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.cutting import cut_units
+from aether_context.strategies.recap import MOST_TOKENS
 from aether_context.strategies.strategy import Budget, Conversation, Trimmed, decided
 
 
@@ -31,7 +32,7 @@ class Summarize:
             parts,
             stay=frozenset(range(max(0, len(parts) - settings.keep_last), len(parts))),
             target=min(target, budget.low) if conversation.forced else target,
-            summary_ceiling=int(settings.summary_share * budget.input),
+            summary_ceiling=min(int(settings.summary_share * budget.input), MOST_TOKENS),
             last_turns=1,
             worthwhile=mark(budget, settings.trigger) - target,
             reason="high_water",

@@ -1,0 +1,180 @@
+"""The entity table: identifiers, paths and values of a conversation that outlive the text they stood in.
+
+An entity is a word that can be known but not composed: it holds a digit, a slash, an underscore or an at sign. What a
+call was given or a person said comes first, then what the model wrote, then what only stood in results; within each the
+latest mention first. A number stands with the key it was found under, and an argument that calls repeat stands whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal, Protocol, TypeAlias
+
+from aether_context.canonical import JSON
+from aether_context.pack import Content, Part
+
+Rank: TypeAlias = Literal["used", "written", "seen"]
+RANKS: tuple[Rank, ...] = ("used", "written", "seen")
+"""Whose mention an entity is known by, the strongest first: a call or a person, the model, a result."""
+
+_TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
+_BETWEEN = ", "
+_SHORTEST, _LONGEST = 4, 160
+_LONG_ARGUMENT = 240
+_TELLING = re.compile(r"[\d/\\_@]")
+_ENTITY = re.compile(
+    r"""
+      \\+[abfnrtv"']                                        # an escape in quoted text: its letter is part of no word
+    | (?P<key>[^\W\d][\w-]{1,40})["']?[ ]?[:=][ ]?["']?     # a key, and a number that is worth its key
+      (?P<number>[+-]?\d[\w.,:%+-]{2,40})
+    | (?P<word>[A-Za-z]:\\[\w\\.~-]*\w | [\w@#$~./+:%&?=-]*[\w/])
+    """,
+    re.VERBOSE,
+)
+
+
+class Counts(Protocol):
+    """Counts the tokens of a text."""
+
+    def count(self, text: str) -> int: ...
+
+
+def entity_table(
+    contents: Sequence[Content],
+    *,
+    max_tokens: int,
+    counter: Counts,
+    earlier: str = "",
+    present: Sequence[Content] = (),
+    known: str = "",
+) -> str:
+    """The entities of contents that leave, a line for each rank, within a budget; empty where none fits.
+
+    Args:
+        contents: in their order.
+        earlier: the tables of earlier cuts, the latest last; their entities were mentioned before all others.
+        present: contents that stay; what they mention needs no place in the table.
+        known: text that stands beside the table; what is in it needs no place either.
+    """
+    here = {entity for content in present for entity, _ in mentions(content)}
+    here.update(text for content in present if content.calls for text in whole_arguments(content))
+    said, left = known, max_tokens
+    lines: list[str] = []
+    for rank, entities in ranked(contents, parse(earlier), present).items():
+        chosen: list[str] = []
+        left -= counter.count(_TITLES[rank])
+        for entity in entities:
+            if entity in here or entity in said:
+                continue
+            cost = counter.count(_BETWEEN + entity)
+            if cost > left:
+                break
+            chosen.append(entity)
+            said += f"\n{entity}"
+            left -= cost
+        if chosen:
+            lines.append(_TITLES[rank] + _BETWEEN.join(chosen))
+    return "\n".join(lines)
+
+
+def is_entry(bullet: str) -> bool:
+    """Whether a bullet is a line of an entity table."""
+    return bullet.startswith(tuple(_TITLES.values()))
+
+
+def parse(tables: str) -> dict[Rank, list[str]]:
+    """The entities of tables, by rank, the latest mentioned first."""
+    found: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
+    for line in reversed(tables.splitlines()):
+        for rank, title in _TITLES.items():
+            if line.startswith(title):
+                found[rank] += line.removeprefix(title).split(_BETWEEN)
+    return found
+
+
+def ranked(
+    contents: Sequence[Content], earlier: Mapping[Rank, Sequence[str]], present: Sequence[Content] = ()
+) -> dict[Rank, list[str]]:
+    """Every entity once, in its strongest rank, the latest mentioned first.
+
+    Args:
+        present: contents after these, where an argument may be repeated.
+    """
+    calls = [content for content in (*contents, *present) if content.calls]
+    repeated = Counter(text for content in calls for text in set(whole_arguments(content)))
+    best: dict[str, Rank] = {}
+    for rank in reversed(RANKS):
+        best |= dict.fromkeys(reversed(earlier.get(rank, ())), rank)
+    for content in contents:
+        again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if content.calls else []
+        for entity, rank in (*reversed(mentions(content)), *again):
+            best[entity] = _stronger(best.pop(entity, rank), rank)
+    found: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
+    for entity in reversed(best):
+        found[best[entity]].append(entity)
+    return found
+
+
+def _stronger(one: Rank, other: Rank) -> Rank:
+    return one if one == other or RANKS.index(one) < RANKS.index(other) else other
+
+
+@lru_cache(maxsize=4_096)
+def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
+    """The entities that a content mentions, in the order of their first mention, each in its strongest rank."""
+    found: dict[str, Rank] = {}
+    for part in content.parts:
+        for text, rank in _texts(content, part):
+            for entity in _entities(text):
+                found[entity] = _stronger(found.get(entity, rank), rank)
+    return tuple(found.items())
+
+
+@lru_cache(maxsize=4_096)
+def whole_arguments(content: Content) -> tuple[str, ...]:
+    """The arguments of calls that are a line of several words: commands, queries."""
+    texts = [text for call in content.calls for text in _leaves(json.loads(call.text))]
+    return tuple(
+        text
+        for text in texts
+        if len(text) <= _LONGEST and " " in text and "\n" not in text and _BETWEEN not in text and ": " not in text
+    )
+
+
+def _texts(content: Content, part: Part) -> Iterator[tuple[str, Rank]]:
+    if part.kind == "text":
+        yield part.text, "used" if content.role == "user" else "written"
+    elif part.kind == "response":
+        for text in _leaves(json.loads(part.text)):
+            yield text, "seen"
+    elif part.kind == "call":
+        for text in _leaves(json.loads(part.text)):
+            yield text, "used" if len(text) <= _LONG_ARGUMENT else "seen"
+
+
+def _leaves(value: JSON, key: str = "") -> Iterator[str]:
+    """The scalar values in a JSON value, numbers with the key that they stand under."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield from _leaves(held, str(name))
+    elif isinstance(value, list):
+        for held in value:
+            yield from _leaves(held, key)
+    elif isinstance(value, str):
+        yield value
+    elif value is not None and not isinstance(value, bool):
+        yield f"{key}: {value}"
+
+
+def _entities(text: str) -> Iterator[str]:
+    for match in _ENTITY.finditer(text):
+        if match["key"]:
+            yield f"{match['key']}: {match['number'].rstrip('.,:')}"
+        elif match["word"]:
+            word = match["word"].strip(".:-=&?")
+            if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
+                yield word

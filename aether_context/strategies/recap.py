@@ -1,0 +1,66 @@
+"""What a cut leaves in the place of what it takes: a summary and an entity table, in one text that mostly grows.
+
+The text stands at the head of the conversation, so a cut that only adds to it leaves what was there inside the
+provider's cached prefix. Once there is no room left for an addition, everything is ranked anew in half of the room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aether_context.compression import Counts, Summaries, split_bullets, summarize
+from aether_context.entities import entity_table, is_entry
+from aether_context.pack import Content
+
+MOST_TOKENS = 4_000
+"""A recap's ceiling whatever the window: it lies in session state, where about 10 KB are well borne."""
+
+_ENTITIES = 0.7
+_FIRST = 0.7
+_LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
+
+
+def recap(
+    gone: Sequence[Content],
+    kept: Sequence[Content],
+    *,
+    max_tokens: int,
+    counter: Counts,
+    summaries: Summaries | None = None,
+    earlier: str = "",
+) -> str:
+    """The text that stands for contents that a cut takes; empty where nothing fits.
+
+    Args:
+        gone: contents that leave, in their order.
+        kept: contents that stay; what they mention is not repeated.
+        summaries: a model's, in place of the summary in the conversation's own words.
+        earlier: the recap of earlier cuts.
+    """
+    summaries = summaries or Summaries("", {})
+    left = max_tokens - counter.count(earlier) if earlier else 0
+    if left >= _LEAST_ADDED * max_tokens:
+        added = _composed(gone, kept, "", min(left, int(_MOST_ADDED * max_tokens)), counter, summaries, known=earlier)
+        return f"{earlier}\n{added}" if added else earlier
+    return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries)
+
+
+def _composed(
+    gone: Sequence[Content],
+    kept: Sequence[Content],
+    earlier: str,
+    room: int,
+    counter: Counts,
+    summaries: Summaries,
+    known: str = "",
+) -> str:
+    bullets = split_bullets(earlier)
+    entries = "\n".join(one for one in bullets if is_entry(one))
+    said = "\n".join(one for one in bullets if not is_entry(one))
+    table = entity_table(
+        gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
+    )
+    left = room - counter.count(table) - 2
+    summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=said)
+    summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=said)
+    return "\n".join(filter(None, (summary, table)))

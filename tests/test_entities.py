@@ -1,0 +1,101 @@
+"""The entity table: what of a text can be known but not composed, who it is known from, and in which order."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packs import answered, called, said
+
+from aether_context.entities import entity_table, is_entry, mentions, parse, ranked
+from aether_context.tokens import counter_for
+
+COUNTER = counter_for("gemini-2.5-flash")
+COUNTER.count("warm")
+
+
+def table(*contents, room=1_000, **more):
+    return entity_table(contents, max_tokens=room, counter=COUNTER, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("see src/theme/dark.json, please.", ["src/theme/dark.json"]),
+        ("order ZFA04Y for ada_lovelace@example.org", ["ZFA04Y", "ada_lovelace@example.org"]),
+        ("the colour is #ff8800", ["#ff8800"]),
+        ("it took place in Bern", []),
+        ("open C:\\work\\plan.md", ["C:\\work\\plan.md"]),
+        ('{"total": 1250.50, "seats": 2}', ["total: 1250.50"]),
+        ("quoted\\nserver_name: next", ["server_name"]),
+        ("a1", []),
+        ("x" * 100 + "_" + "y" * 100, []),
+    ],
+)
+def test_an_entity_holds_a_digit_a_slash_an_underscore_or_an_at_sign(text, found):
+    assert [entity for entity, _ in mentions(said(text))] == found
+
+
+def test_a_number_in_a_response_stands_with_its_key():
+    response = answered("look_up", "1", json.dumps({"price": 1250, "open": True}))
+    assert ("price: 1250", "seen") in mentions(response)
+
+
+def test_who_mentioned_it_decides_the_line():
+    made = table(
+        said("refund order_77"),
+        said("I will read a/plan.md", "model"),
+        called("read", "1", path="b/notes.md", text="c/long.md " * 40),
+        answered("read", "1", "it names d/other.md"),
+    )
+    assert made.splitlines() == [
+        "- used: b/notes.md, order_77",
+        "- written: a/plan.md",
+        "- seen: d/other.md, c/long.md",
+    ]
+
+
+def test_the_latest_mention_comes_first_and_a_stronger_one_wins():
+    contents = [said("aa/1 bb/2"), answered("read", "1", "aa/1"), answered("read", "2", "cc/3")]
+    assert ranked(contents, {}) == {"used": ["aa/1", "bb/2"], "written": [], "seen": ["cc/3"]}
+    assert ranked([called("read", "1", path="cc/3")], {"seen": ["cc/3", "dd/4"]})["used"] == ["cc/3"]
+
+
+def test_an_argument_of_several_words_stands_once_calls_repeat_it():
+    once, again = (
+        called("bash", "1", command="cd app && make check"),
+        called("bash", "2", command="cd app && make check"),
+    )
+    assert "cd app" not in table(once)
+    assert "- used: cd app && make check" in table(once, said("n", "model"), again)
+    assert "cd app" not in table(once, present=[again]), "it stands in what stays"
+
+
+def test_what_stays_or_stands_beside_it_is_not_repeated():
+    assert table(said("aa/1 bb/2 cc/3"), present=[said("bb/2", "model")], known="- used: cc/3") == "- used: aa/1"
+
+
+def test_an_entity_inside_another_is_not_repeated():
+    assert table(said("src/theme/dark.json and src/theme")) == "- used: src/theme/dark.json"
+
+
+def test_a_table_carries_the_ones_before_it_in_the_order_of_their_last_mention():
+    tables = "- used: aa/1, bb/2\n- seen: dd/4\n- used: cc/3"
+    assert parse(tables) == {"used": ["cc/3", "aa/1", "bb/2"], "written": [], "seen": ["dd/4"]}
+    assert table(said("bb/2 ee/5"), earlier=tables).splitlines() == ["- used: bb/2, ee/5, cc/3, aa/1", "- seen: dd/4"]
+
+
+def test_only_table_lines_are_entries():
+    assert is_entry("- used: aa/1")
+    assert not is_entry("- user: used: aa/1")
+
+
+@given(st.lists(st.text(max_size=200), max_size=12), st.integers(0, 200))
+def test_a_table_stays_inside_its_budget_and_reads_back(texts, room):
+    contents = [said(text, "user" if at % 2 else "model") for at, text in enumerate(texts)]
+    made = table(*contents, room=room)
+    assert not made or COUNTER.count(made) <= room + 4
+    known = {entity for content in contents for entity, _ in mentions(content)}
+    assert {entity for found in parse(made).values() for entity in found} <= known

@@ -1,0 +1,89 @@
+"""Epochs through ADK's own Runner: what a long piece of work still has in its request after several cuts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripted import Chat, call, new_store
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.manifest import Manifest
+from aether_context.payload import SUMMARY_TITLE
+
+WINDOW = 3_000
+ORDERS = [f"order_{number:04}" for number in range(1, 37)]
+
+
+def look_up_order(order_id: str) -> dict[str, Any]:
+    """Looks an order up."""
+    items = [{"sku": f"SKU-{order_id[-4:]}-{at}", "state": "packed", "note": "nothing to add " * 4} for at in range(6)]
+    return {"order_id": order_id, "status": "late", "items": items}
+
+
+def work(**settings: Any) -> Chat:
+    """An invocation for each order: the model looks it up and answers."""
+    script = [one for order in ORDERS for one in (call("look_up_order", order_id=order), f"{order} is late.")]
+    chat = Chat(script=script, tools=[look_up_order], policy=PackPolicy(max_input_tokens=WINDOW), **settings)
+    chat.say("Tell me about each order.\nAnswer with one line an order.")
+    chat.say(*(f"And {order}?" for order in ORDERS[1:]))
+    return chat
+
+
+def cuts(chat: Chat) -> list[Manifest]:
+    return [one for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
+
+
+def seen(chat: Chat, at: int = -1) -> str:
+    """All that one request says, calls and responses included."""
+    return "\n".join(content.model_dump_json(exclude_none=True) for content in chat.sent[at].contents)
+
+
+def test_what_calls_used_and_people_said_is_still_in_the_request_after_many_cuts() -> None:
+    chat = work()
+    assert len(cuts(chat)) > 4
+    assert all(one.request_tokens <= WINDOW for one in chat.manifests())
+    last = seen(chat)
+    assert [order for order in ORDERS if order not in last] == []
+    assert "Tell me about each order.\\n  Answer with one line an order." in last
+    chat.replays()
+
+
+def test_a_head_that_only_grew_is_the_beginning_of_the_next_one() -> None:
+    chat = work()
+    heads = [one.contents[0].parts[0].text for one in chat.sent]
+    heads = [head for head in heads if head.startswith(SUMMARY_TITLE)]
+    changed = [(one, other) for one, other in zip(heads, heads[1:], strict=False) if one != other]
+    assert any(other.startswith(one) for one, other in changed)
+
+
+def test_between_two_cuts_each_request_extends_the_one_before() -> None:
+    chat = work()
+    made = {one.pack_id for one in cuts(chat)}
+    for before, after, manifest in zip(chat.sent, chat.sent[1:], chat.manifests()[1:], strict=False):
+        if manifest.pack_id not in made:
+            assert after.wires[: len(before.wires)] == before.wires
+
+
+def test_another_process_goes_on_with_the_same_bytes() -> None:
+    whole = work()
+    other = work(plugin=Restarting(policy=PackPolicy(max_input_tokens=WINDOW), store=new_store(), on_error="raise"))
+    assert [one.wires for one in other.sent] == [one.wires for one in whole.sent]
+
+
+class Restarting(ContextPackPlugin):
+    """A plugin that forgets, before every call, all that is not in the session."""
+
+    async def before_model_callback(self, **given: Any) -> Any:
+        self._edge = ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")._edge
+        return await super().before_model_callback(**given)
+
+
+def test_a_response_at_the_edge_of_a_cut_stays_as_an_extract_that_later_calls_repeat() -> None:
+    chat = work()
+    extracts = [at for at, one in enumerate(chat.sent) if "left out …]" in "\n".join(one.wires[1:])]
+    assert extracts
+    made = {one.pack_id for one in cuts(chat)}
+    ids = [one.pack_id for one in chat.manifests()]
+    later = [at for at in extracts if ids[at] not in made]
+    assert later, "calls after the cut send the same extract"

@@ -1,0 +1,92 @@
+"""The prefix report: what ended the prefix that two requests have in common, and what a cache could serve of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import packs
+import pytest
+from packs import MEMORIES, STEP, Session, ingredients, lines, said, tool
+
+from aether_context.build import build_pack
+from aether_context.manifest import Manifest
+from aether_context.pack import Content, Pack
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+
+POLICY = PackPolicy()
+TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Above which sum?"))
+
+
+def pack(
+    contents: Sequence[Content] = TALK, before: Pack | None = None, policy: PackPolicy = POLICY, **given: Any
+) -> Pack:
+    carried = {} if before is None else {"epoch": before.epoch, "previous": before.sent, "first_call": False}
+    return build_pack(ingredients(contents, **{**carried, **given}), policy)
+
+
+def test_the_first_request_has_nothing_in_common_with_another() -> None:
+    assert pack().prefix.broken_by is None
+    assert pack().prefix.shared_tokens is None
+
+
+def test_a_request_that_grew_shares_all_of_the_one_before() -> None:
+    first = pack(TALK[:1])
+    second = pack(TALK, first, first_call=True)
+    assert second.prefix.broken_by is None
+    assert second.prefix.shared_tokens == first.request_tokens
+
+
+def test_a_request_before_that_is_not_known_is_unknown_not_nothing() -> None:
+    second = pack(TALK, pack(TALK[:1]), previous=None)
+    assert second.prefix.broken_by == "unknown"
+    assert second.prefix.shared_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"system": "You help with something else."}, "system_changed"),
+        ({"tools": [tool("search"), tool("read_file")]}, "tools_changed"),
+        ({"rewritten": True, "contents": [said("Other"), *TALK[1:]]}, "history_rewritten"),
+        ({"step": replace(STEP, text="Describe another thing"), "validity": "valid"}, "payload_changed"),
+    ],
+)
+def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) -> None:
+    given = {"tools": [tool("search")], "step": STEP, "validity": "valid"}
+    first = pack(**given)
+    contents = changes.pop("contents", TALK)
+    second = pack(contents, first, **{**given, **changes})
+    assert second.prefix.broken_by == reason
+    assert second.prefix.shared_tokens is not None
+    assert second.prefix.shared_tokens < first.request_tokens
+
+
+def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:
+    policy = PackPolicy(conversation={"past_payloads": "raw"})
+    first = pack(TALK[:1], policy=policy, candidates=MEMORIES)
+    assert first.contents[0].outcome == "payload"
+    identity = replace(packs.IDENTITY, invocation="i2")
+    second = pack(TALK, first, policy, candidates=MEMORIES, first_call=True, identity=identity)
+    assert second.prefix.broken_by == "new_invocation"
+
+
+def cuts(manifests: Sequence[Manifest]) -> list[Manifest]:
+    return [one for one in manifests if any(event.stage == "cut" for event in one.truncation_events)]
+
+
+def test_a_cut_is_named_and_a_summary_that_grew_counts_as_shared() -> None:
+    session = Session(PackStore("memory://prefix-cut"), window=2_000)
+    for turn in range(40):
+        session.ask(f"Question {turn} about report_{turn}: {lines('refunds', 3)}")
+        session.answer(f"Answer {turn}: {lines('approval', 6)}")
+    made = cuts(session.manifests)
+    assert len(made) > 3
+    assert {one.prefix.broken_by for one in made} == {"cut"}
+    assert all(one.epoch_reason == "high_water" for one in made)
+    fixed = made[0].prefix.shared_tokens
+    assert fixed is not None
+    grown = [one.prefix.shared_tokens for one in made[1:] if (one.prefix.shared_tokens or 0) > fixed]
+    assert grown
