@@ -27,6 +27,7 @@ def allocate(
     signals: Signals,
     settings: BudgetSettings,
     output_tokens: int | None = None,
+    overcounted: int = 0,
 ) -> Allocation:
     """Whole tokens per layer.
 
@@ -35,9 +36,10 @@ def allocate(
         measured: tokens of the system, task and tools layers as they are.
         wanted: tokens that the evidence, memory and conversation layers would use if nothing limited them.
         output_tokens: the answer's limit where answer and input share the window; it raises the slack.
+        overcounted: tokens that may be counted beyond the window; they are lent.
 
     Returns:
-        An allocation whose finals, slack included, sum to at most ``window``.
+        An allocation whose finals, slack included, sum to at most ``window + overcounted``.
 
     Raises:
         StepTooLarge: the measured layers alone exceed the input budget.
@@ -49,7 +51,7 @@ def allocate(
         raise StepTooLarge(window=window, slack=slack, measured={layer: measured[layer] for layer in FIXED_LAYERS})
     promised = sum(max(floors[layer], measured[layer]) for layer in FIXED_LAYERS)
     remainder = max(0, window - slack - promised)
-    unspent = window - slack - needed - remainder
+    unspent = window - slack - needed - remainder + overcounted
     weights = weigh(signals, settings)
     nominal = dict(zip(FLEXIBLE_LAYERS, whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS]), strict=True))
     final = lend(nominal, wanted, weights, unspent) if settings.lending else dict(nominal)
@@ -66,7 +68,7 @@ def allocate(
             floor=0, nominal=share, lent=ceiling - share, final=ceiling, used=min(wanted[layer], ceiling)
         )
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
-    return Allocation(window=window, slack=slack, layers=layers, weights=weights)
+    return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
 
 
 def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:

@@ -163,6 +163,11 @@ class Anchor:
         """Tokens by which the report passed the count."""
         return self.reported - self.mix.tokens
 
+    @property
+    def overcounted(self) -> int:
+        """Tokens by which the report fell short of the count; none where it fell so short that it is not believed."""
+        return max(0, -self.beyond) if self.reported >= _LEAST[0] * self.mix.tokens else 0
+
     def to_json(self) -> JSON:
         doubted = {"doubted": [self.doubted[0], list(self.doubted[1])]} if self.doubted is not None else {}
         return {
@@ -205,10 +210,13 @@ def report(
     return fresh, ratios
 
 
-def calibration(anchor: Anchor | None, ratios: Ratios, *, model: str, here: bool, unseen: int) -> Calibration | None:
+def calibration(
+    anchor: Anchor | None, ratios: Ratios, *, model: str, epoch: int, here: bool, unseen: int
+) -> Calibration | None:
     """What a pack is estimated by; None where nothing is known.
 
     Args:
+        epoch: the number of the epoch that the request belongs to, or begins after.
         here: whether the anchor's usage was reported in the running invocation.
         unseen: see `Calibration`.
     """
@@ -222,6 +230,7 @@ def calibration(anchor: Anchor | None, ratios: Ratios, *, model: str, here: bool
         anchored=anchored,
         beyond=anchor.beyond if anchor is not None and anchored and here else None,
         unseen=unseen,
+        overcounted=anchor.overcounted if anchor is not None and anchored and anchor.epoch == epoch else 0,
     )
 
 

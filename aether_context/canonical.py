@@ -22,6 +22,17 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], str]]:
+    """Every text in a JSON value, with the path to it."""
+    if isinstance(value, str):
+        return [(path, value)]
+    if isinstance(value, dict):
+        return [found for key in value for found in strings(value[key], (*path, key))]
+    if isinstance(value, list):
+        return [found for at, one in enumerate(value) for found in strings(one, (*path, at))]
+    return []
+
+
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value.
 

@@ -6,11 +6,16 @@ human message up to the next one. A cut leaves whole units out from the oldest, 
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
+from aether_context.canonical import strings
 from aether_context.pack import Content, Epoch
 
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
@@ -134,10 +139,12 @@ class Worth:
     """What is known of units, by position.
 
     ``superseded`` ones go before anything else. ``spare`` are the tokens that a unit can give up without leaving.
+    ``stands_at`` are the later positions that a unit's age is counted from, where that is not its own.
     """
 
     superseded: frozenset[int] = frozenset()
     spare: Mapping[int, int] = field(default_factory=dict)
+    stands_at: Mapping[int, int] = field(default_factory=dict)
 
 
 def cut(
@@ -203,8 +210,9 @@ def _leaving(parts: Sequence[Unit], last_turns: int, worth: Worth) -> list[int]:
     """Positions of all but human messages, in the order in which they leave."""
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
 
-    def rank(at: int) -> tuple[bool, bool, int, int]:
-        return (at not in worth.superseded, parts[at].turn >= first_recent, parts[at].turn, at)
+    def rank(at: int) -> tuple[bool, bool, int, int, int]:
+        stands = worth.stands_at.get(at, at)
+        return (at not in worth.superseded, parts[stands].turn >= first_recent, parts[stands].turn, stands, at)
 
     return sorted((at for at, unit in enumerate(parts) if unit.kind != "human"), key=rank)
 
@@ -219,6 +227,59 @@ def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[
             found.add(at)
         later |= calls
     return frozenset(found)
+
+
+def outliving(parts: Sequence[Unit], contents: Sequence[Content], tokens: Sequence[int]) -> dict[int, int]:
+    """Later positions that exchanges rank at, because calls quote what their tools bring: text to edit, rows to copy.
+
+    A tool is quoted by the long lines of its responses that stand in the arguments of later calls, for each token of its
+    exchanges. Exchanges with a tool that is quoted at least half as much as the most quoted one age more slowly.
+    """
+    said: set[str] = set()
+    quotes: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    names: dict[int, set[str]] = {}
+    for at in range(len(parts) - 1, -1, -1):
+        if parts[at].kind != "exchange":
+            continue
+        lines = [long_lines(contents[index]) for index in parts[at].indices]
+        names[at] = {call.name for index in parts[at].indices for call in contents[index].calls}
+        for name in names[at]:
+            quotes[name] += sum(len(brought & said) for _, brought in lines)
+            sizes[name] += sum(tokens[index] for index in parts[at].indices)
+        said.update(*(called for called, _ in lines))
+    rates = {name: quotes[name] / max(1, size) for name, size in sizes.items()}
+    most = max(rates.values(), default=0.0)
+    if not most:
+        return {}
+    ends = list(accumulate(sum(tokens[index] for index in unit.indices) for unit in parts))
+    return {
+        at: bisect_left(ends, ends[-1] - _AGEING * (ends[-1] - ends[at]))
+        for at, called in names.items()
+        if max(rates[name] for name in called) >= _MUCH_QUOTED * most
+    }
+
+
+_AGEING = 0.4
+"""The part of its age, in tokens after it, at which an exchange with a much quoted tool leaves."""
+_MUCH_QUOTED = 0.5
+_LONG_LINE = 20
+
+
+@lru_cache(maxsize=4_096)
+def long_lines(content: Content) -> tuple[frozenset[str], frozenset[str]]:
+    """The lines of 20 characters and more in a content's calls and in its responses."""
+    called, brought = (
+        frozenset(
+            line
+            for part in parts
+            for _, text in strings(json.loads(part.text))
+            for row in text.splitlines()
+            if len(line := row.strip()) >= _LONG_LINE
+        )
+        for parts in (content.calls, content.responses)
+    )
+    return called, brought
 
 
 def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:

@@ -277,17 +277,18 @@ class LayerTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Whole tokens per layer for one pack. The finals never sum to more than ``window``."""
+    """Whole tokens per layer for one pack. The finals never sum to more than ``window`` and what is ``overcounted``."""
 
     window: int
     slack: int
+    overcounted: int = 0
     layers: Mapping[Layer, LayerTokens]
     weights: Mapping[Layer, float]
 
     @property
     def budget(self) -> int:
-        """The input budget ``B = W - S``."""
-        return self.window - self.slack
+        """The input budget ``B = W - S`` in counted tokens."""
+        return self.window - self.slack + self.overcounted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,10 +432,11 @@ class Calibration:
     call and per message. ``offset`` are tokens beyond those. ``samples`` is how often usage taught them. ``anchored``
     is set where the offset is of a usage that was reported in this session for this model. These make the estimate.
 
-    Two more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens by
+    Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens by
     which the usage last reported in this invocation passed what was counted, negative where it fell short, None where
     none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
-    this invocation.
+    this invocation. ``overcounted`` are tokens that may be counted beyond the window, since the usage reported for the
+    request before, in this epoch, fell short of its count by as many.
     """
 
     weights: tuple[float, ...]
@@ -443,6 +445,7 @@ class Calibration:
     anchored: bool = False
     beyond: int | None = None
     unseen: int = 0
+    overcounted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

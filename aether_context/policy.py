@@ -213,7 +213,7 @@ class ConversationSettings(_Settings):
     high_water: float = Field(default=1.0, gt=0, le=1)
     """Share of the input budget above which a cut is made where it pays. 1 cuts only where the budget itself is
     passed."""
-    low_water: float = Field(default=0.4, gt=0, le=1)
+    low_water: float = Field(default=0.45, gt=0, le=1)
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that outlive older ones; they stay whole while they fit."""

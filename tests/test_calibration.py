@@ -127,7 +127,7 @@ def anchored(reported: int, mix: Mix, **more: Any) -> Anchor:
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
     anchor, ratios = report(None, Ratios(), model=MODEL, epoch=1, mix=Mix(fixed=500, said=500), reported=1_400)
-    known = calibration(anchor, ratios, model=MODEL, here=True, unseen=0)
+    known = calibration(anchor, ratios, model=MODEL, epoch=1, here=True, unseen=0)
     assert known is not None
     assert known.anchored
     assert known.beyond == 400
@@ -143,7 +143,7 @@ def test_a_cut_moves_the_anchor_and_teaches_nothing():
 
 def test_another_model_takes_the_offset_over_and_is_not_anchored():
     anchor = anchored(1_500, Mix(said=1_000))
-    known = calibration(anchor, Ratios(), model="gpt-4o", here=True, unseen=0)
+    known = calibration(anchor, Ratios(), model="gpt-4o", epoch=1, here=True, unseen=0)
     assert known is not None
     assert not known.anchored
     assert known.beyond is None

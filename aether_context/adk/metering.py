@@ -95,7 +95,7 @@ class Meters:
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, int(_UNSEEN_SHARE * source.window)))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratios, model=owner.by, here=here, unseen=meter.unseen)
+        return calibration(anchor, ratios, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
 
     def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from aether_context import retrieval
 from aether_context.build.carry import Carried
 from aether_context.build.ladder import render_line
-from aether_context.build.rewriting import strings
+from aether_context.canonical import strings
 from aether_context.counting import Tally
 from aether_context.pack import Candidate, Ingredients, Outgoing, Part
 from aether_context.policy import PackPolicy

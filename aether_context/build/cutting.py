@@ -62,6 +62,7 @@ def cut_to(
     parts = conversation.units([item.content for item in items])
     worth = conversation.Worth(
         superseded=conversation.superseded(parts, [item.raw for item in items]),
+        stands_at=conversation.outliving(parts, [item.raw for item in items], tokens),
         spare={at: sum(_spare(responses[index]) for index in unit.indices) for at, unit in enumerate(parts)},
     )
 

@@ -51,6 +51,7 @@ def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocat
         signals=asked.signals,
         settings=policy.budget,
         output_tokens=source.output_tokens,
+        overcounted=source.calibration.overcounted if source.calibration is not None else 0,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.canonical import JSON, canonical_json, hash_text, strings
 from aether_context.compression import extract
 from aether_context.conversation import is_human
 from aether_context.counting import Tally
@@ -83,17 +83,6 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
             response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))
-
-
-def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], str]]:
-    """Every text in a JSON value, with the path to it."""
-    if isinstance(value, str):
-        return [(path, value)]
-    if isinstance(value, dict):
-        return [found for key in value for found in strings(value[key], (*path, key))]
-    if isinstance(value, list):
-        return [found for at, one in enumerate(value) for found in strings(one, (*path, at))]
-    return []
 
 
 def _with(value: JSON, path: tuple[str | int, ...], text: str) -> JSON:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from aether_context.allocation import slack_tokens
 from aether_context.build.carry import summary_tokens
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
@@ -124,7 +125,7 @@ def _conversation(
     items = fitted.items
     contents = tuple(item.content for item in items)
     positions = tuple(request.positions[item.origin] for item in items)
-    slack = source.window - budget.budget
+    slack = slack_tokens(source.window, policy.budget, source.output_tokens)
 
     def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
         return recap(gone, kept, max_tokens=max_tokens, counter=tally, summaries=summaries, earlier=earlier)
@@ -137,7 +138,7 @@ def _conversation(
         positions=positions,
         digests=tuple(item.raw.digest for item in items),
         budget=Budget(
-            window=source.window,
+            window=budget.budget + slack,
             slack=slack,
             fixed=budget.fixed,
             high=budget.high,

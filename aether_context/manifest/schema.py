@@ -223,6 +223,8 @@ class CalibrationRecord(_Record):
     """Tokens by which the usage last reported in this invocation passed what was counted; null where there is none."""
     unseen: int = 0
     """Tokens of the window that are taken beyond what is counted, from the usage before this invocation."""
+    overcounted: int = 0
+    """Tokens that may be counted beyond the window, since the last usage fell short of its count by as many."""
 
 
 class Manifest(_Record):
