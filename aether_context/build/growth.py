@@ -58,7 +58,6 @@ def extend_pack(
     quiet = _quiet(policy, marks(policy, allocation, fixed))
     if spoken > quiet and not gated(source, policy, spoken + fixed, allocation.budget):
         return None
-        return None
     layers: Mapping[Layer, LayerTokens] = {
         layer: account.using(spoken if layer == "conversation" else used[layer])
         for layer, account in allocation.layers.items()
