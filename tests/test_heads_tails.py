@@ -1,4 +1,4 @@
-"""Anchors, frozen heads and tails, and summaries, line by line: what a context manager with a token budget has to hold."""
+"""Anchors, frozen heads and tails, and summaries, line by line; budgets and errors are in `test_token_budget`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def test_priorities_are_configurable_and_0_switches_a_kind_off() -> None:
         settings=AnchorSettings(system_message=0, latest_tool_result=5, instruction_anchor=9),
         marked={1: "first"},
     )
-    assert [(anchor.kind, anchor.priority) for anchor in found] == [("instruction_anchor", 9), ("latest_tool_result", 5)]
+    kinds = [(anchor.kind, anchor.priority) for anchor in found]
+    assert kinds == [("instruction_anchor", 9), ("latest_tool_result", 5)]
 
 
 # anchors are preserved
@@ -213,8 +214,7 @@ def test_the_middle_goes_first_and_from_the_oldest() -> None:
     assert gone
     assert all(contents[at].role == "model" or contents[at].responses or at < max(gone) for at in gone)
     assert max(gone) < len(contents) - 5
-    kept_middle = [at for at in range(max(gone) + 1, len(contents) - 5)]
-    assert kept_middle
+    assert max(gone) + 1 < len(contents) - 5
 
 
 def test_heads_and_tails_are_configurable() -> None:
@@ -288,6 +288,37 @@ def test_a_conversation_of_two_thousand_messages_is_cut() -> None:
     assert torn([contents[at] for at in result.kept]) == ()
 
 
+def test_the_defaults_are_a_head_of_three_and_a_tail_of_five() -> None:
+    settings = ConversationSettings().heads_tails
+    assert (settings.head, settings.tail) == (3, 5)
+
+
+def test_an_estimate_of_the_savings_is_what_is_saved() -> None:
+    """What a result says it freed is the difference that counting what is left again gives."""
+    held = conversation(talk())
+    result = trim(held, options())
+    again = conversation(rendered(held, result))
+    assert abs(result.freed_tokens - (held.used - again.used)) <= 8
+
+
+def test_nothing_is_changed_in_place() -> None:
+    contents = talk()
+    before = [content.digest for content in contents]
+    cut(contents)
+    assert [content.digest for content in contents] == before
+
+
+def test_anchors_survive_all_cuts_of_a_long_session() -> None:
+    chat = chatted(
+        state={"aether:anchors": [{"contains": "never touch the ledger"}]},
+        script=["ok", "ok", *(one for _ in range(6) for one in loop(12))],
+    )
+    chat.say("hello", "Please never touch the ledger.", *(f"look up more, part {at}" for at in range(6)))
+    assert sum(bool(one.strategy_acts) for one in chat.manifests()) > 3
+    assert all("never touch the ledger" in "".join(one.wires) for one in chat.sent[1:])
+    check(chat)
+
+
 # summaries
 
 
@@ -335,7 +366,8 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize={"trigger": 0.3, "target": 0.2, "keep_last": 4})
+    summarize = {"trigger": 0.3, "target": 0.2, "keep_last": 4}
+    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize=summarize)
     held = conversation(contents, 8_000)
     both = trim(held, settings)
     alone = trim(held, options())
