@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, said
+from packs import said, turns
 from scripted import Chat, call, look_up
+from timing import best_of
 
 from aether_context import PackPolicy
 from aether_context.adk import context_tools, cut_now
@@ -47,17 +47,8 @@ def options(strategy: str = "heads_tails", **more: Any) -> ConversationSettings:
     return ConversationSettings(strategy=(strategy,), **more)
 
 
-def talk(turns: int = 14, size: int = 8) -> list[Content]:
-    """So many turns with an exchange each, and a message that waits for its answer."""
-    contents = []
-    for at in range(turns):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
+def talk(count: int = 14, size: int = 8) -> list[Content]:
+    return turns(count, size)
 
 
 def conversation(contents: Sequence[Content], window: int = 3_000, **more: Any) -> Conversation:
@@ -657,16 +648,6 @@ def test_what_each_strategy_did_is_in_the_manifest() -> None:
 
 
 # speed
-
-
-def best_of(rounds: int, work: Any) -> float:
-    """The shortest of so many runs, in milliseconds."""
-    spent = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        work()
-        spent.append(1_000 * (time.perf_counter() - began))
-    return min(spent)
 
 
 def test_a_thousand_messages_are_cut_in_well_under_half_a_second() -> None:

@@ -13,7 +13,7 @@ from google.adk.events.event_actions import EventActions
 from google.adk.tools.agent_tool import AgentTool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import Session, answered, called, lines, said, tool
+from packs import Session, answered, called, lines, said, tool, turns
 from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
@@ -31,19 +31,6 @@ POLICY = PackPolicy(max_input_tokens=20_000, conversation={"strategy": "sliding_
 
 def sliding(tokens: int) -> ConversationSettings:
     return ConversationSettings(strategy=("sliding_turns",), sliding_turns=SlidingTurnsSettings(tokens=tokens))
-
-
-def turns(count: int, size: int = 8) -> list[Content]:
-    """So many turns, each with an exchange, and a message that waits for its answer."""
-    contents = []
-    for at in range(count):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
 
 
 def conversation(contents: Sequence[Content], **more: Any) -> Conversation:

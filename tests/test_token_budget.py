@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from google.adk.sessions.session import Session as AdkSession
-from packs import answered, called, ingredients, lines, said
+from packs import ingredients, said, turns
 from scripted import Chat, call, faults, look_up
+from timing import best_of
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
@@ -61,26 +61,8 @@ def report(chat: Chat) -> LedgerReport:
     return found
 
 
-def talk(turns: int = 25, size: int = 8) -> list[Content]:
-    contents = []
-    for at in range(turns):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
-
-
-def best_of(rounds: int, work: Callable[[], object]) -> float:
-    """The shortest of so many runs, in milliseconds."""
-    spent = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        work()
-        spent.append(1_000 * (time.perf_counter() - began))
-    return min(spent)
+def talk(count: int = 25, size: int = 8) -> list[Content]:
+    return turns(count, size)
 
 
 # what is used

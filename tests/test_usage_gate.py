@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from packs import answered, called, ingredients, lines, said, tool
+from packs import answered, called, ingredients, lines, said, tool, turns
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -32,20 +32,7 @@ POLICY = PackPolicy(conversation=EAGER)
 NET = 3.6
 
 
-def talk(turns: int = 16, size: int = 20) -> list[Content]:
-    """So many turns of an exchange and an answer, and a message that waits."""
-    contents = []
-    for at in range(turns):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
-
-
-TALK = talk()
+TALK = turns(16, 20)
 COUNTED = build_pack(ingredients(TALK, window=200_000), POLICY).mix.tokens
 WINDOW = int(COUNTED / 0.9 / 0.9)
 """One that the talk fills to between the high-water mark and the input budget."""
@@ -128,7 +115,7 @@ def test_reported_input_holds_the_system_instruction_and_the_declarations() -> N
 
 
 def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
-    pack = build_pack(ingredients(talk(60), window=WINDOW, calibration=last_reported(1)), POLICY)
+    pack = build_pack(ingredients(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
     assert pack.mix.tokens <= pack.allocation.budget
 
 
