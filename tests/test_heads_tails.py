@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from google.adk.events.event import Event
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import answered, called, lines, said
-from scripted import Chat, call, look_up
+from scripted import Chat, big_file, call, look_up
 
-from aether_context import PackPolicy
+from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import context_tools, cut_now
+from aether_context.cli import main
 from aether_context.conversation import is_human, torn, units
 from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, Content
@@ -118,7 +124,10 @@ def test_priorities_are_configurable_and_0_switches_a_kind_off() -> None:
         settings=AnchorSettings(system_message=0, latest_tool_result=5, instruction_anchor=9),
         marked={1: "first"},
     )
-    assert [(anchor.kind, anchor.priority) for anchor in found] == [("instruction_anchor", 9), ("latest_tool_result", 5)]
+    assert [(anchor.kind, anchor.priority) for anchor in found] == [
+        ("instruction_anchor", 9),
+        ("latest_tool_result", 5),
+    ]
 
 
 # anchors are preserved
@@ -335,7 +344,9 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize={"trigger": 0.3, "target": 0.2, "keep_last": 4})
+    settings = ConversationSettings(
+        strategy=("heads_tails", "summarize"), summarize={"trigger": 0.3, "target": 0.2, "keep_last": 4}
+    )
     held = conversation(contents, 8_000)
     both = trim(held, settings)
     alone = trim(held, options())
@@ -592,15 +603,50 @@ def test_a_cut_by_hand_is_made_once_at_the_next_call(strategy: str) -> None:
     chat.replays()
 
 
-def test_the_model_can_ask_for_a_cut_itself() -> None:
+@pytest.mark.parametrize("kind", ["database", "sqlite"])
+def test_a_cut_by_hand_is_made_on_every_backend_and_by_another_process(tmp_path: Path, kind: str) -> None:
+    async def converse() -> list[Manifest]:
+        url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+        service = DatabaseSessionService(url) if kind == "database" else SqliteSessionService(str(tmp_path / "own.db"))
+        chat = Chat(policy=PackPolicy(), tools=[look_up], script=loop(6), sessions=service)
+        await chat.tell("hello")
+        await service.append_event(await chat.held(), cut_now(await chat.held()))
+        other = Chat(policy=PackPolicy(), tools=[look_up], script=["ok", "ok"], sessions=service, store=chat.store)
+        await other.tell("go on")
+        await other.tell("and on")
+        if isinstance(service, DatabaseSessionService):
+            await service.close()
+        return chat.manifests()
+
+    before, after, later = asyncio.run(converse())[-3:]
+    assert before.strategy_acts == later.strategy_acts == ()
+    assert after.epoch_reason == "by_hand"
+    assert {event.reason for event in after.truncation_events} == {"by_hand"}
+    assert later.epoch.cut_count == after.epoch.cut_count > 0
+
+
+def test_the_model_can_ask_for_a_cut_itself_once() -> None:
     chat = chatted(
-        policy=PackPolicy(), tools=[look_up, *context_tools()], script=[*loop(6)[:-1], call("cut_now"), "done"]
+        policy=PackPolicy(),
+        tools=[look_up, *context_tools()],
+        script=[*loop(6)[:-1], call("cut_now"), call("look_up", key="later"), "done", "bye"],
+    )
+    chat.say("hello", "and now?")
+    cut = [one for one in chat.manifests() if one.strategy_acts]
+    assert [[act.strategy for act in one.strategy_acts] for one in cut] == [["epochs"]]
+    assert cut[0].pack_id == chat.manifests()[-3].pack_id
+    assert {event.reason for event in cut[0].truncation_events} == {"by_hand"}
+    assert len(chat.sent[-3].contents) < len(chat.raw[-3].contents)
+    chat.replays()
+
+
+def test_the_tool_stays_declared_where_a_step_names_its_tools() -> None:
+    plan = {"step": {"text": "Look it up", "acceptance": ["it is known"], "tools": ["look_up"]}}
+    chat = chatted(
+        policy=PackPolicy(), tools=[look_up, big_file, *context_tools()], state={"plan": plan}, script=["ok"]
     )
     chat.say("hello")
-    last = chat.manifests()[-1]
-    assert [act.strategy for act in last.strategy_acts] == ["epochs"]
-    assert len(chat.sent[-1].contents) < len(chat.raw[-1].contents)
-    chat.replays()
+    assert set(chat.manifests()[-1].tools.sent) == {"look_up", "cut_now"}
 
 
 def test_a_cut_asked_for_in_another_session_is_not_this_ones() -> None:
@@ -622,6 +668,34 @@ def test_what_each_strategy_did_is_in_the_manifest() -> None:
             assert act.freed_tokens > 0
             named = sum(len(event.item_ids) for event in events if event.strategy == act.strategy)
             assert act.removed + act.replaced == named
+
+
+def test_usage_says_what_each_strategy_did(tmp_path: Path) -> None:
+    store = PackStore(str(tmp_path / "packs"))
+    chat = chatted(store=store, script=[*loop(25), "ok"])
+    chat.say("hello")
+
+    async def ask() -> None:
+        await chat.sessions.append_event(await chat.held(), cut_now(await chat.held()))
+
+    asyncio.run(ask())
+    chat.say("go on")
+    acts = [act for one in chat.manifests() for act in one.strategy_acts]
+    result = CliRunner().invoke(main, ["usage", "--json", "--store", store.url])
+    found = json.loads(result.stdout)["strategies"]
+    assert set(found) == {act.strategy for act in acts} == {"heads_tails"}
+    assert found["heads_tails"] == {
+        "cuts": len(acts),
+        "removed": sum(act.removed for act in acts),
+        "replaced": 0,
+        "freed_tokens": sum(act.freed_tokens for act in acts),
+        "lost_tokens": sum(act.lost_tokens for act in acts),
+    }
+    assert found["heads_tails"]["lost_tokens"] > 0
+    lines = [line.split() for line in CliRunner().invoke(main, ["usage", "--store", store.url]).stdout.splitlines()]
+    assert ["strategy", "cuts", "removed", "replaced", "freed", "read", "anew"] in lines
+    columns = ("cuts", "removed", "replaced", "freed_tokens", "lost_tokens")
+    assert ["heads_tails", *(f"{found['heads_tails'][column]:,}" for column in columns)] in lines
 
 
 # speed
