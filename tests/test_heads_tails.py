@@ -1,11 +1,12 @@
-"""Anchors, frozen heads and tails, and summaries, line by line: what a context manager with a token budget has to hold."""
+"""Anchors, frozen heads and tails, summaries, line by line: what a context manager with a token budget has to hold."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_the_middle_goes_first_and_from_the_oldest() -> None:
     assert gone
     assert all(contents[at].role == "model" or contents[at].responses or at < max(gone) for at in gone)
     assert max(gone) < len(contents) - 5
-    kept_middle = [at for at in range(max(gone) + 1, len(contents) - 5)]
+    kept_middle = range(max(gone) + 1, len(contents) - 5)
     assert kept_middle
 
 
@@ -378,7 +379,7 @@ def test_a_strategy_is_selected_by_the_conversations_shape() -> None:
 
 
 class Latest:
-    """Keeps the latest half."""
+    """Keeps the first message and the latest ones, without a share of those between."""
 
     name = "latest"
     early = False
@@ -388,7 +389,7 @@ class Latest:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         parts = units(conversation.contents)
-        gone = [index for unit in parts[: int(self.share * len(parts))] for index in unit.indices]
+        gone = [index for unit in parts[1 : 1 + int(self.share * len(parts))] for index in unit.indices]
         removed = [Removed(index=at, reason="strategy") for at in sorted(gone)] if len(parts) > 6 else []
         return decided(conversation, self.name, removed=removed, summary="- half of it" if removed else None)
 
@@ -410,6 +411,43 @@ def test_a_strategy_of_ones_own_runs_in_a_pack_and_replays() -> None:
     rows = [row for one in chat.manifests() for row in one.rows if row.reason == "strategy"]
     assert {row.state for row in rows} == {"dropped"}
     chat.replays()
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Takes what it is told to."""
+
+    takes: Callable[[Conversation], Iterable[int]]
+    early: bool
+    name: str = "wrong"
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        gone = [Removed(index=at, reason="strategy") for at in self.takes(conversation)]
+        return decided(conversation, self.name, removed=gone, lasting=not self.early)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        (lambda held: [at for at, one in enumerate(held.contents) if one.calls][:1], "would tear the exchange"),
+        (lambda held: range(len(held.contents)), "which the model has yet to answer"),
+        (lambda held: [0] if len(held.contents) > 2 else [], "which is not a person's"),
+    ],
+)
+def test_a_strategy_of_ones_own_never_leaves_a_request_that_no_provider_takes(
+    takes: Any, said: str, early: bool
+) -> None:
+    register_strategy("wrong", lambda settings: Wrong(takes, early))
+    try:
+        chat = Chat(policy=PackPolicy(conversation={"strategy": "wrong"}), tools=[look_up], script=["hi", *loop(4)])
+        chat.say("hello", "look it up")
+        notes = [note for one in chat.manifests() for note in one.degradations]
+        assert any(note.startswith("strategy 'wrong' changed nothing: ") and said in note for note in notes)
+        assert all(one.strategy_acts == () for one in chat.manifests())
+        chat.replays()
+    finally:
+        unregister_strategy("wrong")
 
 
 def test_an_unknown_strategy_is_named_with_its_cure_at_the_start() -> None:

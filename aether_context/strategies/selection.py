@@ -77,9 +77,12 @@ class Selection:
 
 _RULES: Mapping[ShapeKind, tuple[str, str]] = {
     "short": ("epochs", "it fits, and nothing is cut"),
-    "loop": ("epochs", "one turn alone passes the high-water mark, so the cut has to go through it"),
-    "session": ("sliding_turns", "each turn fits and tools fill most of it: whole turns can go, and none is torn"),
-    "dialogue": ("heads_tails", "words fill most of it: how it began says what the rest is about"),
+    "loop": (
+        "epochs",
+        "one turn alone passes the high-water mark: the cut goes through it, and the entity table counts",
+    ),
+    "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
+    "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
 }
 
 

@@ -2,9 +2,9 @@
 
     python tests/bench/session_growth.py [--window 16000] [--rounds 5] [--svg docs/session_growth.svg]
 
-A session of turns (a question, a call, its result of twelve lines, an answer) in ADK's in-memory service is filled up to
-each size; then a scripted model is asked through ADK's runner, two model calls a question. Figures are medians of CPU
-milliseconds a model call, after two questions that warm up.
+A session of turns (a question, a call, its result of twelve lines, an answer) in ADK's in-memory service is filled up
+to each size; then a scripted model is asked through ADK's runner, two model calls a question. Figures are medians of
+CPU milliseconds a model call, after two questions that warm up.
 
 ADK alone          everything that ADK does for the call, without the plugin
 plugin             what the plugin's callbacks take of the call

@@ -198,8 +198,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @dataclass
 class Score:
-    """Sums over requests; see the columns. ``lines_usable`` are those kept in requests that a provider takes: within the
-    window, and valid."""
+    """Sums over requests; see the columns. ``lines_usable`` are the lines kept in requests that a provider takes:
+    within the window, and valid."""
 
     requests: int = 0
     over: int = 0
