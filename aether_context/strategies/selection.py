@@ -89,8 +89,8 @@ _RULES: Mapping[ShapeKind, tuple[str, str]] = {
 def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by its shape.
 
-    The rules follow from what the strategies did to recorded runs of each shape; tests/bench/strategy_runs.py gives the
-    figures.
+    The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
+    tests/bench/strategy_runs.py gives the figures, docs/benchmarks.md has them.
     """
     shape = shape_of(conversation)
     strategy, rule = _RULES[shape.kind]

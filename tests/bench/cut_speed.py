@@ -2,9 +2,9 @@
 
     python tests/bench/cut_speed.py [--messages 1000] [--rounds 15]
 
-The conversation consists of turns of four messages (a question, a call, its result of twelve lines, an answer), the
-window is as large as the whole of it, so that each strategy acts once, as it does where a session grows into its
-window.
+The conversation consists of turns of four messages (a question, a call, its result of twelve lines, an answer) and ends
+with a result; the window is as large as the whole of it, so that each strategy acts once, as it does where a session
+grows into its window.
 
 first     a strategy's first cut of these messages in this process
 strategy  the same once more, which is what a preview or a second strategy takes; the median of the rounds
@@ -31,11 +31,12 @@ LINES = 12
 
 
 def talk(messages: int) -> list[Content]:
-    """A conversation of so many messages that ends with a question."""
-    contents: list[Content] = []
-    while len(contents) < messages:
-        contents += turn(len(contents) // 4)
-    return [*contents[: (messages - 1) // 4 * 4], *turn(messages)[:1]]
+    """A conversation of so many messages that ends in the middle of a turn, with a result that the model has yet to
+    read."""
+    whole = (messages - 3) // 4
+    opening = [said("user", "Hello"), said("model", "Hello.")] * 2
+    contents = [one for at in range(whole) for one in turn(at)]
+    return [*opening[: messages - 3 - 4 * whole], *contents, *turn(whole)[:3]]
 
 
 def turn(at: int) -> list[Content]:
