@@ -14,7 +14,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.genai import types
-from tool_runs import read, tokens
+from tool_runs import block, read, tokens
 
 Contents: TypeAlias = list[types.Content]
 
@@ -116,8 +116,7 @@ PEERS: Mapping[str, Callable[[int], list[BasePlugin]]] = {
 
 
 def size(content: types.Content) -> int:
-    blocks = read(LlmRequest(contents=[content], config=types.GenerateContentConfig())).blocks[1:]
-    return sum(map(tokens, blocks))
+    return sum(tokens(block(content.role or "", part)[0]) for part in content.parts or ())
 
 
 def has_response(content: types.Content) -> bool:

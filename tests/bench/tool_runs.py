@@ -57,8 +57,8 @@ _VALUE = re.compile(r"[A-Za-z0-9_./@:-]{5,}")
 
 
 @lru_cache(maxsize=100_000)
-def tokens(block: str) -> int:
-    return (len(block.encode()) + 3) // 4 + PER_BLOCK
+def tokens(text: str) -> int:
+    return (len(text.encode()) + 3) // 4 + PER_BLOCK
 
 
 # playing a run
@@ -162,13 +162,14 @@ def read(request: LlmRequest) -> Request:
         answers = tuple(part.function_response.name or "" for part in parts if part.function_response)
         shape.append((content.role or "", calls, answers, bool(parts)))
         for part in parts:
-            block, texts = _block(content.role or "", part)
-            blocks.append(block)
+            text, texts = block(content.role or "", part)
+            blocks.append(text)
             said += texts
     return Request(blocks=tuple(blocks), shape=tuple(shape), said="\n".join(said))
 
 
-def _block(role: str, part: types.Part) -> tuple[str, list[str]]:
+def block(role: str, part: types.Part) -> tuple[str, list[str]]:
+    """A part as a prefix cache sees it, and the texts in it that can be read."""
     if part.function_call:
         arguments = part.function_call.args
         text = json.dumps(arguments, sort_keys=True, default=str)
