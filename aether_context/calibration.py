@@ -163,10 +163,14 @@ class Anchor:
         """Tokens by which the report passed the count."""
         return self.reported - self.mix.tokens
 
-    @property
-    def overcounted(self) -> int:
-        """Tokens by which the report fell short of the count; none where it fell so short that it is not believed."""
-        return max(0, -self.beyond) if self.reported >= _LEAST[0] * self.mix.tokens else 0
+    def overcounted(self, epoch: int) -> int:
+        """Tokens by which the report fell short of the count, half of them where an epoch began since.
+
+        None where it fell so short that it is not believed: some report only what their cache did not hold.
+        """
+        if self.reported < _LEAST[0] * self.mix.tokens:
+            return 0
+        return max(0, -self.beyond) // (1 if self.epoch == epoch else 2)
 
     def to_json(self) -> JSON:
         doubted = {"doubted": [self.doubted[0], list(self.doubted[1])]} if self.doubted is not None else {}
@@ -230,7 +234,7 @@ def calibration(
         anchored=anchored,
         beyond=anchor.beyond if anchor is not None and anchored and here else None,
         unseen=unseen,
-        overcounted=anchor.overcounted if anchor is not None and anchored and anchor.epoch == epoch else 0,
+        overcounted=anchor.overcounted(epoch) if anchor is not None and anchored else 0,
     )
 
 

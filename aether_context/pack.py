@@ -434,11 +434,11 @@ class Calibration:
     call and per message. ``offset`` are tokens beyond those. ``samples`` is how often usage taught them. ``anchored``
     is set where the offset is of a usage that was reported in this session for this model. These make the estimate.
 
-    Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens by
-    which the usage last reported in this invocation passed what was counted, negative where it fell short, None where
-    none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
+    Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens
+    by which the usage last reported in this invocation passed what was counted, negative where it fell short, None
+    where none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
     this invocation. ``overcounted`` are tokens that may be counted beyond the window, since the usage reported for the
-    request before, in this epoch, fell short of its count by as many.
+    request before fell short of its count by as many, or twice as many where an epoch began since.
     """
 
     weights: tuple[float, ...]

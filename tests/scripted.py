@@ -389,6 +389,12 @@ class Chat:
             accounted(replayer, manifest)
 
 
+def inside(manifest: Manifest, window: int) -> bool:
+    """Whether a request fits, in counted tokens less those that usage shows to be counted too much."""
+    too_much = manifest.calibration.overcounted if manifest.calibration is not None else 0
+    return sum(layer.used for layer in manifest.allocation.values()) - too_much <= window
+
+
 def accounted(replayer: Replayer, manifest: Manifest) -> None:
     """``kept + dropped == candidates``: a row for each content and candidate, and no other."""
     resolved = replayer.resolve(manifest)

@@ -135,6 +135,29 @@ def test_the_next_estimate_is_the_last_report_plus_what_was_added():
     assert estimated(known, Mix(fixed=500, said=100)) == 1_000
 
 
+def test_room_in_the_window_is_what_reports_fall_short_of_the_count():
+    short = anchored(800, Mix(said=1_000))
+    assert short.overcounted(epoch=1) == 200
+    assert short.overcounted(epoch=2) == 100
+    assert anchored(1_200, Mix(said=1_000)).overcounted(epoch=1) == 0
+    assert anchored(500, Mix(said=1_000)).overcounted(epoch=1) == 0, "a report of uncached tokens alone"
+    known = calibration(short, Ratios(), model=MODEL, epoch=1, here=False, unseen=0)
+    assert known is not None
+    assert known.overcounted == 200
+    other = calibration(short, Ratios(), model="gpt-4o", epoch=1, here=False, unseen=0)
+    assert other is not None
+    assert other.overcounted == 0
+
+
+def test_more_is_sent_where_less_is_reported_than_counted():
+    contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(41)]
+    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, overcounted=1_000)
+    plain = build_pack(ingredients(contents, window=4_000), PackPolicy())
+    more = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
+    assert more.allocation.budget == plain.allocation.budget + 1_000
+    assert len(more.contents) > len(plain.contents)
+
+
 def test_a_cut_moves_the_anchor_and_teaches_nothing():
     anchor = anchored(9_000, Mix(answered=8_000))
     after, ratios = report(anchor, Ratios(), model=MODEL, epoch=2, mix=Mix(answered=3_000), reported=4_400)

@@ -18,7 +18,7 @@ from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import said, turns
-from scripted import Chat, big_file, call, look_up
+from scripted import Chat, big_file, call, inside, look_up
 from timing import best_of
 
 from aether_context import Manifest, PackPolicy, PackStore
@@ -502,7 +502,7 @@ def loop(count: int) -> list[Any]:
 
 
 def check(chat: Chat, window: int = 3_000) -> None:
-    assert all(sum(layer.used for layer in one.allocation.values()) <= window for one in chat.manifests())
+    assert all(inside(one, window) for one in chat.manifests())
     chat.replays()
 
 

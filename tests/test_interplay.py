@@ -235,7 +235,7 @@ def test_one_cache_of_adk_serves_a_whole_epoch(state: Mapping[str, Any]) -> None
 
 @pytest.mark.parametrize("state", [{}, PLAN], ids=["unplanned", "planned"])
 def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapping[str, Any]) -> None:
-    run = cached_chat(reading(30), 16_000, state)
+    run = cached_chat(reading(30), 12_000, state)
     run.chat.say("read thirty")
     manifests = checked(run.chat)
     epochs = [one.epoch.number for one in manifests]

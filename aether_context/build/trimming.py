@@ -229,7 +229,7 @@ def _anchored(
     stay = protected(parts, human)
     tokens = [0 if item.origin == source.request.human else item.tokens for item in items]
     least = sum(tokens[index] for at in stay for index in parts[at].indices)
-    room = budget.ceiling - least - int(policy.conversation.summary_share * budget.budget)
+    room = budget.ceiling - least
     positions = [source.request.positions[item.origin] for item in items]
     held = hold(source.anchors, parts, positions, tokens, room=room, stay=stay)
     notes = tuple(f"no room for the anchor {one.description} (content {one.place})" for one in held.lost)

@@ -16,8 +16,8 @@ MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where about 10 KB are well borne."""
 
 _ENTITIES = 0.7
-_FIRST = 0.6
-_LEAST_ADDED, _MOST_ADDED = 0.08, 0.15
+_FIRST = 0.7
+_LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
 
 def recap(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aether_context.conversation import units
+from aether_context.conversation import Unit, units
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.cutting import cut_units
 from aether_context.strategies.recap import MOST_TOKENS
@@ -30,13 +31,23 @@ class Summarize:
             conversation,
             self.name,
             parts,
-            stay=frozenset(range(max(0, len(parts) - settings.keep_last), len(parts))),
+            stay=self._latest(conversation, parts, target),
             target=min(target, budget.low) if conversation.forced else target,
             summary_ceiling=min(int(settings.summary_share * budget.input), MOST_TOKENS),
             last_turns=1,
             worthwhile=mark(budget, settings.trigger) - target,
             reason="high_water",
         )
+
+    def _latest(self, conversation: Conversation, parts: Sequence[Unit], room: int) -> frozenset[int]:
+        """The latest units that stay, while they fit."""
+        stay: set[int] = set()
+        for at in range(len(parts) - 1, max(-1, len(parts) - 1 - self.settings.summarize.keep_last), -1):
+            room -= sum(conversation.tokens[index] for index in parts[at].indices)
+            if room < 0:
+                break
+            stay.add(at)
+        return frozenset(stay)
 
 
 def mark(budget: Budget, share: float) -> int:
