@@ -1,0 +1,1 @@
+from .ranking import Found, Left, query_of, retrieve, score, bm25, diversify

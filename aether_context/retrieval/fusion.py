@@ -1,0 +1,76 @@
+"""One score from what words, meaning, neighbours and time say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .words import identifiers
+
+Floats: TypeAlias = NDArray[np.float64]
+Slots: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """How an index ranks; the defaults are the same for every kind of material.
+
+    Attributes:
+        fusion: ``weighted`` adds both scores, each 0 to 1; ``rrf`` adds reciprocal ranks (Cormack et al., 2009).
+        semantic_weight: the share of meaning in the sum, 0 to 1; words have the rest. A query that is full of
+            identifiers leans on words, by up to all of it.
+        rrf_k: the constant of reciprocal ranks; 60 for pools of a thousand entries and more, a third of it below.
+        neighbours: how much of its score an entry lends to those one, two, three places from it in its thread.
+        time_weight: added in full where an entry's time agrees with a time that the question names.
+        recency_weight: added in full to what is of now, where a question asks for the latest.
+        half_life_days: after which recency has fallen to one half.
+        floor: the share of the best score under which nothing is found, 0 to 1.
+        feedback: how many of the best entries lend words to the query (pseudo-relevance feedback); 0 is off.
+        candidates: how many of each list, words and meaning, are looked at.
+    """
+
+    fusion: Literal["weighted", "rrf"] = "weighted"
+    semantic_weight: float = 0.5
+    rrf_k: float = 60.0
+    neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
+    time_weight: float = 0.1
+    recency_weight: float = 0.1
+    half_life_days: float = 30.0
+    floor: float = 0.0
+    feedback: int = 0
+    candidates: int = 1_000
+
+
+def semantic_share(query: str, weight: float) -> float:
+    """The share of meaning for a query: less, the more of its words are identifiers."""
+    words = query.split()
+    share = len(identifiers(query)) / len(words) if words else 0.0
+    return weight * (1.0 - min(1.0, share))
+
+
+def reciprocal_ranks(scores: Floats, k: float) -> Floats:
+    """``k / (k + rank)``, ranks from 1 in the order of scores; what has no score above 0 has 0. Ties share a rank."""
+    levels, level = np.unique(-scores, return_inverse=True)
+    sizes = np.bincount(level, minlength=len(levels))
+    ranks = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]])[level]
+    return np.where(scores > 0, k / (k + ranks), 0.0)
+
+
+def smoothed(
+    scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]
+) -> Floats:
+    """The scores of some entries with what neighbours lend them.
+
+    Args:
+        scores: of all entries.
+        steps: for each distance the slots before and after ``slots``, -1 where there is none.
+    """
+    result = scores[slots]
+    for sides, weight in zip(steps, kernel, strict=True):
+        for places in sides:
+            result = result + np.where(places >= 0, weight * scores[places], 0.0)
+    return result

@@ -1,0 +1,344 @@
+"""An index of texts that finds them by words and by meaning.
+
+    index = HybridIndex.from_texts(["a", "b"], ["the red door", "the blue door"])
+    [hit.id for hit in index.search("crimson entrance", limit=1)]
+
+An index may be read by several threads while none writes to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.embedding import Embedder, embedder_for
+from aether_context.errors import SearchIndexError
+
+from .dates import asks_for_recent, closeness, freshness, named_times
+from .diversity import mmr
+from .fusion import Floats, SearchSettings, reciprocal_ranks, semantic_share, smoothed
+from .lexical import InvertedIndex
+from .rows import Rows
+from .semantic import SemanticIndex
+from .words import query_terms, terms
+
+Slots: TypeAlias = NDArray[np.int64]
+_COMPACT_ABOVE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A text in an index.
+
+    Attributes:
+        time: seconds since 1970 UTC, None where it is unknown.
+        speaker: who said it; found by name.
+        thread: the conversation it belongs to; entries of one thread are neighbours in the order they were added.
+    """
+
+    id: str
+    text: str
+    time: float | None = None
+    speaker: str | None = None
+    thread: str | None = None
+
+    @property
+    def searched(self) -> str:
+        """The text with its speaker."""
+        return f"{self.speaker}: {self.text}" if self.speaker else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry that was found.
+
+    Attributes:
+        score: the one it is ranked by.
+        scores: what that was made of: ``bm25`` (0 and more), ``lexical`` (0 to 1), ``semantic`` (-1 to 1), and where
+            they played a part ``neighbours``, ``time``, ``recency``, ``mmr`` and ``rerank``.
+    """
+
+    entry: Entry
+    score: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def text(self) -> str:
+        return self.entry.text
+
+
+class HybridIndex:
+    """Entries found by BM25 and vectors together.
+
+    Args:
+        embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
+        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
+
+    Raises:
+        PolicyError: no embedder of that name is known.
+        MissingExtra: the embedder needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        embedder: str | Embedder | None = None,
+        *,
+        settings: SearchSettings | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
+        chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
+        self.settings = settings or SearchSettings()
+        self._redact = redact or str
+        self._lexical = InvertedIndex()
+        self._semantic = SemanticIndex(chosen)
+        self._entries: list[Entry | None] = []
+        self._slots: dict[str, int] = {}
+        self._times = Rows(np.empty(0, dtype=np.float64))
+        self._before = Rows(np.empty(0, dtype=np.int64))
+        self._after = Rows(np.empty(0, dtype=np.int64))
+        self._last: dict[str, int] = {}
+        self._dead: list[int] = []
+
+    @classmethod
+    def from_texts(
+        cls,
+        ids: Sequence[str],
+        texts: Sequence[str],
+        times: Sequence[float | None] | None = None,
+        embedder: str | Embedder | None = None,
+    ) -> HybridIndex:
+        """An index of these texts; the other arguments are those of `HybridIndex` and `add_texts`."""
+        index = cls(embedder)
+        index.add_texts(ids, texts, times)
+        return index
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._slots
+
+    def __getitem__(self, id: str) -> Entry:
+        """The entry of that id. Raises KeyError."""
+        entry = self._entries[self._slots[id]]
+        assert entry is not None
+        return entry
+
+    @property
+    def embedders(self) -> tuple[str, ...]:
+        """What made the vectors, by the names that a manifest records."""
+        return self._semantic.names
+
+    def add_texts(
+        self, ids: Sequence[str], texts: Sequence[str], times: Sequence[float | None] | None = None
+    ) -> None:
+        """Adds texts without speaker or thread; see `add`.
+
+        Raises:
+            SearchIndexError: there are not as many ids, texts and times, or `add` does not take them.
+        """
+        times = [None] * len(ids) if times is None else times
+        if not len(ids) == len(texts) == len(times):
+            raise SearchIndexError(
+                f"ids, texts and times have {len(ids)}, {len(texts)} and {len(times)} items: give one of each an entry"
+            )
+        self.add(Entry(id=id, text=text, time=time) for id, text, time in zip(ids, texts, times, strict=True))
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Adds entries, each in the place of one of the same id.
+
+        Raises:
+            SearchIndexError: an id is there twice among them, or a time is no finite number; nothing was added.
+            EmbeddingError: a local embedder failed; nothing was added.
+        """
+        new = list(entries)
+        _check(new)
+        if not new:
+            return
+        searched = [self._redact(entry.searched) for entry in new]
+        self._semantic.add(searched)
+        self.remove([entry.id for entry in new if entry.id in self._slots])
+        for entry, text in zip(new, searched, strict=True):
+            self._link(entry)
+            self._lexical.add(terms(text))
+        self._times.extend(np.array([math.nan if one.time is None else one.time for one in new], dtype=np.float64))
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Forgets entries in every part of the index; ids that are not there are passed over."""
+        for id in dict.fromkeys(ids):
+            slot = self._slots.pop(id, None)
+            if slot is None:
+                continue
+            entry = self._entries[slot]
+            assert entry is not None
+            self._lexical.remove(slot, terms(self._redact(entry.searched)))
+            self._unlink(slot, entry)
+            self._entries[slot] = None
+
+    def search(
+        self,
+        query: str,
+        limit: int = 10,
+        *,
+        asked: float | None = None,
+        mmr_lambda: float = 1.0,
+    ) -> list[Hit]:
+        """The best entries for a query, best first; ties go to the id that sorts first.
+
+        Args:
+            asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
+            mmr_lambda: weight of relevance against diversity, 0 to 1; 1 is relevance alone.
+        """
+        if not self._slots or limit <= 0:
+            return []
+        pool = self._ranked(self._redact(query), asked)
+        best = pool.total.max(initial=0.0)
+        kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
+        ids = [self._entry(slot).id for slot in kept.slots]
+        order = sorted(range(len(ids)), key=lambda place: (-kept.total[place], ids[place]))
+        if mmr_lambda < 1:
+            return self._diverse(kept, ids, limit, mmr_lambda)
+        return [self._hit(kept, place) for place in order[:limit]]
+
+    def _ranked(self, query: str, asked: float | None) -> _Pool:
+        """The candidates of a query with every score."""
+        weights = dict.fromkeys(query_terms(query), 1.0)
+        bm25 = self._lexical.scores(weights)
+        ceiling = self._lexical.ceiling(weights)
+        lexical = np.minimum(1.0, bm25 / ceiling) if ceiling else bm25
+        semantic = np.round(self._semantic.similarities(query), 6)
+        slots = self._candidates(lexical, semantic)
+        scores: dict[str, Floats] = {"bm25": bm25[slots], "lexical": lexical[slots], "semantic": semantic[slots]}
+        fused = self._fused(query, lexical, semantic)
+        total = smoothed(fused, slots, self._steps(slots), self.settings.neighbours)
+        scores["neighbours"] = total - fused[slots]
+        for name, bonus in self._timely(query, slots, asked).items():
+            scores[name] = bonus
+            total = total + bonus
+        return _Pool(slots=slots, scores=scores, total=np.round(total, 9))
+
+    def _fused(self, query: str, lexical: Floats, semantic: Floats) -> Floats:
+        """The score of every entry by words and meaning together."""
+        share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
+        if self.settings.fusion == "rrf":
+            lexical = reciprocal_ranks(lexical, self.settings.rrf_k)
+            semantic = reciprocal_ranks(semantic, self.settings.rrf_k)
+        return (1 - share) * lexical + share * np.maximum(0.0, semantic)
+
+    def _candidates(self, lexical: Floats, semantic: Floats) -> Slots:
+        """The best of both lists and their neighbours; all that live where there are few."""
+        alive = np.ones(len(self._entries), dtype=bool)
+        alive[self._dead] = False
+        most = self.settings.candidates
+        if len(self._slots) <= 2 * most:
+            return np.flatnonzero(alive)
+        chosen = np.zeros(len(self._entries), dtype=bool)
+        for scores in (lexical, semantic):
+            best = np.argpartition(-scores, most)[:most]
+            chosen[best[scores[best] > 0]] = True
+        found = np.flatnonzero(chosen)
+        for sides in self._steps(found):
+            for places in sides:
+                chosen[places[places >= 0]] = True
+        return np.flatnonzero(chosen & alive)
+
+    def _steps(self, slots: Slots) -> list[tuple[Slots, Slots]]:
+        """For each distance of the kernel the slots before and after these in their threads, -1 where there is none."""
+        before = after = slots
+        steps = []
+        for _ in self.settings.neighbours:
+            before = np.where(before >= 0, self._before.values[before], -1)
+            after = np.where(after >= 0, self._after.values[after], -1)
+            steps.append((before, after))
+        return steps
+
+    def _timely(self, query: str, slots: Slots, asked: float | None) -> dict[str, Floats]:
+        """What agrees with the times that a question names, and what is recent where it asks for that."""
+        times = self._times.values[slots]
+        if np.isnan(times).all():
+            return {}
+        now = float(np.nanmax(times)) if asked is None else asked
+        found = {}
+        if spans := named_times(query, asked=now):
+            found["time"] = self.settings.time_weight * closeness(times, spans)
+        if asks_for_recent(query):
+            recency = freshness(times, now=now, half_life_days=self.settings.half_life_days)
+            found["recency"] = self.settings.recency_weight * recency
+        return found
+
+    def _diverse(self, pool: _Pool, ids: Sequence[str], limit: int, weight: float) -> list[Hit]:
+        units = self._semantic.units(pool.slots)
+
+        def overlap(places: Slots, chosen: Slots) -> Floats:
+            return np.round((units[places] @ units[chosen].T).astype(np.float64), 6)
+
+        picked = mmr(pool.total, overlap, weight=weight, k=limit, names=ids)
+        return [self._hit(pool, place, mmr=marginal) for place, marginal in picked]
+
+    def _hit(self, pool: _Pool, place: int, **more: float) -> Hit:
+        scores = {name: round(float(values[place]), 6) for name, values in pool.scores.items()}
+        entry = self._entry(pool.slots[place])
+        return Hit(entry=entry, score=float(pool.total[place]), scores={**scores, **more})
+
+    def _entry(self, slot: int) -> Entry:
+        entry = self._entries[slot]
+        assert entry is not None
+        return entry
+
+    def _link(self, entry: Entry) -> None:
+        """Puts an entry behind the last one of its thread."""
+        slot = len(self._entries)
+        before = self._last.get(entry.thread, -1) if entry.thread is not None else -1
+        self._entries.append(entry)
+        self._slots[entry.id] = slot
+        self._before.extend(np.array([before], dtype=np.int64))
+        self._after.extend(np.array([-1], dtype=np.int64))
+        if before >= 0:
+            self._after.values[before] = slot
+        if entry.thread is not None:
+            self._last[entry.thread] = slot
+
+    def _unlink(self, slot: int, entry: Entry) -> None:
+        """Makes the neighbours of an entry each other's."""
+        before, after = int(self._before.values[slot]), int(self._after.values[slot])
+        if before >= 0:
+            self._after.values[before] = after
+        if after >= 0:
+            self._before.values[after] = before
+        elif entry.thread is not None and before >= 0:
+            self._last[entry.thread] = before
+        elif entry.thread is not None:
+            del self._last[entry.thread]
+        self._dead.append(slot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """Candidates by slot, their scores by name, and their score in all."""
+
+    slots: Slots
+    scores: Mapping[str, Floats]
+    total: Floats
+
+    def part(self, places: Slots) -> _Pool:
+        scores = {name: values[places] for name, values in self.scores.items()}
+        return _Pool(slots=self.slots[places], scores=scores, total=self.total[places])
+
+
+def _check(entries: Sequence[Entry]) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id in seen:
+            raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
+        if entry.time is not None and not math.isfinite(entry.time):
+            raise SearchIndexError(f"time {entry.time} of entry {entry.id!r} is not finite: None is an unknown time")
+        seen.add(entry.id)
