@@ -28,7 +28,7 @@ def mmr(
     too small for the next place is not compared at all; the result is that of comparing all. Ties go to the name that
     sorts first.
     """
-    order = np.array(sorted(range(len(relevance)), key=lambda place: (-relevance[place], names[place])), dtype=np.int64)
+    order = np.argsort(-relevance, kind="stable")
     bound = weight * relevance[order]
     covered = np.zeros(len(order))
     reached, compared = 0, min(_FIRST_BLOCK, len(order))

@@ -9,8 +9,9 @@ An index may be read by several threads while none writes to it.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from aether_context.embedding import Embedder, embedder_for
 from aether_context.errors import SearchIndexError
 
+from . import saving
 from .dates import asks_for_recent, closeness, freshness, named_times
 from .diversity import mmr
 from .fusion import Floats, SearchSettings, reciprocal_ranks, semantic_share, smoothed
@@ -166,14 +168,18 @@ class HybridIndex:
             return
         searched = [self._redact(entry.searched) for entry in new]
         self._semantic.add(searched)
-        self.remove([entry.id for entry in new if entry.id in self._slots])
+        self._forget(entry.id for entry in new)
         for entry, text in zip(new, searched, strict=True):
             self._link(entry)
             self._lexical.add(terms(text))
-        self._times.extend(np.array([math.nan if one.time is None else one.time for one in new], dtype=np.float64))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forgets entries in every part of the index; ids that are not there are passed over."""
+        self._forget(ids)
+        if len(self._dead) > _COMPACT_ABOVE + len(self._slots):
+            self._compact()
+
+    def _forget(self, ids: Iterable[str]) -> None:
         for id in dict.fromkeys(ids):
             slot = self._slots.pop(id, None)
             if slot is None:
@@ -183,6 +189,51 @@ class HybridIndex:
             self._lexical.remove(slot, terms(self._redact(entry.searched)))
             self._unlink(slot, entry)
             self._entries[slot] = None
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the index into a folder of its own, in the place of what it held.
+
+        Raises:
+            SearchIndexError: the folder cannot be written.
+        """
+        self._compact()
+        vectors = {f"vectors{number}": rows for number, rows in enumerate(self._semantic.rows) if rows is not None}
+        links = {"before": self._before.values, "after": self._after.values}
+        rows = [asdict(self._entry(slot)) for slot in range(len(self._entries))]
+        saved = saving.Saved(
+            embedders=self.embedders,
+            rows=rows,
+            words=self._lexical.words,
+            arrays={**self._lexical.arrays(), **vectors, **links},
+        )
+        saving.write(saved, folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        embedder: str | Embedder | None = None,
+        *,
+        settings: SearchSettings | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> HybridIndex:
+        """The index that was saved in a folder. Where its vectors are of another embedder, they are made anew.
+
+        Raises:
+            SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
+        """
+        saved = saving.read(folder)
+        index = cls(embedder, settings=settings, redact=redact)
+        for row in saved.rows:
+            index._append(Entry(**row))
+        index._before, index._after = Rows(saved.arrays["before"]), Rows(saved.arrays["after"])
+        index._lexical = InvertedIndex.from_arrays(saved.words, saved.arrays)
+        if saved.embedders == index.embedders:
+            count = len(index.embedders)
+            index._semantic.restore([saved.arrays.get(f"vectors{n}") for n in range(count)], len(saved.rows))
+        elif saved.rows:
+            index._semantic.add([index._redact(index._entry(slot).searched) for slot in range(len(saved.rows))])
+        return index
 
     def search(
         self,
@@ -203,10 +254,11 @@ class HybridIndex:
         pool = self._ranked(self._redact(query), asked)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
-        ids = [self._entry(slot).id for slot in kept.slots]
-        order = sorted(range(len(ids)), key=lambda place: (-kept.total[place], ids[place]))
         if mmr_lambda < 1:
-            return self._diverse(kept, ids, limit, mmr_lambda)
+            return self._diverse(kept, limit, mmr_lambda)
+        if limit < len(kept.slots):
+            kept = kept.part(np.flatnonzero(kept.total >= -np.partition(-kept.total, limit - 1)[limit - 1]))
+        order = sorted(range(len(kept.slots)), key=lambda place: (-kept.total[place], self._entry(kept.slots[place]).id))
         return [self._hit(kept, place) for place in order[:limit]]
 
     def _ranked(self, query: str, asked: float | None) -> _Pool:
@@ -275,8 +327,9 @@ class HybridIndex:
             found["recency"] = self.settings.recency_weight * recency
         return found
 
-    def _diverse(self, pool: _Pool, ids: Sequence[str], limit: int, weight: float) -> list[Hit]:
+    def _diverse(self, pool: _Pool, limit: int, weight: float) -> list[Hit]:
         units = self._semantic.units(pool.slots)
+        ids = [self._entry(slot).id for slot in pool.slots]
 
         def overlap(places: Slots, chosen: Slots) -> Floats:
             return np.round((units[places] @ units[chosen].T).astype(np.float64), 6)
@@ -294,18 +347,24 @@ class HybridIndex:
         assert entry is not None
         return entry
 
-    def _link(self, entry: Entry) -> None:
-        """Puts an entry behind the last one of its thread."""
+    def _append(self, entry: Entry) -> None:
+        """Gives an entry the next slot."""
         slot = len(self._entries)
-        before = self._last.get(entry.thread, -1) if entry.thread is not None else -1
         self._entries.append(entry)
         self._slots[entry.id] = slot
+        self._times.extend(np.array([math.nan if entry.time is None else entry.time], dtype=np.float64))
+        if entry.thread is not None:
+            self._last[entry.thread] = slot
+
+    def _link(self, entry: Entry) -> None:
+        """Gives an entry the next slot, behind the last one of its thread."""
+        slot = len(self._entries)
+        before = self._last.get(entry.thread, -1) if entry.thread is not None else -1
+        self._append(entry)
         self._before.extend(np.array([before], dtype=np.int64))
         self._after.extend(np.array([-1], dtype=np.int64))
         if before >= 0:
             self._after.values[before] = slot
-        if entry.thread is not None:
-            self._last[entry.thread] = slot
 
     def _unlink(self, slot: int, entry: Entry) -> None:
         """Makes the neighbours of an entry each other's."""
@@ -319,6 +378,22 @@ class HybridIndex:
         elif entry.thread is not None:
             del self._last[entry.thread]
         self._dead.append(slot)
+
+    def _compact(self) -> None:
+        """Numbers the entries anew, without those that were removed."""
+        if not self._dead:
+            return
+        kept = np.array(sorted(self._slots.values()), dtype=np.int64)
+        places = np.full(len(self._entries) + 1, -1, dtype=np.int64)
+        places[kept] = np.arange(len(kept))
+        self._lexical.keep(kept)
+        self._semantic.keep(kept)
+        self._before, self._after = Rows(places[self._before.values[kept]]), Rows(places[self._after.values[kept]])
+        self._times = Rows(self._times.values[kept])
+        self._entries = [self._entries[slot] for slot in kept]
+        self._slots = {id: int(places[slot]) for id, slot in self._slots.items()}
+        self._last = {thread: int(places[slot]) for thread, slot in self._last.items()}
+        self._dead = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
