@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from .words import identifiers
 
 Floats: TypeAlias = NDArray[np.float64]
 Slots: TypeAlias = NDArray[np.int64]
+
+_SMALL_POOL = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class SearchSettings:
         fusion: ``weighted`` adds both scores, each 0 to 1; ``rrf`` adds reciprocal ranks (Cormack et al., 2009).
         semantic_weight: the share of meaning in the sum, 0 to 1; words have the rest. A query that is full of
             identifiers leans on words, by up to all of it.
-        rrf_k: the constant of reciprocal ranks; 60 for pools of a thousand entries and more, a third of it below.
+        rrf_k: the constant of reciprocal ranks.
         neighbours: how much of its score an entry lends to those one, two, three places from it in its thread.
         time_weight: added in full where an entry's time agrees with a time that the question names.
         recency_weight: added in full to what is of now, where a question asks for the latest.
@@ -31,10 +34,11 @@ class SearchSettings:
         floor: the share of the best score under which nothing is found, 0 to 1.
         feedback: how many of the best entries lend words to the query (pseudo-relevance feedback); 0 is off.
         candidates: how many of each list, words and meaning, are looked at.
+        reranked: how many of the best a reranker reads, where there is one.
     """
 
     fusion: Literal["weighted", "rrf"] = "weighted"
-    semantic_weight: float = 0.5
+    semantic_weight: float = 0.4
     rrf_k: float = 60.0
     neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
     time_weight: float = 0.1
@@ -43,6 +47,21 @@ class SearchSettings:
     floor: float = 0.0
     feedback: int = 0
     candidates: int = 1_000
+    reranked: int = 50
+
+
+class Expander(Protocol):
+    """Says a question in other words, or what an answer would say (HyDE; Gao et al., 2023), by whatever means."""
+
+    def expand(self, query: str) -> Sequence[str]:
+        """Texts to search by beside the query; none is fine."""
+
+
+class Reranker(Protocol):
+    """Reads query and text together."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """How well each text answers the query, higher is better."""
 
 
 def semantic_share(query: str, weight: float) -> float:
@@ -50,6 +69,27 @@ def semantic_share(query: str, weight: float) -> float:
     words = query.split()
     share = len(identifiers(query)) / len(words) if words else 0.0
     return weight * (1.0 - min(1.0, share))
+
+
+def told_by_words(bm25: Floats, ceiling: float) -> Floats:
+    """BM25 as a share, 0 to 1: the geometric mean of its shares of the best entry's and of what any entry can reach.
+
+    The one alone makes the best of a poor lot look good, the other makes every entry of a long query look poor.
+    """
+    best = float(bm25.max(initial=0.0))
+    return bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
+
+
+def told_by_meaning(cosines: Floats, alive: Slots) -> Floats:
+    """Cosines as what they exceed the pool's median by, at least 0.
+
+    In a pool about one subject everything is a little alike, and neighbours would add that up. The median of a small
+    pool says little and counts for less.
+    """
+    if not cosines.any():
+        return cosines
+    usual = max(0.0, float(np.median(cosines[alive]))) * len(alive) / (len(alive) + _SMALL_POOL)
+    return np.maximum(0.0, cosines - usual)
 
 
 def reciprocal_ranks(scores: Floats, k: float) -> Floats:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,25 @@ from aether_context.errors import SearchIndexError
 from . import saving
 from .dates import asks_for_recent, closeness, freshness, named_times
 from .diversity import mmr
-from .fusion import Floats, SearchSettings, reciprocal_ranks, semantic_share, smoothed
+from .fusion import (
+    Expander,
+    Floats,
+    Reranker,
+    SearchSettings,
+    Slots,
+    reciprocal_ranks,
+    semantic_share,
+    smoothed,
+    told_by_meaning,
+    told_by_words,
+)
 from .lexical import InvertedIndex
 from .rows import Rows
 from .semantic import SemanticIndex
 from .words import query_terms, terms
 
-Slots: TypeAlias = NDArray[np.int64]
 _COMPACT_ABOVE = 1_000
+_FEEDBACK_TERMS, _FEEDBACK_WEIGHT = 10, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +72,9 @@ class Hit:
 
     Attributes:
         score: the one it is ranked by.
-        scores: what that was made of: ``bm25`` (0 and more), ``lexical`` (0 to 1), ``semantic`` (-1 to 1), and where
-            they played a part ``neighbours``, ``time``, ``recency``, ``mmr`` and ``rerank``.
+        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1) and
+            what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``, ``mmr`` and
+            ``rerank`` where they played a part.
     """
 
     entry: Entry
@@ -84,6 +96,8 @@ class HybridIndex:
     Args:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
+        expander: gives more texts to search by; the scores of all count alike.
+        reranker: orders the best anew.
 
     Raises:
         PolicyError: no embedder of that name is known.
@@ -96,10 +110,14 @@ class HybridIndex:
         *,
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
+        expander: Expander | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self.settings = settings or SearchSettings()
         self._redact = redact or str
+        self._expander = expander
+        self._reranker = reranker
         self._lexical = InvertedIndex()
         self._semantic = SemanticIndex(chosen)
         self._entries: list[Entry | None] = []
@@ -186,7 +204,7 @@ class HybridIndex:
                 continue
             entry = self._entries[slot]
             assert entry is not None
-            self._lexical.remove(slot, terms(self._redact(entry.searched)))
+            self._lexical.remove(slot, self._terms(entry))
             self._unlink(slot, entry)
             self._entries[slot] = None
 
@@ -254,6 +272,8 @@ class HybridIndex:
         pool = self._ranked(self._redact(query), asked)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
+        if self._reranker is not None:
+            kept = self._reranked(query, kept, self._reranker)
         if mmr_lambda < 1:
             return self._diverse(kept, limit, mmr_lambda)
         if limit < len(kept.slots):
@@ -263,38 +283,55 @@ class HybridIndex:
 
     def _ranked(self, query: str, asked: float | None) -> _Pool:
         """The candidates of a query with every score."""
-        weights = dict.fromkeys(query_terms(query), 1.0)
-        bm25 = self._lexical.scores(weights)
-        ceiling = self._lexical.ceiling(weights)
-        lexical = np.minimum(1.0, bm25 / ceiling) if ceiling else bm25
-        semantic = np.round(self._semantic.similarities(query), 6)
-        slots = self._candidates(lexical, semantic)
-        scores: dict[str, Floats] = {"bm25": bm25[slots], "lexical": lexical[slots], "semantic": semantic[slots]}
-        fused = self._fused(query, lexical, semantic)
-        total = smoothed(fused, slots, self._steps(slots), self.settings.neighbours)
-        scores["neighbours"] = total - fused[slots]
+        alive = np.ones(len(self._entries), dtype=bool)
+        alive[self._dead] = False
+        first = self._fused(query, dict.fromkeys(query_terms(query), 1.0), np.flatnonzero(alive))
+        fused = [first, *(self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive) for text in self._other(query))]
+        if self.settings.feedback:
+            fused.append(self._fused(query, self._fed_back(query, first), first.alive))
+        total = sum((one.total for one in fused[1:]), start=first.total) / len(fused)
+        slots = self._candidates([one.lexical for one in fused] + [one.semantic for one in fused], alive)
+        scores = {name: values[slots] for name, values in first.parts.items()}
+        lent = smoothed(total, slots, self._steps(slots), self.settings.neighbours)
+        scores["neighbours"] = lent - total[slots]
         for name, bonus in self._timely(query, slots, asked).items():
             scores[name] = bonus
-            total = total + bonus
-        return _Pool(slots=slots, scores=scores, total=np.round(total, 9))
+            lent = lent + bonus
+        return _Pool(slots=slots, scores=scores, total=np.round(lent, 9))
 
-    def _fused(self, query: str, lexical: Floats, semantic: Floats) -> Floats:
-        """The score of every entry by words and meaning together."""
+    def _fused(self, query: str, weights: Mapping[str, float], alive: Slots) -> _Fused:
+        """The scores of every entry by words and by meaning."""
+        bm25 = self._lexical.scores(weights)
+        cosine = np.round(self._semantic.similarities(query), 6)
+        lexical = told_by_words(bm25, self._lexical.ceiling(weights))
+        semantic = told_by_meaning(cosine, alive)
         share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
         if self.settings.fusion == "rrf":
             lexical = reciprocal_ranks(lexical, self.settings.rrf_k)
             semantic = reciprocal_ranks(semantic, self.settings.rrf_k)
-        return (1 - share) * lexical + share * np.maximum(0.0, semantic)
+        return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
 
-    def _candidates(self, lexical: Floats, semantic: Floats) -> Slots:
-        """The best of both lists and their neighbours; all that live where there are few."""
-        alive = np.ones(len(self._entries), dtype=bool)
-        alive[self._dead] = False
+    def _other(self, query: str) -> list[str]:
+        """What else to search by, masked as the query is."""
+        return [] if self._expander is None else [self._redact(text) for text in self._expander.expand(query)]
+
+    def _fed_back(self, query: str, first: _Fused) -> dict[str, float]:
+        """The query's terms, and those that tell most of the best entries (Rocchio, 1971)."""
+        weights = dict.fromkeys(query_terms(query), 1.0)
+        best = first.alive[np.argsort(-first.total[first.alive], kind="stable")[: self.settings.feedback]]
+        counts = Counter(term for slot in best for term in set(self._terms(self._entry(slot))))
+        told = sorted(counts, key=lambda term: (-counts[term] * self._lexical.weight(term), term))
+        for term in [term for term in told if term not in weights and counts[term] > 1][:_FEEDBACK_TERMS]:
+            weights[term] = _FEEDBACK_WEIGHT * counts[term] / len(best)
+        return weights
+
+    def _candidates(self, lists: Sequence[Floats], alive: NDArray[np.bool_]) -> Slots:
+        """The best of each list and their neighbours; all that live where there are few."""
         most = self.settings.candidates
         if len(self._slots) <= 2 * most:
             return np.flatnonzero(alive)
         chosen = np.zeros(len(self._entries), dtype=bool)
-        for scores in (lexical, semantic):
+        for scores in lists:
             best = np.argpartition(-scores, most)[:most]
             chosen[best[scores[best] > 0]] = True
         found = np.flatnonzero(chosen)
@@ -327,6 +364,15 @@ class HybridIndex:
             found["recency"] = self.settings.recency_weight * recency
         return found
 
+    def _reranked(self, query: str, pool: _Pool, reranker: Reranker) -> _Pool:
+        """The best of a pool, scored by a reranker: shares between the worst of them and the best."""
+        most = min(self.settings.reranked, len(pool.slots))
+        best = pool.part(np.argsort(-pool.total, kind="stable")[:most])
+        found = np.array(reranker.scores(self._redact(query), [self._redact(self._entry(slot).searched) for slot in best.slots]))
+        width = np.ptp(found) if most else 0.0
+        total = (found - found.min()) / width if width > 0 else np.ones(most)
+        return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
+
     def _diverse(self, pool: _Pool, limit: int, weight: float) -> list[Hit]:
         units = self._semantic.units(pool.slots)
         ids = [self._entry(slot).id for slot in pool.slots]
@@ -341,6 +387,9 @@ class HybridIndex:
         scores = {name: round(float(values[place]), 6) for name, values in pool.scores.items()}
         entry = self._entry(pool.slots[place])
         return Hit(entry=entry, score=float(pool.total[place]), scores={**scores, **more})
+
+    def _terms(self, entry: Entry) -> list[str]:
+        return terms(self._redact(entry.searched))
 
     def _entry(self, slot: int) -> Entry:
         entry = self._entries[slot]
@@ -394,6 +443,26 @@ class HybridIndex:
         self._slots = {id: int(places[slot]) for id, slot in self._slots.items()}
         self._last = {thread: int(places[slot]) for thread, slot in self._last.items()}
         self._dead = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fused:
+    """The scores of every entry for one query; ``alive`` are the slots of those that are there."""
+
+    bm25: Floats
+    cosine: Floats
+    lexical: Floats
+    semantic: Floats
+    share: float
+    alive: Slots
+
+    @property
+    def total(self) -> Floats:
+        return (1 - self.share) * self.lexical + self.share * self.semantic
+
+    @property
+    def parts(self) -> dict[str, Floats]:
+        return {"bm25": self.bm25, "cosine": self.cosine, "lexical": self.lexical, "semantic": self.semantic}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
