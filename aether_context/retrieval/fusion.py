@@ -41,7 +41,7 @@ class SearchSettings:
     semantic_weight: float = 0.4
     rrf_k: float = 60.0
     neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
-    time_weight: float = 0.1
+    time_weight: float = 0.2
     recency_weight: float = 0.1
     half_life_days: float = 30.0
     floor: float = 0.0

@@ -46,6 +46,9 @@ SOURCES: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """What the teacher reads: most texts of a kind, and the files they come from."""
 
+LEAST_CHARACTERS = 44
+"""Of the texts that are drawn, shorter ones are left out: the vocabulary itself stands for them."""
+
 PASSAGE_SHARE = 0.25
 """So many texts are several sentences in a row."""
 
@@ -107,7 +110,8 @@ def teach(args: argparse.Namespace) -> None:
         print(kind, len(found), found[:2], flush=True)
         texts += found
     rng.shuffle(texts)
-    texts = texts[: args.most]
+    texts = sorted(text for text in texts[: args.most] if len(text) >= LEAST_CHARACTERS)
+    print(len(texts), "texts", flush=True)
     model = SentenceTransformer(args.model, device="cpu")
     tokenizer = model.tokenizer
     vocabulary = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])]
@@ -116,7 +120,13 @@ def teach(args: argparse.Namespace) -> None:
     print("vocabulary", round(time.perf_counter() - began), "s", flush=True)
     vectors = model.encode(texts, batch_size=64, normalize_embeddings=True)
     print("texts", round(time.perf_counter() - began), "s", flush=True)
-    np.savez(args.out, texts=np.array(texts), vectors=vectors.astype(np.float16), alone=alone, vocabulary=vocabulary)
+    np.savez(
+        args.out,
+        texts=np.frombuffer("\n".join(texts).encode(), dtype=np.uint8),
+        vectors=vectors.astype(np.float16),
+        alone=alone.astype(np.float16),
+        vocabulary=vocabulary,
+    )
 
 
 def encode(texts: list[str], model: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -144,7 +154,7 @@ def fit(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     lesson = np.load(args.lesson)
-    texts = [str(text) for text in lesson["texts"]]
+    texts = lesson["texts"].tobytes().decode().split("\n")
     tokens, begins = encode(texts, args.model)
     wanted = lesson["vectors"].astype(np.float32)
     _, _, directions = np.linalg.svd(wanted.T @ wanted)
@@ -216,7 +226,7 @@ if __name__ == "__main__":
     fitting = commands.add_parser("fit")
     fitting.add_argument("lesson")
     fitting.add_argument("--dimensions", type=int, default=256)
-    fitting.add_argument("--passes", type=int, default=12)
+    fitting.add_argument("--passes", type=int, default=8)
     fitting.add_argument("--batch", type=int, default=256)
     fitting.add_argument("--rate", type=float, default=0.003)
     fitting.add_argument("--dropout", type=float, default=0.1)
