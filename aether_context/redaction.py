@@ -1,7 +1,7 @@
 """Masks what must not be searched by, embedded or sent: e-mail addresses, numbers of phones, cards and accounts, keys.
 
-    mask = masker(("email", "phone", r"ACME-\\d+"))
-    mask("write to ann@example.com")     # "write to [email]"
+mask = masker(("email", "phone", r"ACME-\\d+"))
+mask("write to ann@example.com")     # "write to [email]"
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from aether_context.embedding import unit
 from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
+from aether_context.pack import Candidate
+from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, SearchSettings
+from aether_context.retrieval import Entry, HybridIndex, SearchSettings, retrieve
 
 DAY = 86_400.0
 
@@ -33,7 +35,9 @@ class Fake:
         self.seen += texts
         if self.fails:
             raise EmbeddingError(self.name, "it is down")
-        rows = [[sum(word in group.split() for word in text.lower().split()) for group in self.groups] for text in texts]
+        rows = [
+            [sum(word in group.split() for word in text.lower().split()) for group in self.groups] for text in texts
+        ]
         return unit(np.array(rows, dtype=np.float64).reshape(len(texts), len(self.groups)))
 
 
@@ -289,6 +293,15 @@ def test_masks(patterns, text, masked):
 def test_a_pattern_that_is_none_is_named():
     with pytest.raises(PolicyError, match=r"'\[' is neither one of email"):
         masker(["["])
+
+
+def test_a_policy_masks_what_a_pack_is_ranked_by():
+    candidate = Candidate(id="a", layer="memory", source="s", text="ann@example.com has the door", digest="d")
+    for patterns, found in (((), 1), (("email",), 0)):
+        settings = PackPolicy(retrieval={"redact_before_retrieval": patterns}).retrieval
+        assert len(retrieve([candidate], "example", k=5, settings=settings).chosen) == found
+    with pytest.raises(PolicyError, match="neither one of email"):
+        PackPolicy(retrieval={"redact_before_retrieval": ["("]})
 
 
 def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):

@@ -118,9 +118,9 @@ def test_rows_keep_what_they_held():
     assert rows.values[:, 0].tolist() == [value % 100 for value in range(200)]
 
 
-vectors = st.lists(
-    st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_size=6), min_size=1, max_size=20
-).map(lambda rows: np.array(rows, dtype=np.float32))
+vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_size=6), min_size=1, max_size=20).map(
+    lambda rows: np.array(rows, dtype=np.float32)
+)
 
 
 @given(vectors)

@@ -59,7 +59,9 @@ class GeminiEmbedder:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if late:
-            raise EmbeddingError(self.name, f"{len(late)} of {len(asked)} requests took over {self._timeout_seconds:g} s")
+            raise EmbeddingError(
+                self.name, f"{len(late)} of {len(asked)} requests took over {self._timeout_seconds:g} s"
+            )
         try:
             found = [vector for one in asked for vector in one.result()]
         except Exception as error:  # whatever the client raises

@@ -92,7 +92,8 @@ class CrossEncoderReranker:
     def _load(self) -> CrossEncoder:
         from sentence_transformers import CrossEncoder
 
-        return CrossEncoder(self._model)
+        model: CrossEncoder = CrossEncoder(self._model)
+        return model
 
 
 @lru_cache(maxsize=1)

@@ -43,9 +43,13 @@ _FORMS = tuple(
         _YEAR,
     )
 )
-_AGO = re.compile(r"\b(?P<many>\d+|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I)
+_AGO = re.compile(
+    r"\b(?P<many>\d+|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
+)
 _LAST = re.compile(r"\b(?:last|past|previous)\s+(?P<unit>week|month|year)\b", re.I)
-_RECENT = re.compile(r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I)
+_RECENT = re.compile(
+    r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)

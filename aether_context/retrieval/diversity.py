@@ -45,7 +45,7 @@ def mmr(
                 break
             compared = min(2 * reached, len(order))
         equal = np.flatnonzero(marginal == best)
-        spot = min(equal.tolist(), key=lambda one: names[order[one]])
+        spot = min(equal.tolist(), key=lambda one: names[int(order[one])])
         taken[spot] = True
         chosen.append((int(order[spot]), float(best)))
         _compare(covered, overlap, order, slice(0, reached), [int(order[spot])])

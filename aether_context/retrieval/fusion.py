@@ -100,9 +100,7 @@ def reciprocal_ranks(scores: Floats, k: float) -> Floats:
     return np.where(scores > 0, k / (k + ranks), 0.0)
 
 
-def smoothed(
-    scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]
-) -> Floats:
+def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]) -> Floats:
     """The scores of some entries with what neighbours lend them.
 
     Args:

@@ -72,9 +72,9 @@ class Hit:
 
     Attributes:
         score: the one it is ranked by.
-        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1) and
-            what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``, ``mmr`` and
-            ``rerank`` where they played a part.
+        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
+            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``, ``mmr``
+            and ``rerank`` where they played a part.
     """
 
     entry: Entry
@@ -158,9 +158,7 @@ class HybridIndex:
         """What made the vectors, by the names that a manifest records."""
         return self._semantic.names
 
-    def add_texts(
-        self, ids: Sequence[str], texts: Sequence[str], times: Sequence[float | None] | None = None
-    ) -> None:
+    def add_texts(self, ids: Sequence[str], texts: Sequence[str], times: Sequence[float | None] | None = None) -> None:
         """Adds texts without speaker or thread; see `add`.
 
         Raises:
@@ -278,7 +276,9 @@ class HybridIndex:
             return self._diverse(kept, limit, mmr_lambda)
         if limit < len(kept.slots):
             kept = kept.part(np.flatnonzero(kept.total >= -np.partition(-kept.total, limit - 1)[limit - 1]))
-        order = sorted(range(len(kept.slots)), key=lambda place: (-kept.total[place], self._entry(kept.slots[place]).id))
+        order = sorted(
+            range(len(kept.slots)), key=lambda place: (-kept.total[place], self._entry(int(kept.slots[place])).id)
+        )
         return [self._hit(kept, place) for place in order[:limit]]
 
     def _ranked(self, query: str, asked: float | None) -> _Pool:
@@ -286,7 +286,10 @@ class HybridIndex:
         alive = np.ones(len(self._entries), dtype=bool)
         alive[self._dead] = False
         first = self._fused(query, dict.fromkeys(query_terms(query), 1.0), np.flatnonzero(alive))
-        fused = [first, *(self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive) for text in self._other(query))]
+        fused = [
+            first,
+            *(self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive) for text in self._other(query)),
+        ]
         if self.settings.feedback:
             fused.append(self._fused(query, self._fed_back(query, first), first.alive))
         total = sum((one.total for one in fused[1:]), start=first.total) / len(fused)
@@ -368,7 +371,9 @@ class HybridIndex:
         """The best of a pool, scored by a reranker: shares between the worst of them and the best."""
         most = min(self.settings.reranked, len(pool.slots))
         best = pool.part(np.argsort(-pool.total, kind="stable")[:most])
-        found = np.array(reranker.scores(self._redact(query), [self._redact(self._entry(slot).searched) for slot in best.slots]))
+        found = np.array(
+            reranker.scores(self._redact(query), [self._redact(self._entry(slot).searched) for slot in best.slots])
+        )
         width = np.ptp(found) if most else 0.0
         total = (found - found.min()) / width if width > 0 else np.ones(most)
         return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
@@ -378,7 +383,8 @@ class HybridIndex:
         ids = [self._entry(slot).id for slot in pool.slots]
 
         def overlap(places: Slots, chosen: Slots) -> Floats:
-            return np.round((units[places] @ units[chosen].T).astype(np.float64), 6)
+            alike = (units[places] @ units[chosen].T).astype(np.float64)
+            return np.asarray(np.round(alike, 6), dtype=np.float64)
 
         picked = mmr(pool.total, overlap, weight=weight, k=limit, names=ids)
         return [self._hit(pool, place, mmr=marginal) for place, marginal in picked]

@@ -5,8 +5,8 @@
     {folder}/{hash}/words.txt     the terms, one a line
     {folder}/{hash}/arrays.npz    postings, lengths and vectors
 
-A new state goes into a folder of its own, and ``index.json`` is replaced in one act: a process that is killed leaves the
-old state or the new one.
+A new state goes into a folder of its own, and ``index.json`` is replaced in one act: a process that is killed leaves
+the old state or the new one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _write_files(saved: Saved, folder: Path) -> dict[str, str]:
     entries = "".join(f"{canonical_json(row)}\n" for row in saved.rows).encode("utf-8", "surrogatepass")
     words = "".join(f"{word}\n" for word in saved.words).encode("utf-8", "surrogatepass")
     with (folder / "arrays.npz").open("wb") as file:
-        np.savez(file, **dict(saved.arrays))
+        np.savez(file, allow_pickle=False, **dict(saved.arrays))
     (folder / "entries.jsonl").write_bytes(entries)
     (folder / "words.txt").write_bytes(words)
     return {path.name: hash_bytes(path.read_bytes()) for path in sorted(folder.iterdir())}

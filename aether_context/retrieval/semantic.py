@@ -80,12 +80,12 @@ class SemanticIndex:
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Forgets all but some entries and numbers those anew."""
         self._length = len(slots)
-        self._tables = [table and VectorTable(table.rows[slots]) for table in self._tables]
+        self._tables = [None if table is None else VectorTable(table.rows[slots]) for table in self._tables]
 
     @property
     def rows(self) -> list[NDArray[np.int8] | None]:
         """The vectors by each embedder, None where it has given none yet."""
-        return [table and table.rows for table in self._tables]
+        return [None if table is None else table.rows for table in self._tables]
 
     def restore(self, rows: Sequence[NDArray[np.int8] | None], length: int) -> None:
         """Takes vectors that an index with the same embedders gave."""

@@ -65,12 +65,14 @@ def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
     doubles = vectors.astype(np.float64)
     largest = np.abs(doubles).max(axis=1, keepdims=True, initial=0.0)
     scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
-    return np.rint(scaled).astype(np.int8)
+    rows: NDArray[np.int8] = np.rint(scaled).astype(np.int8)
+    return rows
 
 
 def _lengths(rows: NDArray[np.int8]) -> NDArray[np.float64]:
     squares = np.einsum("ij,ij->i", rows, rows, dtype=np.int64)
-    return np.sqrt(squares.astype(np.float64))
+    lengths: NDArray[np.float64] = np.sqrt(squares.astype(np.float64))
+    return lengths
 
 
 def _divided(products: Similarities, lengths: Similarities) -> Similarities:

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 STOP_WORDS = frozenset(
@@ -60,7 +61,7 @@ def terms(text: str) -> list[str]:
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(_terms(text))
-    return sorted(found - _STOP_TERMS() or found)
+    return sorted(found - _stop_terms() or found)
 
 
 def identifiers(text: str) -> list[str]:
@@ -79,7 +80,7 @@ def _terms(text: str) -> Iterator[str]:
 def _pairs(run: str) -> Iterator[str]:
     if len(run) == 1:
         yield run
-    for first, second in zip(run, run[1:], strict=False):
+    for first, second in pairwise(run):
         yield first + second
 
 
@@ -124,5 +125,5 @@ def _stemmer(language: str) -> _Stemmer:
 
 
 @lru_cache(maxsize=1)
-def _STOP_TERMS() -> frozenset[str]:
+def _stop_terms() -> frozenset[str]:
     return frozenset(stem(word) for word in STOP_WORDS) | STOP_WORDS

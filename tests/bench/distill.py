@@ -14,8 +14,8 @@ in any set that retrieval is measured on.
 ``teach`` takes the teacher's vectors of sentences and passages, and of each entry of its vocabulary on its own. ``fit``
 starts from the latter, turned into the space of the former by their principal axes and weighted by smooth inverse
 frequency (Arora et al., 2017), and moves them by gradient so that the sum of a text's token vectors points where the
-teacher's vector does. The result is one int8 table: weights are the lengths of its rows, and a text's vector is a sum of
-integers, the same on every machine.
+teacher's vector does. The result is one int8 table: weights are the lengths of its rows, and a text's vector is a sum
+of integers, the same on every machine. Fitting again gives the same vectors within rounding, not the same bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def pieces(path: Path) -> Iterator[str]:
 def sentences(paragraph: str) -> list[str]:
     whole = " ".join(paragraph.split()).strip(" \"'-")
     found = re.split(r"(?<=[.!?])\s+(?=[A-Z\"'])", whole)
-    return [one for one in found if 12 <= len(one) <= 400 and sum(c.isalpha() or c == " " for c in one) > 0.7 * len(one)]
+    return [
+        one for one in found if 12 <= len(one) <= 400 and sum(c.isalpha() or c == " " for c in one) > 0.7 * len(one)
+    ]
 
 
 def texts_of(folder: Path, patterns: tuple[str, ...], most: int, rng: random.Random) -> list[str]:
@@ -177,9 +179,13 @@ def trained(
 
     def bags(rows: NDArray[np.int64]) -> torch.Tensor:
         parts = [tokens[begins[row] : ends[row]] for row in rows]
-        kept = [part[rng.random(len(part)) > args.dropout] if bag.training and len(part) > 3 else part for part in parts]
+        kept = [
+            part[rng.random(len(part)) > args.dropout] if bag.training and len(part) > 3 else part for part in parts
+        ]
         starts = np.cumsum([0, *map(len, kept)])[:-1]
-        return torch.nn.functional.normalize(bag(torch.from_numpy(np.concatenate(kept)), torch.from_numpy(starts)), dim=1)
+        return torch.nn.functional.normalize(
+            bag(torch.from_numpy(np.concatenate(kept)), torch.from_numpy(starts)), dim=1
+        )
 
     for number in range(args.passes):
         bag.train()
