@@ -451,9 +451,9 @@ class Ingredients:
 
     ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence that
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
-    the host changed history that an earlier cut relied on. ``cached_price`` is the price of cached input as a share of
-    that of other input. ``can_mask`` is set where the model takes a list of allowed
-    function names. ``hands_off`` says why a request must leave as it came, and is empty where it need not.
+    the host changed history that an earlier cut or request relied on. ``cached_price`` is the price of cached input as
+    a share of that of other input. ``can_mask`` is set where the model takes a list of allowed function names.
+    ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
     is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked

@@ -95,6 +95,19 @@ def lines(topic: str, count: int) -> str:
     return "\n".join(f"{topic}: line {at} says that item {at * 7} is due on day {at % 28}" for at in range(count))
 
 
+def turns(count: int, size: int = 8) -> list[Content]:
+    """So many turns, an exchange with so many lines in each, and a message that waits for its answer."""
+    contents = []
+    for at in range(count):
+        contents += [
+            said(f"question {at}"),
+            called("look_up", f"c{at}", key=f"k{at}"),
+            answered("look_up", f"c{at}", lines(f"result {at}", size)),
+            said(f"answer {at}", "model"),
+        ]
+    return [*contents, said("and now?")]
+
+
 # packs
 
 

@@ -211,7 +211,8 @@ def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported()
     netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
-    assert not build_pack(ingredients(contents, window=4_000, first_call=False), PackPolicy()).events
+    reported = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=0)
+    assert not build_pack(ingredients(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
 def test_unseen_tokens_take_room_from_the_window():

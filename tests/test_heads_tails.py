@@ -1,9 +1,8 @@
-"""Anchors, frozen heads and tails, and summaries, line by line: what a context manager with a token budget has to hold."""
+"""Anchors, frozen heads and tails, and summaries, line by line; budgets and errors are in `test_token_budget`."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, said
+from packs import said, turns
 from scripted import Chat, call, look_up
+from timing import best_of
 
 from aether_context import PackPolicy
 from aether_context.adk import context_tools, cut_now
@@ -47,17 +47,8 @@ def options(strategy: str = "heads_tails", **more: Any) -> ConversationSettings:
     return ConversationSettings(strategy=(strategy,), **more)
 
 
-def talk(turns: int = 14, size: int = 8) -> list[Content]:
-    """So many turns with an exchange each, and a message that waits for its answer."""
-    contents = []
-    for at in range(turns):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
+def talk(count: int = 14, size: int = 8) -> list[Content]:
+    return turns(count, size)
 
 
 def conversation(contents: Sequence[Content], window: int = 3_000, **more: Any) -> Conversation:
@@ -118,7 +109,8 @@ def test_priorities_are_configurable_and_0_switches_a_kind_off() -> None:
         settings=AnchorSettings(system_message=0, latest_tool_result=5, instruction_anchor=9),
         marked={1: "first"},
     )
-    assert [(anchor.kind, anchor.priority) for anchor in found] == [("instruction_anchor", 9), ("latest_tool_result", 5)]
+    kinds = [(anchor.kind, anchor.priority) for anchor in found]
+    assert kinds == [("instruction_anchor", 9), ("latest_tool_result", 5)]
 
 
 # anchors are preserved
@@ -213,8 +205,7 @@ def test_the_middle_goes_first_and_from_the_oldest() -> None:
     assert gone
     assert all(contents[at].role == "model" or contents[at].responses or at < max(gone) for at in gone)
     assert max(gone) < len(contents) - 5
-    kept_middle = [at for at in range(max(gone) + 1, len(contents) - 5)]
-    assert kept_middle
+    assert max(gone) + 1 < len(contents) - 5
 
 
 def test_heads_and_tails_are_configurable() -> None:
@@ -288,6 +279,37 @@ def test_a_conversation_of_two_thousand_messages_is_cut() -> None:
     assert torn([contents[at] for at in result.kept]) == ()
 
 
+def test_the_defaults_are_a_head_of_three_and_a_tail_of_five() -> None:
+    settings = ConversationSettings().heads_tails
+    assert (settings.head, settings.tail) == (3, 5)
+
+
+def test_an_estimate_of_the_savings_is_what_is_saved() -> None:
+    """What a result says it freed is the difference that counting what is left again gives."""
+    held = conversation(talk())
+    result = trim(held, options())
+    again = conversation(rendered(held, result))
+    assert abs(result.freed_tokens - (held.used - again.used)) <= 8
+
+
+def test_nothing_is_changed_in_place() -> None:
+    contents = talk()
+    before = [content.digest for content in contents]
+    cut(contents)
+    assert [content.digest for content in contents] == before
+
+
+def test_anchors_survive_all_cuts_of_a_long_session() -> None:
+    chat = chatted(
+        state={"aether:anchors": [{"contains": "never touch the ledger"}]},
+        script=["ok", "ok", *(one for _ in range(6) for one in loop(12))],
+    )
+    chat.say("hello", "Please never touch the ledger.", *(f"look up more, part {at}" for at in range(6)))
+    assert sum(bool(one.strategy_acts) for one in chat.manifests()) > 3
+    assert all("never touch the ledger" in "".join(one.wires) for one in chat.sent[1:])
+    check(chat)
+
+
 # summaries
 
 
@@ -335,7 +357,8 @@ def test_summaries_need_a_place() -> None:
 
 def test_heads_and_tails_work_together_with_summaries() -> None:
     contents = talk(40)
-    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize={"trigger": 0.3, "target": 0.2, "keep_last": 4})
+    summarize = {"trigger": 0.3, "target": 0.2, "keep_last": 4}
+    settings = ConversationSettings(strategy=("heads_tails", "summarize"), summarize=summarize)
     held = conversation(contents, 8_000)
     both = trim(held, settings)
     alone = trim(held, options())
@@ -625,16 +648,6 @@ def test_what_each_strategy_did_is_in_the_manifest() -> None:
 
 
 # speed
-
-
-def best_of(rounds: int, work: Any) -> float:
-    """The shortest of so many runs, in milliseconds."""
-    spent = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        work()
-        spent.append(1_000 * (time.perf_counter() - began))
-    return min(spent)
 
 
 def test_a_thousand_messages_are_cut_in_well_under_half_a_second() -> None:

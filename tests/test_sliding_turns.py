@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.tools.agent_tool import AgentTool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import Session, answered, called, lines, said, tool
+from packs import Session, answered, called, lines, said, tool, turns
 from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
@@ -29,19 +31,6 @@ POLICY = PackPolicy(max_input_tokens=20_000, conversation={"strategy": "sliding_
 
 def sliding(tokens: int) -> ConversationSettings:
     return ConversationSettings(strategy=("sliding_turns",), sliding_turns=SlidingTurnsSettings(tokens=tokens))
-
-
-def turns(count: int, size: int = 8) -> list[Content]:
-    """So many turns, each with an exchange, and a message that waits for its answer."""
-    contents = []
-    for at in range(count):
-        contents += [
-            said(f"question {at}"),
-            called("look_up", f"c{at}", key=f"k{at}"),
-            answered("look_up", f"c{at}", lines(f"result {at}", size)),
-            said(f"answer {at}", "model"),
-        ]
-    return [*contents, said("and now?")]
 
 
 def conversation(contents: Sequence[Content], **more: Any) -> Conversation:
@@ -119,6 +108,33 @@ def test_the_default_is_a_hundred_thousand() -> None:
 def test_no_ceiling_is_above_what_the_window_takes() -> None:
     result = trim(Conversation.of(turns(20), window=2_000), sliding(100_000))
     assert result.tokens_after <= 1_800
+
+
+def test_each_first_call_of_an_invocation_is_at_or_under_the_ceiling() -> None:
+    chat = chatted(700)
+    chat.say(*messages(10))
+    counted = [one.counted_tokens for one in chat.manifests() if one.call == 1]
+    assert all(tokens <= 700 for tokens in counted)
+    assert any(act.strategy == "sliding_turns" for one in chat.manifests() for act in one.strategy_acts)
+
+
+def test_a_turn_that_was_broken_off_goes_as_a_whole_too() -> None:
+    """A message without an answer, and an exchange without its last words, belong to turns like any other."""
+    contents = [
+        said("question 0"),
+        called("look_up", "c0", key="k0"),
+        answered("look_up", "c0", lines("result 0", 30)),
+        said("question 1"),
+        *turns(4),
+    ]
+    gone = {one.index for one in slid(contents, 900).removed}
+    assert gone >= {0, 1, 2, 3}
+    assert gone == set(range(len(gone)))
+
+
+def test_a_ceiling_below_zero_is_named() -> None:
+    with pytest.raises(PolicyError, match="tokens"):
+        PackPolicy(conversation={"sliding_turns": {"tokens": -1}})
 
 
 # what counts
@@ -204,9 +220,7 @@ def test_a_higher_ceiling_brings_the_turns_back() -> None:
     chat = chatted(600)
     chat.say(*messages(10))
     assert len(chat.sent[-1].contents) < 10
-    wide = Chat(
-        policy=POLICY, tools=[look_up], sessions=chat.sessions, script=["fine"], store=chat.store, agent=None
-    )
+    wide = Chat(policy=POLICY, tools=[look_up], sessions=chat.sessions, script=["fine"], store=chat.store, agent=None)
     wide.say("and now?")
     assert wide.sent[-1].wires == wide.raw[-1].wires
 
@@ -251,6 +265,20 @@ def test_the_cutoff_is_the_event_before_the_first_turn_that_is_read() -> None:
     assert session.events[at + 1].author == "user"
     chat.say("and now?")
     assert session.events[at + 1].content.parts[0].text == chat.sent[-1].contents[0].parts[0].text
+
+
+def test_events_without_words_are_no_turns_and_move_no_cutoff() -> None:
+    """State that changed, and other events that a model is never sent."""
+    chat = chatted(600)
+    chat.say(*messages(10))
+    session = asyncio.run(chat.held())
+    before = cutoff(session, chat.plugin.policy)
+    quiet = Event(author="user", invocation_id="quiet", actions=EventActions(state_delta={"mark": 1}))
+    places = range(0, len(session.events), 3)
+    for place in reversed(places):
+        session.events.insert(place, quiet.model_copy(update={"id": f"quiet-{place}"}))
+    assert before is not None
+    assert cutoff(session, chat.plugin.policy) == before
 
 
 def test_there_is_no_cutoff_where_everything_is_read() -> None:

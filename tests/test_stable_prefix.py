@@ -16,6 +16,7 @@ from scripted import Chat, call
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, StablePrefixSettings
 from aether_context.strategies import Conversation, Trimmed, normalize, rendered
@@ -28,6 +29,7 @@ from aether_context.strategies.stable_prefix import (
     placeholder,
 )
 from aether_context.strategies.untouched import Untouched
+from aether_context.tokens import counter_for
 from aether_context.wire import content_of_parts, part_of
 
 SETTINGS = StablePrefixSettings()
@@ -216,6 +218,43 @@ def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
     assert boundary(moved) == state["stable_prefix"][BOUNDARY] - 4
 
 
+def test_under_the_threshold_what_was_trimmed_stays_trimmed_and_nothing_more_is() -> None:
+    contents = talk(40)
+    first = trimmed(contents, 4_000)
+    second = trimmed(contents, 6_000, first.state)
+    assert [one.index for one in second.replaced] == [one.index for one in first.replaced]
+    assert not any(one.new for one in second.replaced)
+
+
+def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> None:
+    contents = [said(f"note {at}: {lines('plan', 20)}") for at in range(20)]
+    result = trimmed(contents, 1_000)
+    assert estimate_tokens(contents) > limit(1_000)
+    assert result.replaced == ()
+    assert result.removed == ()
+
+
+def test_no_message_is_ever_taken_away() -> None:
+    for window in (1_000, 3_000, 50_000):
+        result = trimmed(talk(40), window)
+        assert result.removed == ()
+        assert result.kept == tuple(range(81))
+
+
+def test_an_empty_history_is_no_error() -> None:
+    assert trimmed([], 1_000).kept == ()
+    assert estimate_tokens([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("threshold", 0), ("threshold", 1.1), ("keep_last_messages", -1), ("output_reserve_tokens", -1)],
+)
+def test_a_wrong_setting_is_named(field: str, value: float) -> None:
+    with pytest.raises(PolicyError, match=field):
+        PackPolicy(conversation={"stable_prefix": {field: value}})
+
+
 # trimming a message
 
 
@@ -297,6 +336,15 @@ def test_declarations_count_a_fifth_more_and_8_each() -> None:
     size = len("look_up") + len("Looks a key up") + len("{}")
     assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
     assert estimate_tool_overhead([]) == 0
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-flash", "claude-sonnet-4-5", "gpt-4o"])
+def test_prose_is_estimated_above_what_a_model_counts(model: str) -> None:
+    """So that trimming comes slightly early, and never too late."""
+    prose = "The river rises in spring and falls in autumn, when those who live on its shores mend their boats. "
+    contents = [said(prose * 8, "user" if at % 2 == 0 else "model") for at in range(20)]
+    counter = counter_for(model)
+    assert estimate_tokens(contents) > sum(counter.count(content.text) for content in contents)
 
 
 # normalization

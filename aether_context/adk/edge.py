@@ -48,6 +48,8 @@ OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
 _SUMMARY_ROUNDS = 2
 _INSTANT_CHARACTERS = 500_000
+_SIMPLE = ("epochs",)
+"""The strategy where another one, or what else a pack consists of, failed."""
 
 
 class InvalidPlan(PolicyError):
@@ -255,11 +257,11 @@ class Edge:
         return None
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
-        """The request without plan and candidates, fitted into the window; as it came where that fails, too."""
+        """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
         self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = self.policy.changed(on_invalid="warn")
+            policy = self.policy.changed(on_invalid="warn", conversation={"strategy": _SIMPLE})
             call = Call.of(context, request)
             gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")

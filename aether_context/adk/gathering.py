@@ -199,7 +199,9 @@ class Gatherer:
         seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
-        aligned, live = self._live(raw, stored if not untouched else Epoch(), request.model or "")
+        aligned, live = self._live(
+            raw, Epoch() if untouched else stored, request.model or "", alone=_alone(call, identity)
+        )
         human = human_index(raw, call.context.user_content)
         positions = aligned.positions
         if human is not None and human not in positions:
@@ -232,7 +234,7 @@ class Gatherer:
             candidates=unique(candidates),
             epoch=aligned.epoch,
             first_call=identity.call == 1,
-            rewritten=aligned.rewritten,
+            rewritten=aligned.rewritten or _rewrote(call, stored),
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
             cached_price=_cached_price(request.model or "", identity.last_event_time),
@@ -244,12 +246,20 @@ class Gatherer:
         )
         return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
 
-    def _live(self, raw: Sequence[types.Content], epoch: Epoch, model: str) -> tuple[epochs.Aligned, tuple[Any, ...]]:
+    def _live(
+        self, raw: Sequence[types.Content], epoch: Epoch, model: str, *, alone: bool
+    ) -> tuple[epochs.Aligned, tuple[Any, ...]]:
         """The epoch with its boundary found again, and the contents that are still sent.
 
         Where the host took contents away so that an exchange would be torn, everything is live again.
+
+        Args:
+            alone: whether none of the contents were in a request before; no boundary is looked for then.
         """
-        aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
+        if alone and epoch.number:
+            aligned = epochs.reset(epoch, len(raw), "")
+        else:
+            aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
         live = tuple(self._reader.content(raw[at], model) for at in aligned.positions)
         if not aligned.epoch.cut_count or not torn(live):
             return aligned, live
@@ -320,6 +330,32 @@ def identity_of(call: Call) -> Identity:
         last_event_id=last.id if last is not None else "",
         last_event_time=last.timestamp if last is not None else 0.0,
     )
+
+
+def _alone(call: Call, identity: Identity) -> bool:
+    """Whether an agent that ADK shows no history begins an invocation: its epochs last no longer than that."""
+    return identity.call == 1 and getattr(call.invocation.agent, "include_contents", "default") == "none"
+
+
+def _rewrote(call: Call, epoch: Epoch) -> bool:
+    """Whether the host changed contents that this agent's last answer was given to.
+
+    Compaction and rewinds do, and results that come late, which ADK puts in the place of earlier ones. Read off the
+    events, so that every worker comes to the same epoch, whether or not the last request is known there.
+    """
+    agent, branch = call.context.agent_name, call.invocation.branch or ""
+    if not epoch.number or call.hands_off:
+        return False
+    posted: set[str | None] = set()
+    for event in reversed(call.context.session.events):
+        if event.actions.compaction or event.actions.rewind_before_invocation_id:
+            return True
+        if event.author == "user":
+            posted |= {one.id for one in event.get_function_responses()}
+        posted -= {one.id for one in event.get_function_calls()}
+        if _is_answer(event, agent, branch):
+            break
+    return bool(posted)
 
 
 def _is_answer(event: Event, agent: str, branch: str) -> bool:

@@ -10,7 +10,7 @@ from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.cutting import LEAST_EXTRACT, cut_to, pays
-from aether_context.build.gating import gated, past_byte_net
+from aether_context.build.gating import gated, net_share, past_byte_net
 from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.build.shares import Shares
@@ -152,7 +152,7 @@ def fit(
     fixed = (
         sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
     )
-    budget = marks(policy, shares.allocation, fixed)
+    budget = _netted(source, policy, marks(policy, shares.allocation, fixed), fitted, tally)
     fitted = trim(source, policy, summaries, budget, fitted, tally)
     fitted = replace(fitted, wishes=summaries.wishes)
     if _first_payload(source, policy, carried, fitted):
@@ -184,6 +184,15 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
         high=max(int(settings.high_water * budget) - fixed, int(settings.high_water * ceiling)),
         low=max(int(settings.low_water * budget) - fixed, int(settings.low_water * ceiling)),
     )
+
+
+def _netted(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Marks:
+    """The marks with a low one that brings contents past the byte net under it again, however few tokens they count."""
+    share = net_share(source, policy, (item.content for item in fitted.items))
+    if share == 1:
+        return budget
+    low = int(policy.conversation.low_water * share * spoken(source, policy, fitted, tally))
+    return replace(budget, low=min(budget.low, low))
 
 
 def spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
@@ -249,7 +258,7 @@ def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int,
         return not gated(source, policy, tokens + budget.fixed, budget.budget) and _pays(
             source, policy, budget, fitted, tokens
         )
-    return past_byte_net(source, policy, sum(len(item.content.wire) for item in fitted.items))
+    return past_byte_net(source, policy, (item.content for item in fitted.items))
 
 
 def _pays(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tokens: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aether_context.pack import Ingredients
+from collections.abc import Iterable
+
+from aether_context.pack import Content, Ingredients
 from aether_context.policy import PackPolicy
 
 
@@ -20,10 +22,35 @@ def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) ->
     return counted - known.unseen + known.beyond < mark
 
 
-def past_byte_net(source: Ingredients, policy: PackPolicy, sent_bytes: int) -> bool:
-    """Whether a request is so large that it is cut as if it had passed the high-water mark, nothing being reported."""
-    net = policy.usage.net_bytes_per_token * source.window
-    return source.first_call and 0 < net < sent_bytes
+def past_byte_net(source: Ingredients, policy: PackPolicy, contents: Iterable[Content]) -> bool:
+    """Whether contents are so large that they are cut as if they had passed the high-water mark.
+
+    The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
+    a provider reports nothing.
+    """
+    net = _net_bytes(source, policy)
+    return net > 0 and sent_bytes(contents) > net
+
+
+def net_share(source: Ingredients, policy: PackPolicy, contents: Iterable[Content]) -> float:
+    """The share of contents that the byte net takes; 1.0 where it takes all of them."""
+    net = _net_bytes(source, policy)
+    size = sent_bytes(contents) if net > 0 else 0
+    return net / size if size > net else 1.0
+
+
+def sent_bytes(contents: Iterable[Content]) -> int:
+    """Bytes of contents as JSON in UTF-8."""
+    return sum(
+        len(one.wire) if one.wire.isascii() else len(one.wire.encode("utf-8", "surrogatepass")) for one in contents
+    )
+
+
+def _net_bytes(source: Ingredients, policy: PackPolicy) -> float:
+    """The size of the net in bytes; 0.0 where usage was reported in this invocation."""
+    known = source.calibration
+    unreported = known is None or known.beyond is None
+    return policy.usage.net_bytes_per_token * source.window if unreported else 0.0
 
 
 def by_hand(source: Ingredients) -> bool:

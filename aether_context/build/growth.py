@@ -11,7 +11,7 @@ from dataclasses import replace
 from aether_context.build.assembly import checksum, content_fate, method, missing_evidence, request_tokens, speaker
 from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import Marks, marks
-from aether_context.build.gating import by_hand, gated
+from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id
 from aether_context.calibration import mix_of
 from aether_context.canonical import fold
@@ -58,6 +58,7 @@ def extend_pack(
     quiet = _quiet(policy, marks(policy, allocation, fixed))
     if spoken > quiet and not gated(source, policy, spoken + fixed, allocation.budget):
         return None
+    if past_byte_net(source, policy, (*(one.content for one in before.contents), *added)):
         return None
     layers: Mapping[Layer, LayerTokens] = {
         layer: account.using(spoken if layer == "conversation" else used[layer])

@@ -154,7 +154,7 @@ def _conversation(
         opens=source.first_call,
         forced=by_hand(source),
         gated=gated(source, policy, spoken(source, policy, fitted, tally) + budget.fixed, budget.budget),
-        heavy=past_byte_net(source, policy, sum(len(content.wire) for content in contents)),
+        heavy=past_byte_net(source, policy, contents),
         summarize=write,
     )
 

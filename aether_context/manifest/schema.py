@@ -299,7 +299,7 @@ class Manifest(_Record):
     chose: bool = False
     """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates stand."""
     rewritten: bool = False
-    """Whether the host changed history that an earlier cut relied on."""
+    """Whether the host changed history that an earlier cut or request relied on."""
     cached_price: float = 0.1
     """Price of cached input as a share of that of other input."""
     can_mask: bool = True

@@ -1,0 +1,300 @@
+"""The usage gate, line by line: the input tokens that a provider last reported decide whether anything is cut at all.
+
+A net of bytes stands behind it for calls before which nothing was reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from packs import answered, called, ingredients, lines, said, tool, turns
+from scripted import Chat, call
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.build import build_pack
+from aether_context.build.gating import sent_bytes
+from aether_context.conversation import torn
+from aether_context.errors import PolicyError
+from aether_context.manifest import Manifest
+from aether_context.pack import Calibration, Content, Pack
+from aether_context.policy import UsageSettings
+
+EAGER = {"high_water": 0.8, "cached_price": 1.0}
+"""A mark well under the input budget, and no cache that a cut could break, so that every cut pays."""
+
+POLICY = PackPolicy(conversation=EAGER)
+
+NET = 3.6
+
+
+TALK = turns(16, 20)
+COUNTED = build_pack(ingredients(TALK, window=200_000), POLICY).mix.tokens
+WINDOW = int(COUNTED / 0.9 / 0.9)
+"""One that the talk fills to between the high-water mark and the input budget."""
+
+
+def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
+    """What is known where a request was estimated at ``tokens`` from the last report; None where there was none."""
+    beyond = None if tokens is None else tokens - counted
+    return Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=beyond)
+
+
+def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
+    return build_pack(ingredients(more.pop("contents", TALK), window=WINDOW, calibration=known, **more), policy)
+
+
+def is_cut(pack: Pack) -> bool:
+    return any(event.stage == "cut" for event in pack.events)
+
+
+# the threshold
+
+
+def test_the_defaults_are_sixty_percent_of_the_window_and_720_kilobytes_of_200000_tokens() -> None:
+    assert UsageSettings().gate * 200_000 == 120_000
+    assert UsageSettings().net_bytes_per_token * 200_000 == 720_000
+
+
+def test_under_the_threshold_nothing_is_cut_though_the_count_is_past_its_mark() -> None:
+    assert is_cut(packed(None))
+    assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1)))
+
+
+def test_at_the_threshold_and_above_the_conversation_is_cut() -> None:
+    assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1)))
+    assert is_cut(packed(last_reported(int(0.8 * WINDOW))))
+
+
+@pytest.mark.parametrize("gate", [0.3, 0.5, 0.7])
+def test_the_threshold_is_a_share_of_the_window_to_the_token(gate: float) -> None:
+    policy = POLICY.changed(usage={"gate": gate})
+    mark = min(gate * WINDOW, 0.8 * packed(None).allocation.budget)
+    under, at = int(mark) - 1, int(mark) + 1
+    assert not is_cut(packed(last_reported(under), policy))
+    assert is_cut(packed(last_reported(at), policy))
+
+
+def test_0_switches_the_gate_off() -> None:
+    assert is_cut(packed(last_reported(10), POLICY.changed(usage={"gate": 0})))
+
+
+@pytest.mark.parametrize(("field", "value"), [("gate", 1.1), ("gate", -0.1), ("net_bytes_per_token", -1)])
+def test_a_wrong_threshold_is_named(field: str, value: float) -> None:
+    with pytest.raises(PolicyError, match=field):
+        PackPolicy(usage={field: value})
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix"])
+def test_the_gate_stands_in_front_of_every_strategy_with_a_mark(strategy: str) -> None:
+    policy = POLICY.changed(conversation={**EAGER, "strategy": (strategy,), "stable_prefix": {"threshold": 0.5}})
+    known = last_reported(int(0.4 * WINDOW))
+    assert packed(None, policy).acts
+    assert not packed(known, policy).acts
+
+
+def test_what_was_added_since_the_report_counts_on_top_of_it() -> None:
+    """The last report is a lower bound of the next request: growth is not left to the headroom."""
+    known = last_reported(int(0.6 * WINDOW) - 10)
+    grown = [*TALK[:-1], called("look_up", "new", key="new"), answered("look_up", "new", lines("new", 3)), TALK[-1]]
+    assert not is_cut(packed(known))
+    assert is_cut(packed(known, contents=grown))
+
+
+def test_reported_input_holds_the_system_instruction_and_the_declarations() -> None:
+    tools = [tool(f"tool_{at}", "does what it says " * 6) for at in range(4)]
+    more = {"system": "rule " * 60, "tools": tools}
+    counted = build_pack(ingredients(TALK, window=200_000, **more), POLICY).mix.tokens
+    assert counted > COUNTED + 60
+    assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1, counted), **more))
+    assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1, counted), **more))
+
+
+def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
+    pack = build_pack(ingredients(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
+    assert pack.mix.tokens <= pack.allocation.budget
+
+
+# the byte net
+
+
+DENSE = [said("=" * 900, "user" if at % 2 == 0 else "model") for at in range(41)]
+"""Many bytes of few tokens: only the net can see how large this is."""
+
+DENSE_WINDOW = 6_000
+
+
+def netted(known: Calibration | None = None, contents: Sequence[Content] = DENSE, **more: Any) -> Pack:
+    return build_pack(ingredients(contents, window=DENSE_WINDOW, calibration=known, **more), POLICY)
+
+
+def test_the_first_call_runs_the_byte_net() -> None:
+    assert sent_bytes(DENSE) > NET * DENSE_WINDOW
+    assert netted().acts
+    free = POLICY.changed(usage={"net_bytes_per_token": 0})
+    assert not build_pack(ingredients(DENSE, window=DENSE_WINDOW), free).acts
+
+
+@pytest.mark.parametrize("known", [None, last_reported(None)])
+def test_later_calls_run_it_as_well_where_nothing_was_reported(known: Calibration | None) -> None:
+    assert netted(known, first_call=False).acts
+
+
+def test_it_does_not_run_once_usage_was_reported() -> None:
+    assert not netted(Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=0)).acts
+
+
+def test_it_brings_the_request_under_its_size() -> None:
+    left = [one.content for one in netted().contents]
+    assert sent_bytes(left) <= NET * DENSE_WINDOW
+
+
+def test_it_counts_bytes_and_not_characters() -> None:
+    plain, wide = (
+        [said(character * 900, "user" if at % 2 == 0 else "model") for at in range(41)] for character in "=═"
+    )
+    assert [len(one.wire) for one in plain] == [len(one.wire) for one in wide]
+    assert sent_bytes(wide) > 2.5 * sent_bytes(plain)
+    policy = POLICY.changed(usage={"net_bytes_per_token": 1.1 * sent_bytes(plain) / 200_000})
+    assert not build_pack(ingredients(plain, window=200_000), policy).acts
+    assert build_pack(ingredients(wide, window=200_000), policy).acts
+
+
+def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
+    contents = [one for at in range(20) for one in (called("a", f"c{at}"), answered("a", f"c{at}", "=" * 2_000))]
+    pack = netted(contents=[said("start"), *contents, said("and now?")])
+    left = [one.content for one in pack.contents]
+    assert pack.acts
+    assert torn(left) == ()
+    assert left[-1].text == "and now?"
+
+
+def test_at_its_size_nothing_happens() -> None:
+    size = sent_bytes(DENSE)
+    policy = POLICY.changed(usage={"net_bytes_per_token": size / DENSE_WINDOW})
+    assert not build_pack(ingredients(DENSE, window=DENSE_WINDOW), policy).acts
+
+
+# in sessions
+
+
+def read_page(name: str) -> str:
+    """Reads a page."""
+    return "\n".join(f"{name} line {at}: rivers rise and fall with rain" for at in range(40))
+
+
+def reply(value: Any, tokens: int | None) -> LlmResponse:
+    """An answer with the input tokens that a provider reports; None for a provider that reports nothing."""
+    part = value if isinstance(value, types.Part) else types.Part(text=value)
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=tokens)
+    return LlmResponse(
+        content=types.Content(role="model", parts=[part]), usage_metadata=usage if tokens is not None else None
+    )
+
+
+def working(tokens: Sequence[int | None], window: int = 8_000) -> Chat:
+    """An invocation in which the model reads a page at each call but the last; ``tokens`` are the reports."""
+    script = [reply(call("read_page", name=f"page {at}"), one) for at, one in enumerate(tokens[:-1])]
+    return Chat(
+        script=[*script, reply("done", tokens[-1])],
+        tools=[read_page],
+        policy=PackPolicy(max_input_tokens=window, conversation=EAGER),
+    )
+
+
+def cuts(manifests: Sequence[Manifest]) -> list[int]:
+    """The numbers, from 0, of the packs that were cut."""
+    return [at for at, one in enumerate(manifests) if any(event.stage == "cut" for event in one.truncation_events)]
+
+
+def working_silently(calls: int) -> list[Manifest]:
+    """The same without any report."""
+    chat = working([None] * calls)
+    chat.say("read")
+    chat.replays()
+    return chat.manifests()
+
+
+def test_in_a_loop_the_reports_decide() -> None:
+    calls = 11
+    told = working([500 + 100 * at for at in range(calls)])
+    told.say("read")
+    assert cuts(working_silently(calls))
+    assert cuts(told.manifests()) == []
+    assert told.manifests()[-1].counted_tokens > 0.8 * 0.9 * 8_000
+    told.replays()
+
+
+def test_once_the_reports_reach_the_threshold_the_loop_is_cut() -> None:
+    reports = [440 * (at + 1) for at in range(11)]
+    chat = working(reports)
+    chat.say("read")
+    first = cuts(chat.manifests())[0]
+    page = chat.manifests()[2].counted_tokens - chat.manifests()[1].counted_tokens
+    assert chat.manifests()[first - 1].counted_tokens + page > 0.8 * 0.9 * 8_000
+    assert reports[first - 1] + page >= 0.6 * 8_000
+    before = [at for at in range(first) if chat.manifests()[at].counted_tokens > 0.8 * 0.9 * 8_000]
+    assert all(reports[at - 1] + page < 0.6 * 8_000 for at in before)
+    assert cuts(working_silently(len(reports)))[0] < first
+    chat.replays()
+
+
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_a_report_of_nothing_is_no_report(nothing: int | None) -> None:
+    chat = working([nothing] * 11)
+    chat.say("read")
+    assert cuts(chat.manifests()) == cuts(working_silently(11)) != []
+
+
+def test_a_new_message_begins_without_a_report() -> None:
+    """Usage of the invocation before decides nothing: the count does, and the byte net."""
+    chat = working([500 + 100 * at for at in range(11)])
+    chat.say("read")
+    assert cuts(chat.manifests()) == []
+    assert chat.manifests()[-1].calibration.beyond is not None
+    chat.llm.script = [reply("fine", 1_800)]
+    chat.say("and now?")
+    last = chat.manifests()[-1]
+    assert last.calibration.beyond is None
+    assert cuts([last]) == [0]
+    chat.replays()
+
+
+def test_a_failed_call_leaves_the_last_report_in_force() -> None:
+    chat = working([500 + 100 * at for at in range(11)])
+    failed = LlmResponse(error_code="500", error_message="unavailable", partial=False)
+    chat.llm.script.insert(9, failed)
+    chat.say("read")
+    chat.say("go on")
+    assert chat.manifests()[9].calibration.beyond is not None
+    assert cuts(chat.manifests()[:10]) == []
+
+
+def test_another_worker_goes_on_with_the_same_report() -> None:
+    def run(restart: bool) -> list[tuple[str, ...]]:
+        chat = working([500 + 100 * at for at in range(11)])
+
+        def forget(*_: Any) -> None:
+            chat.plugin._edge = ContextPackPlugin(policy=chat.policy, store=chat.store, on_error="raise")._edge
+
+        if restart:
+            chat.before.alter = forget
+        chat.say("read")
+        assert cuts(chat.manifests()) == []
+        return [one.wires for one in chat.sent]
+
+    assert run(restart=True) == run(restart=False)
+
+
+def test_below_the_threshold_history_is_not_read_again() -> None:
+    """Only what was appended is counted and hashed: each pack extends the one before it."""
+    chat = working([500 + 100 * at for at in range(11)])
+    chat.say("read")
+    parents = [one.parent for one in chat.manifests()]
+    ids = [one.pack_id for one in chat.manifests()]
+    assert parents[2:] == ids[1:-1]
+    assert [len(one.contents.added) for one in chat.manifests()[2:]] == [2] * 9
