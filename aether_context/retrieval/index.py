@@ -238,8 +238,8 @@ class HybridIndex:
         Raises:
             SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
         """
-        saved = saving.read(folder)
         index = cls(embedder, settings=settings, redact=redact)
+        saved = saving.read(folder)
         for row in saved.rows:
             index._append(Entry(**row))
         index._before, index._after = Rows(saved.arrays["before"]), Rows(saved.arrays["after"])

@@ -104,7 +104,7 @@ class InvertedIndex:
             for slots, counts in self._postings(number):
                 found[slots] += factor * counts / (K1 * (1 - B + B * lengths[slots] / mean) + counts)
         if self._dead:
-            found[list(self._dead)] = 0.0
+            found[np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))] = 0.0
         return found
 
     def ceiling(self, weights: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .rows import Rows
 
 Similarities: TypeAlias = NDArray[np.float64]
-_BLOCK_ROWS = 8_192
+_BLOCK_ROWS = 1_024
 
 
 class VectorTable:
