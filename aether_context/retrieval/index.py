@@ -242,6 +242,7 @@ class HybridIndex:
         saved = saving.read(folder)
         for row in saved.rows:
             index._append(Entry(**row))
+        index._times = Rows(_times([index._entry(slot) for slot in range(len(saved.rows))]))
         index._before, index._after = Rows(saved.arrays["before"]), Rows(saved.arrays["after"])
         index._lexical = InvertedIndex.from_arrays(saved.words, saved.arrays)
         if saved.embedders == index.embedders:
@@ -407,7 +408,6 @@ class HybridIndex:
         slot = len(self._entries)
         self._entries.append(entry)
         self._slots[entry.id] = slot
-        self._times.extend(np.array([math.nan if entry.time is None else entry.time], dtype=np.float64))
         if entry.thread is not None:
             self._last[entry.thread] = slot
 
@@ -416,6 +416,7 @@ class HybridIndex:
         slot = len(self._entries)
         before = self._last.get(entry.thread, -1) if entry.thread is not None else -1
         self._append(entry)
+        self._times.extend(_times([entry]))
         self._before.extend(np.array([before], dtype=np.int64))
         self._after.extend(np.array([-1], dtype=np.int64))
         if before >= 0:
@@ -482,6 +483,11 @@ class _Pool:
     def part(self, places: Slots) -> _Pool:
         scores = {name: values[places] for name, values in self.scores.items()}
         return _Pool(slots=self.slots[places], scores=scores, total=self.total[places])
+
+
+def _times(entries: Sequence[Entry]) -> Floats:
+    """When each was said, NaN where that is unknown."""
+    return np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=np.float64)
 
 
 def _check(entries: Sequence[Entry]) -> None:

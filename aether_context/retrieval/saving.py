@@ -82,7 +82,7 @@ def read(folder: str | os.PathLike[str]) -> Saved:
         if head["format"] != FORMAT:
             raise SearchIndexError(f"the index in {root} has format {head['format']}, and this version reads {FORMAT}")
         data = {name: _checked(root / head["state"] / name, digest) for name, digest in head["files"].items()}
-        rows = [json.loads(line) for line in data["entries.jsonl"].split(b"\n")[:-1]]
+        rows = json.loads(b"[" + b",".join(data["entries.jsonl"].split(b"\n")[:-1]) + b"]")
         with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
         words = data["words.txt"].decode("utf-8", "surrogatepass").split("\n")[:-1]
