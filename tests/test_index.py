@@ -89,6 +89,53 @@ def test_rrf_takes_the_union_of_both_lists():
     assert set(found) >= {"a", "d"}
 
 
+class Scripted:
+    """An expander and a reranker that do what they are told."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+        self.read = []
+
+    def expand(self, query):
+        return self.texts
+
+    def scores(self, query, texts):
+        self.read += texts
+        return [float(len(text)) for text in texts]
+
+
+def test_an_expander_gives_more_to_search_by():
+    index = HybridIndex("none", expander=Scripted("a fast car", ""))
+    index.add_texts(list(TEXTS), list(TEXTS.values()))
+    assert ids(index.search("vehicle")) == ["c"]
+
+
+def test_a_reranker_orders_the_best_anew():
+    reranker = Scripted()
+    index = HybridIndex("none", reranker=reranker, settings=SearchSettings(reranked=2))
+    index.add_texts(["a", "b", "c"], ["red door", "red door of the house", "the house has one red window and a roof"])
+    hits = index.search("red door")
+    assert [(hit.id, hit.score, hit.scores["rerank"]) for hit in hits] == [("b", 1.0, 21.0), ("a", 0.0, 8.0)]
+    assert sorted(reranker.read) == ["red door", "red door of the house"]
+    assert index.search("zebra") == []
+
+
+def test_feedback_searches_by_the_words_of_the_best():
+    texts = ["falcon bird nest", "falcon bird wing", "bird nest wing", "car engine", "car wheel"]
+    names = ["a", "b", "c", "d", "e"]
+    plain, fed = (HybridIndex("none", settings=SearchSettings(feedback=n)) for n in (0, 2))
+    for index in (plain, fed):
+        index.add_texts(names, texts)
+    assert set(ids(plain.search("falcon"))) == {"a", "b"}
+    assert set(ids(fed.search("falcon"))) == {"a", "b", "c"}
+
+
+def test_what_is_far_from_the_best_is_left_out():
+    index = HybridIndex("none", settings=SearchSettings(floor=0.9))
+    index.add_texts(["a", "b"], ["red door", "red window in a long wall with many other things in it"])
+    assert ids(index.search("red door")) == ["a"]
+
+
 def test_neighbours_lend_their_scores():
     talk = ["Did you find the keys?", "Yes, under the sofa.", "Good.", "What about lunch?", "Soup."]
     index = HybridIndex("none")

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-_FIRST_BLOCK = 128
+_BLOCK = 32
 
 
 class Overlap(Protocol):
@@ -24,38 +24,39 @@ def mmr(
     """Places of at most ``k`` candidates, best first, each with its marginal relevance.
 
     ``weight * relevance - (1 - weight) * overlap`` with overlap the highest with one already chosen, at least 0
-    (Carbonell and Goldstein, 1998). A marginal only falls while more is chosen, so a candidate whose relevance alone is
-    too small for the next place is not compared at all; the result is that of comparing all. Ties go to the name that
-    sorts first.
+    (Carbonell and Goldstein, 1998). A marginal only falls while more is chosen, so what it was once bounds what it is:
+    only candidates whose bound is the highest are compared with what was chosen since (Minoux, 1978). The result is
+    that of comparing all. Ties go to the name that sorts first.
     """
-    order = np.argsort(-relevance, kind="stable")
-    bound = weight * relevance[order]
-    covered = np.zeros(len(order))
-    reached, compared = 0, min(_FIRST_BLOCK, len(order))
-    chosen: list[tuple[int, float]] = []
-    taken = np.zeros(len(order), dtype=bool)
-    while len(chosen) < min(k, len(order)):
-        while True:
-            _compare(covered, overlap, order, slice(reached, compared), [place for place, _ in chosen])
-            reached = compared
-            marginal = bound[:reached] - (1 - weight) * covered[:reached]
-            marginal[taken[:reached]] = -np.inf
-            best = marginal.max()
-            if reached == len(order) or bound[reached] < best:
-                break
-            compared = min(2 * reached, len(order))
-        equal = np.flatnonzero(marginal == best)
-        spot = min(equal.tolist(), key=lambda one: names[int(order[one])])
-        taken[spot] = True
-        chosen.append((int(order[spot]), float(best)))
-        _compare(covered, overlap, order, slice(0, reached), [int(order[spot])])
-    return chosen
+    bound = weight * relevance
+    covered = np.zeros(len(bound))
+    compared = np.zeros(len(bound), dtype=np.int64)
+    chosen: list[int] = []
+    marginals: list[float] = []
+    while len(chosen) < min(k, len(bound)):
+        best = np.flatnonzero(bound == bound.max())
+        stale = best[compared[best] < len(chosen)]
+        if len(stale):
+            block = _block(bound, compared, stale, len(chosen))
+            since = np.array(chosen[compared[block].min() :], dtype=np.int64)
+            covered[block] = np.maximum(covered[block], overlap(block, since).max(axis=1))
+            bound[block] = weight * relevance[block] - (1 - weight) * covered[block]
+            compared[block] = len(chosen)
+            continue
+        place = min(best.tolist(), key=lambda one: names[one])
+        chosen.append(place)
+        marginals.append(float(bound[place]))
+        bound[place] = -np.inf
+    return list(zip(chosen, marginals, strict=True))
 
 
-def _compare(
-    covered: NDArray[np.float64], overlap: Overlap, order: NDArray[np.int64], part: slice, chosen: Sequence[int]
-) -> None:
-    """Raises what is covered of some candidates by their overlap with some choices."""
-    if chosen and part.start < part.stop:
-        found = overlap(order[part], np.array(chosen, dtype=np.int64)).max(axis=1)
-        covered[part] = np.maximum(covered[part], found)
+def _block(
+    bound: NDArray[np.float64], compared: NDArray[np.int64], stale: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """The candidates to compare next: those that are due, and others of high bounds that soon will be."""
+    if len(bound) <= _BLOCK:
+        high = np.arange(len(bound))
+    else:
+        high = np.argpartition(-bound, _BLOCK)[:_BLOCK]
+    due = high[(compared[high] < count) & (bound[high] > -np.inf)]
+    return np.union1d(due, stale)
