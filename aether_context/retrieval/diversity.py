@@ -54,9 +54,6 @@ def _block(
     bound: NDArray[np.float64], compared: NDArray[np.int64], stale: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
     """The candidates to compare next: those that are due, and others of high bounds that soon will be."""
-    if len(bound) <= _BLOCK:
-        high = np.arange(len(bound))
-    else:
-        high = np.argpartition(-bound, _BLOCK)[:_BLOCK]
+    high = np.arange(len(bound)) if len(bound) <= _BLOCK else np.argpartition(-bound, _BLOCK)[:_BLOCK]
     due = high[(compared[high] < count) & (bound[high] > -np.inf)]
     return np.union1d(due, stale)
