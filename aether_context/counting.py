@@ -75,6 +75,7 @@ class Tally:
         self.framing = framing or framing_of("")
         self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
         self._memo = memo or Memo()
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
@@ -83,12 +84,14 @@ class Tally:
         """Tokens of a text; 0 for none."""
         if not text:
             return 0
-        key = short(hash_text(text), 16)
-        found = self._found(key)
+        found = self._texts.get(text)
         if found is None:
-            found = self.counter.count(text)
-            self._remember(key, found)
-        self.counts[key] = found
+            key = short(hash_text(text), 16)
+            found = self._found(key)
+            if found is None:
+                found = self.counter.count(text)
+                self._remember(key, found)
+            self.counts[key] = self._texts[text] = found
         return found
 
     def count_all(self, texts: Sequence[str]) -> list[int]:

@@ -107,6 +107,8 @@ class Content:
     @property
     def text(self) -> str:
         """The text parts, a line break between two; thoughts, calls and responses left out."""
+        if len(self.parts) == 1:
+            return self.parts[0].text if self.parts[0].kind == "text" else ""
         return "\n".join(part.text for part in self.parts if part.kind == "text")
 
 

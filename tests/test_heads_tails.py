@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from google.adk.events.event import Event
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import said, turns
-from scripted import Chat, call, look_up
+from scripted import Chat, big_file, call, look_up
 from timing import best_of
 
-from aether_context import PackPolicy
+from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import context_tools, cut_now
+from aether_context.cli import main
 from aether_context.conversation import is_human, torn, units
 from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, Content
@@ -390,7 +397,7 @@ def test_a_strategy_is_selected_by_the_conversations_shape() -> None:
 
 
 class Latest:
-    """Keeps the latest half."""
+    """Keeps the first message and the latest ones, without a share of those between."""
 
     name = "latest"
     early = False
@@ -400,7 +407,7 @@ class Latest:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         parts = units(conversation.contents)
-        gone = [index for unit in parts[: int(self.share * len(parts))] for index in unit.indices]
+        gone = [index for unit in parts[1 : 1 + int(self.share * len(parts))] for index in unit.indices]
         removed = [Removed(index=at, reason="strategy") for at in sorted(gone)] if len(parts) > 6 else []
         return decided(conversation, self.name, removed=removed, summary="- half of it" if removed else None)
 
@@ -422,6 +429,43 @@ def test_a_strategy_of_ones_own_runs_in_a_pack_and_replays() -> None:
     rows = [row for one in chat.manifests() for row in one.rows if row.reason == "strategy"]
     assert {row.state for row in rows} == {"dropped"}
     chat.replays()
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Takes what it is told to."""
+
+    takes: Callable[[Conversation], Iterable[int]]
+    early: bool
+    name: str = "wrong"
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        gone = [Removed(index=at, reason="strategy") for at in self.takes(conversation)]
+        return decided(conversation, self.name, removed=gone, lasting=not self.early)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        (lambda held: [at for at, one in enumerate(held.contents) if one.calls][:1], "would tear the exchange"),
+        (lambda held: range(len(held.contents)), "which the model has yet to answer"),
+        (lambda held: [0] if len(held.contents) > 2 else [], "which is not a person's"),
+    ],
+)
+def test_a_strategy_of_ones_own_never_leaves_a_request_that_no_provider_takes(
+    takes: Any, said: str, early: bool
+) -> None:
+    register_strategy("wrong", lambda settings: Wrong(takes, early))
+    try:
+        chat = Chat(policy=PackPolicy(conversation={"strategy": "wrong"}), tools=[look_up], script=["hi", *loop(4)])
+        chat.say("hello", "look it up")
+        notes = [note for one in chat.manifests() for note in one.degradations]
+        assert any(note.startswith("strategy 'wrong' changed nothing: ") and said in note for note in notes)
+        assert all(one.strategy_acts == () for one in chat.manifests())
+        chat.replays()
+    finally:
+        unregister_strategy("wrong")
 
 
 def test_an_unknown_strategy_is_named_with_its_cure_at_the_start() -> None:
@@ -615,15 +659,50 @@ def test_a_cut_by_hand_is_made_once_at_the_next_call(strategy: str) -> None:
     chat.replays()
 
 
-def test_the_model_can_ask_for_a_cut_itself() -> None:
+@pytest.mark.parametrize("kind", ["database", "sqlite"])
+def test_a_cut_by_hand_is_made_on_every_backend_and_by_another_process(tmp_path: Path, kind: str) -> None:
+    async def converse() -> list[Manifest]:
+        url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+        service = DatabaseSessionService(url) if kind == "database" else SqliteSessionService(str(tmp_path / "own.db"))
+        chat = Chat(policy=PackPolicy(), tools=[look_up], script=loop(6), sessions=service)
+        await chat.tell("hello")
+        await service.append_event(await chat.held(), cut_now(await chat.held()))
+        other = Chat(policy=PackPolicy(), tools=[look_up], script=["ok", "ok"], sessions=service, store=chat.store)
+        await other.tell("go on")
+        await other.tell("and on")
+        if isinstance(service, DatabaseSessionService):
+            await service.close()
+        return chat.manifests()
+
+    before, after, later = asyncio.run(converse())[-3:]
+    assert before.strategy_acts == later.strategy_acts == ()
+    assert after.epoch_reason == "by_hand"
+    assert {event.reason for event in after.truncation_events} == {"by_hand"}
+    assert later.epoch.cut_count == after.epoch.cut_count > 0
+
+
+def test_the_model_can_ask_for_a_cut_itself_once() -> None:
     chat = chatted(
-        policy=PackPolicy(), tools=[look_up, *context_tools()], script=[*loop(6)[:-1], call("cut_now"), "done"]
+        policy=PackPolicy(),
+        tools=[look_up, *context_tools()],
+        script=[*loop(6)[:-1], call("cut_now"), call("look_up", key="later"), "done", "bye"],
+    )
+    chat.say("hello", "and now?")
+    cut = [one for one in chat.manifests() if one.strategy_acts]
+    assert [[act.strategy for act in one.strategy_acts] for one in cut] == [["epochs"]]
+    assert cut[0].pack_id == chat.manifests()[-3].pack_id
+    assert {event.reason for event in cut[0].truncation_events} == {"by_hand"}
+    assert len(chat.sent[-3].contents) < len(chat.raw[-3].contents)
+    chat.replays()
+
+
+def test_the_tool_stays_declared_where_a_step_names_its_tools() -> None:
+    plan = {"step": {"text": "Look it up", "acceptance": ["it is known"], "tools": ["look_up"]}}
+    chat = chatted(
+        policy=PackPolicy(), tools=[look_up, big_file, *context_tools()], state={"plan": plan}, script=["ok"]
     )
     chat.say("hello")
-    last = chat.manifests()[-1]
-    assert [act.strategy for act in last.strategy_acts] == ["epochs"]
-    assert len(chat.sent[-1].contents) < len(chat.raw[-1].contents)
-    chat.replays()
+    assert set(chat.manifests()[-1].tools.sent) == {"look_up", "cut_now"}
 
 
 def test_a_cut_asked_for_in_another_session_is_not_this_ones() -> None:
@@ -645,6 +724,34 @@ def test_what_each_strategy_did_is_in_the_manifest() -> None:
             assert act.freed_tokens > 0
             named = sum(len(event.item_ids) for event in events if event.strategy == act.strategy)
             assert act.removed + act.replaced == named
+
+
+def test_usage_says_what_each_strategy_did(tmp_path: Path) -> None:
+    store = PackStore(str(tmp_path / "packs"))
+    chat = chatted(store=store, script=[*loop(25), "ok"])
+    chat.say("hello")
+
+    async def ask() -> None:
+        await chat.sessions.append_event(await chat.held(), cut_now(await chat.held()))
+
+    asyncio.run(ask())
+    chat.say("go on")
+    acts = [act for one in chat.manifests() for act in one.strategy_acts]
+    result = CliRunner().invoke(main, ["usage", "--json", "--store", store.url])
+    found = json.loads(result.stdout)["strategies"]
+    assert set(found) == {act.strategy for act in acts} == {"heads_tails"}
+    assert found["heads_tails"] == {
+        "cuts": len(acts),
+        "removed": sum(act.removed for act in acts),
+        "replaced": 0,
+        "freed_tokens": sum(act.freed_tokens for act in acts),
+        "lost_tokens": sum(act.lost_tokens for act in acts),
+    }
+    assert found["heads_tails"]["lost_tokens"] > 0
+    lines = [line.split() for line in CliRunner().invoke(main, ["usage", "--store", store.url]).stdout.splitlines()]
+    assert ["strategy", "cuts", "removed", "replaced", "freed", "read", "anew"] in lines
+    columns = ("cuts", "removed", "replaced", "freed_tokens", "lost_tokens")
+    assert ["heads_tails", *(f"{found['heads_tails'][column]:,}" for column in columns)] in lines
 
 
 # speed

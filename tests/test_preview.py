@@ -17,11 +17,22 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from scripted import Chat, Failure, big_file, call, look_up, new_store
 
 from aether_context import PackPolicy
+from aether_context.adk import preview_strategies
 from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
 from aether_context.canonical import canonical_json
 from aether_context.cli import main
+from aether_context.conversation import units
 from aether_context.errors import PolicyError, SessionError
 from aether_context.playback import Replayer, request_json
+from aether_context.strategies import (
+    Conversation,
+    Removed,
+    Trimmed,
+    decided,
+    register_strategy,
+    strategy_names,
+    unregister_strategy,
+)
 
 PLAN = {
     "task": "Write the guide",
@@ -92,6 +103,84 @@ def test_a_cut_that_the_session_holds_stays() -> None:
     assert pack.source.epoch.cut_count > 0
     assert len(pack.contents) < len(messages)
     assert pack.request_tokens <= 2_000
+
+
+# what each strategy would do
+
+
+def long_session(**more: Any) -> tuple[Chat, Session]:
+    """A conversation that its next message takes over the window, and a copy of its session."""
+    chat = Chat(
+        policy=PackPolicy(max_input_tokens=3_000, usage={"gate": 0}, **more),
+        tools=[look_up],
+        script=[*(call("look_up", key=f"k{at}") for at in range(4)), "found", "noted"],
+    )
+    chat.say("Look it all up", "Thank you. " * 40)
+    return chat, asyncio.run(chat.held()).model_copy(deep=True)
+
+
+LONG = "And this is what I know of it: " + "the order was shipped on time, as agreed. " * 110
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix", "sliding_turns"])
+def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> None:
+    chat, session = long_session(conversation={"strategy": strategy, "high_water": 0.8})
+    (found,) = preview_strategies(
+        session, policy=chat.policy, strategies=[strategy], message=LONG, system="You help.", tools=[look_up]
+    )
+    assert chat.manifests()[-1].strategy_acts == ()
+    chat.say(LONG)
+    acts = chat.manifests()[-1].strategy_acts
+    assert acts
+    assert found.strategy == (strategy,)
+    assert found.removed + found.replaced > 0
+    assert found.freed_tokens == sum(act.freed_tokens for act in acts)
+    assert found.removed == sum(act.removed for act in acts)
+    assert found.replaced == sum(act.replaced for act in acts)
+    assert found.lost_tokens == max(act.lost_tokens for act in acts)
+    assert found.pack.checksum == chat.manifests()[-1].checksum
+
+
+def test_all_strategies_are_previewed_the_policys_first_and_registered_ones_too() -> None:
+    class Half:
+        name = "half"
+        early = False
+
+        def trim(self, conversation: Conversation) -> Trimmed:
+            parts = units(conversation.contents)
+            gone = sorted(index for unit in parts[: len(parts) // 2] for index in unit.indices)
+            return decided(conversation, self.name, removed=[Removed(index=at, reason="strategy") for at in gone])
+
+    chat, session = long_session(conversation={"strategy": "heads_tails"})
+    register_strategy("half", lambda settings: Half())
+    try:
+        found = preview_strategies(session, policy=chat.policy, message="And now?")
+        assert [one.strategy for one in found] == [
+            ("heads_tails",),
+            *((n,) for n in strategy_names() if n != "heads_tails"),
+        ]
+        half = found[-1]
+        assert half.strategy == ("half",)
+        assert half.removed > 0
+        together = preview_strategies(
+            session, policy=chat.policy, message="And now?", strategies=[["stable_prefix", "half"]]
+        )
+        assert together[0].strategy == ("stable_prefix", "half")
+    finally:
+        unregister_strategy("half")
+    with pytest.raises(PolicyError, match="'half' is unknown"):
+        preview_strategies(session, policy=chat.policy, strategies=["half"])
+
+
+def test_a_preview_of_a_cut_by_hand_asks_nothing_of_the_session() -> None:
+    chat, session = long_session()
+    before = session.model_dump_json()
+    plain = preview_strategies(session, policy=chat.policy, strategies=["epochs"], message="And now?")
+    by_hand = preview_strategies(session, policy=chat.policy, strategies=["epochs"], message="And now?", by_hand=True)
+    assert plain[0].freed_tokens == 0
+    assert by_hand[0].freed_tokens > 0
+    assert {event.reason for event in by_hand[0].pack.events} == {"by_hand"}
+    assert session.model_dump_json() == before
 
 
 # nothing is touched
@@ -247,10 +336,40 @@ def test_the_command_records_only_where_asked(exported: Path, tmp_path: Path) ->
     assert len(json.loads(listed.stdout)) == 1
 
 
+def test_the_command_compares_strategies_and_names_the_one_that_suits(tmp_path: Path) -> None:
+    _, session = long_session()
+    path = tmp_path / "session.json"
+    path.write_text(session.model_dump_json(), encoding="utf-8")
+    asked = [str(path), "--strategies", "--window", "3000", "--message", LONG]
+    found = json.loads(run(*asked, "--json").stdout)
+    assert [row["strategy"] for row in found["strategies"]] == [[name] for name in strategy_names()]
+    assert [row["chosen"] for row in found["strategies"]] == [True] + [False] * (len(strategy_names()) - 1)
+    rows = {row["strategy"][0]: row for row in found["strategies"]}
+    assert rows["heads_tails"]["freed_tokens"] > 0
+    assert rows["heads_tails"]["tokens"] <= 3_000
+    assert found["suggested"]["strategy"] in strategy_names()
+    printed = [line.split() for line in run(*asked).stdout.splitlines()]
+    assert ["strategy", "removed", "replaced", "tokens", "freed", "read", "anew"] in printed
+    shown = next(line for line in printed if line[:1] == ["heads_tails"])
+    assert shown[1] == str(rows["heads_tails"]["removed"])
+    assert printed[-1][:2] == ["suggested:", found["suggested"]["strategy"]]
+
+
+def test_the_command_shows_what_a_cut_by_hand_would_do(exported: Path) -> None:
+    def freed(*more: str) -> list[int]:
+        rows = json.loads(run(str(exported), "--strategies", "--json", *more).stdout)["strategies"]
+        return [row["freed_tokens"] for row in rows]
+
+    assert set(freed()) == {0}
+    assert max(freed("--by-hand")) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         ([], 2),
+        (["session.json", "--by-hand"], 2),
+        (["session.json", "--strategies", "--request"], 2),
         (["session.json", "--db", "sqlite:///x.db"], 2),
         (["--db", "sqlite:///x.db"], 2),
         (["--db", "sqlite:///x.db", "--app", "a", "--user", "u", "--session", "s"], 3),

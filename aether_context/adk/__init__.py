@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aether_context.adk.marks import cut_now
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.preview import cutoff
+from aether_context.adk.preview import cutoff, preview_strategies
 from aether_context.adk.tools import context_tools, evidence_tools, planning_tools
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "cutoff",
     "evidence_tools",
     "planning_tools",
+    "preview_strategies",
 ]

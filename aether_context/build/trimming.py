@@ -1,7 +1,8 @@
 """The policy's strategies that look at the water marks, and the net behind all of them.
 
-A strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest down to
-the low-water mark, as under the default strategy.
+A strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
+the default strategy. The net stops a quarter of the way above the low-water mark: of what a strategy chose to keep,
+more stays, and the next such cut is still far away.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from aether_context.strategies.recap import recap
 NET = "emergency"
 """What the net is called among the strategies of a manifest."""
 
+_NET_SHARE = 0.25
+"""How far above the low-water mark the net stops, as a share of the way to the ceiling."""
+
 
 def trim(
     source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
@@ -56,7 +60,8 @@ def trim(
         return _cut(source, policy, summaries, budget, fitted, tally, NET)
     if late and late[-1].name == "epochs":
         return fitted
-    return _cut(source, policy, summaries, replace(budget, high=budget.ceiling), fitted, tally, NET)
+    net = replace(budget, high=budget.ceiling, low=budget.low + int(_NET_SHARE * (budget.ceiling - budget.low)))
+    return _cut(source, policy, summaries, net, fitted, tally, NET)
 
 
 def _applied(

@@ -20,21 +20,17 @@ def trim(conversation: Conversation, settings: ConversationSettings) -> Trimmed:
     Raises:
         PolicyError: a strategy is unknown, or stands where it cannot.
     """
-    whole = Trimmed(
-        kept=tuple(range(len(conversation.contents))),
-        anchors=conversation.anchors,
-        tokens_before=conversation.used,
-        tokens_after=conversation.used,
-    )
+    first, *others = strategies_of(settings)
+    whole = result = first.trim(conversation)
     left = conversation
-    for number, strategy in enumerate(strategies_of(settings)):
-        result = strategy.trim(left)
-        whole = _joined(whole, result, first=number == 0)
+    for strategy in others:
         left = left.after(result)
+        result = strategy.trim(left)
+        whole = _joined(whole, result)
     return whole
 
 
-def _joined(whole: Trimmed, result: Trimmed, *, first: bool) -> Trimmed:
+def _joined(whole: Trimmed, result: Trimmed) -> Trimmed:
     """A result of what another one left, in the places of the whole."""
     place = whole.kept
     replaced = {one.index: one for one in whole.replaced}
@@ -51,7 +47,7 @@ def _joined(whole: Trimmed, result: Trimmed, *, first: bool) -> Trimmed:
         lasting=whole.lasting and result.lasting,
         normalize=whole.normalize or result.normalize,
         note="; ".join(filter(None, (whole.note, result.note))),
-        tokens_before=result.tokens_before if first else whole.tokens_before,
+        tokens_before=whole.tokens_before,
         tokens_after=result.tokens_after,
         act=_added(whole.act, result.act),
     )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from aether_context.errors import PolicyError
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.epochs import Epochs
+from aether_context.strategies.guarded import Guarded
 from aether_context.strategies.heads_tails import HeadsTails
 from aether_context.strategies.sliding_turns import SlidingTurns
 from aether_context.strategies.stable_prefix import StablePrefix
@@ -32,7 +33,9 @@ _REGISTERED: dict[str, Factory] = {}
 def register_strategy(name: str, factory: Factory) -> None:
     """Makes a strategy available to policies under a name; one of that name is replaced.
 
-    A replay needs the same registration, since a policy holds the name only.
+    A replay needs the same registration, since a policy holds the name only. A decision that would tear an exchange,
+    take what the model has yet to answer, or leave a request that begins with the model's words is not taken; the
+    manifest says so.
 
     Args:
         factory: makes the strategy from the policy's settings; its own are in ``settings.custom[name]``.
@@ -75,9 +78,10 @@ def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
 
 
 def _make(name: str, settings: ConversationSettings) -> Strategy:
-    factory = BUILT_IN.get(name) or _REGISTERED.get(name)
-    if factory is not None:
-        return factory(settings)
+    if name in BUILT_IN:
+        return BUILT_IN[name](settings)
+    if name in _REGISTERED:
+        return Guarded(strategy=_REGISTERED[name](settings))
     known = strategy_names()
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     cure = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

@@ -77,17 +77,20 @@ class Selection:
 
 _RULES: Mapping[ShapeKind, tuple[str, str]] = {
     "short": ("epochs", "it fits, and nothing is cut"),
-    "loop": ("epochs", "one turn alone passes the high-water mark, so the cut has to go through it"),
-    "session": ("sliding_turns", "each turn fits and tools fill most of it: whole turns can go, and none is torn"),
-    "dialogue": ("heads_tails", "words fill most of it: how it began says what the rest is about"),
+    "loop": (
+        "epochs",
+        "one turn alone passes the high-water mark: the cut goes through it, and the entity table counts",
+    ),
+    "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
+    "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
 }
 
 
 def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by its shape.
 
-    The rules follow from what the strategies did to recorded runs of each shape; tests/bench/strategy_runs.py gives the
-    figures.
+    The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
+    tests/bench/strategy_runs.py gives the figures, docs/benchmarks.md has them.
     """
     shape = shape_of(conversation)
     strategy, rule = _RULES[shape.kind]

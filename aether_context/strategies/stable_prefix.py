@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation import units
@@ -28,6 +28,9 @@ from aether_context.wire import content_of_parts, part_of
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
+
+_Blank: TypeAlias = Callable[[int], Content | None]
+"""What stands for a content, by index; None where it stays."""
 
 _LAST = "last_hash"
 _CALL_BYTES = 30
@@ -45,7 +48,8 @@ class StablePrefix:
     def trim(self, conversation: Conversation) -> Trimmed:
         settings = self.settings.stable_prefix
         begin, note = _boundary(conversation)
-        held = self._replacements(conversation, range(begin), new=False)
+        blank = self._blanks(conversation)
+        held = _replacements(blank, range(begin), "threshold", new=False)
         sizes = [estimate(content, settings) for content in conversation.contents]
         for one in held:
             sizes[one.index] = estimate(one.content, settings)
@@ -53,22 +57,16 @@ class StablePrefix:
         end = begin
         over = _with_safety(sum(sizes), settings) > room
         if conversation.forced or (over and not conversation.gated):
-            end = self._advance(conversation, begin, sizes, room)
+            end = self._advance(conversation, begin, sizes, room, blank)
+        reason: Reason = "by_hand" if conversation.forced else "threshold"
         return decided(
             conversation,
             self.name,
-            replaced=(*held, *self._replacements(conversation, range(begin, end), new=True)),
+            replaced=(*held, *_replacements(blank, range(begin, end), reason, new=True)),
             state=_state(conversation, end) if end != begin or note else None,
             normalize=True,
             note=note,
         )
-
-    def _replacements(self, conversation: Conversation, indices: range, *, new: bool) -> list[Replaced]:
-        reason: Reason = "by_hand" if new and conversation.forced else "threshold"
-        made = ((at, self._replacement(conversation, at)) for at in indices)
-        return [
-            Replaced(index=at, content=content, reason=reason, new=new) for at, content in made if content is not None
-        ]
 
     def _room(self, conversation: Conversation) -> int:
         """Tokens of the messages above which more is replaced."""
@@ -77,27 +75,36 @@ class StablePrefix:
         window = budget.window - bytes_to_tokens(len(conversation.system.encode()), settings) - reserve
         return int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
 
-    def _advance(self, conversation: Conversation, begin: int, sizes: Sequence[int], room: int) -> int:
+    def _advance(self, conversation: Conversation, begin: int, sizes: Sequence[int], room: int, blank: _Blank) -> int:
         """The new boundary: at the last messages to keep, or further where the estimate asks for it."""
         settings = self.settings.stable_prefix
-        left = list(sizes)
+        left = sum(sizes)
         stop = _unread(conversation)
         keep = min(_first_kept(conversation.contents, settings.keep_last_messages), stop)
         end = begin
-        while end < stop and (end < keep or _with_safety(sum(left), settings) > room):
-            made = self._replacement(conversation, end)
+        while end < stop and (end < keep or _with_safety(left, settings) > room):
+            made = blank(end)
             if made is not None:
-                left[end] = estimate(made, settings)
+                left += estimate(made, settings) - sizes[end]
             end += 1
         return end
 
-    def _replacement(self, conversation: Conversation, at: int) -> Content | None:
-        """What stands for a content, None where it stays."""
-        content = conversation.contents[at]
-        if at in conversation.anchored or not (content.responses or content.role == "model"):
-            return None
-        made = placeholder(content, self.settings.stable_prefix.placeholder)
-        return None if made.digest == content.digest else made
+    def _blanks(self, conversation: Conversation) -> _Blank:
+        anchored, text = conversation.anchored, self.settings.stable_prefix.placeholder
+
+        def blank(at: int) -> Content | None:
+            content = conversation.contents[at]
+            if at in anchored or not (content.responses or content.role == "model"):
+                return None
+            made = placeholder(content, text)
+            return None if made.digest == content.digest else made
+
+        return blank
+
+
+def _replacements(blank: _Blank, indices: range, reason: Reason, *, new: bool) -> list[Replaced]:
+    made = ((at, blank(at)) for at in indices)
+    return [Replaced(index=at, content=content, reason=reason, new=new) for at, content in made if content is not None]
 
 
 def placeholder(content: Content, text: str) -> Content:

@@ -37,6 +37,7 @@ from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
@@ -56,8 +57,8 @@ _VALUE = re.compile(r"[A-Za-z0-9_./@:-]{5,}")
 
 
 @lru_cache(maxsize=100_000)
-def tokens(block: str) -> int:
-    return (len(block.encode()) + 3) // 4 + PER_BLOCK
+def tokens(text: str) -> int:
+    return (len(text.encode()) + 3) // 4 + PER_BLOCK
 
 
 # playing a run
@@ -116,7 +117,7 @@ class RecordedTool(BaseTool):
         return {"result": waiting.pop(0) if waiting else ""}
 
 
-async def play(run: Run, plugin: ContextPackPlugin) -> list[Request]:
+async def play(run: Run, *plugins: BasePlugin) -> list[Request]:
     """The requests of a run, in order."""
     steps = [step for turn in run["turns"] for step in turn["steps"]]
     results: dict[str, list[str]] = {}
@@ -131,7 +132,7 @@ async def play(run: Run, plugin: ContextPackPlugin) -> list[Request]:
         tools=[RecordedTool(one, results) for one in declared.values()],
         static_instruction=run["system"] or "You are an agent.",
     )
-    runner = InMemoryRunner(app=App(name="bench", root_agent=agent, plugins=[plugin]))
+    runner = InMemoryRunner(app=App(name="bench", root_agent=agent, plugins=list(plugins)))
     session = await runner.session_service.create_session(app_name="bench", user_id="u")
     for turn in run["turns"]:
         message = types.UserContent(turn["user"] or ".")
@@ -161,13 +162,14 @@ def read(request: LlmRequest) -> Request:
         answers = tuple(part.function_response.name or "" for part in parts if part.function_response)
         shape.append((content.role or "", calls, answers, bool(parts)))
         for part in parts:
-            block, texts = _block(content.role or "", part)
-            blocks.append(block)
+            text, texts = block(content.role or "", part)
+            blocks.append(text)
             said += texts
     return Request(blocks=tuple(blocks), shape=tuple(shape), said="\n".join(said))
 
 
-def _block(role: str, part: types.Part) -> tuple[str, list[str]]:
+def block(role: str, part: types.Part) -> tuple[str, list[str]]:
+    """A part as a prefix cache sees it, and the texts in it that can be read."""
     if part.function_call:
         arguments = part.function_call.args
         text = json.dumps(arguments, sort_keys=True, default=str)
@@ -197,7 +199,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @dataclass
 class Score:
-    """Sums over requests; see the columns."""
+    """Sums over requests; see the columns. ``lines_usable`` are the lines kept in requests that a provider takes:
+    within the window, and valid."""
 
     requests: int = 0
     over: int = 0
@@ -206,6 +209,7 @@ class Score:
     values_kept: int = 0
     lines: int = 0
     lines_kept: int = 0
+    lines_usable: int = 0
     tokens: int = 0
     cached: int = 0
     full: int = 0
@@ -273,15 +277,18 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
         values = {value for value in known_values(step) if value in history.said}
         lines = {line for line in long_lines(step) if line in history.said}
         size = sum(map(tokens, request.blocks))
+        over, invalid = size > window, not is_valid(request)
+        kept = sum(line in request.said for line in lines)
         total.add(
             Score(
                 requests=1,
-                over=size > window,
-                invalid=not is_valid(request),
+                over=over,
+                invalid=invalid,
                 values=len(values),
                 values_kept=sum(value in request.said for value in values),
                 lines=len(lines),
-                lines_kept=sum(line in request.said for line in lines),
+                lines_kept=kept,
+                lines_usable=0 if over or invalid else kept,
                 tokens=size,
                 cached=shared(before, request.blocks),
                 full=history.size,
