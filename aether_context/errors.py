@@ -7,6 +7,8 @@ AetherContextError
 │   ├── StepTooLarge         what must be sent does not fit the window
 │   └── AnchorPreservationError  contents that must be kept do not fit the budget: which ones
 ├── TokenCountingError   a token counter failed: which one, why, and the cure
+├── EmbeddingError       an embedder or a reranker failed: which one, and why
+├── SearchIndexError     an index was given what it cannot take, or cannot be read
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
 ├── StateError           what should go into a session's state cannot
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
@@ -178,6 +180,19 @@ class TokenCountingError(AetherContextError):
         self.suggestion = suggestion or 'set tokens.counter to "estimate", which needs nothing'
         what = f" could not count {characters} characters" if characters else ""
         super().__init__(f"token counter {counter}{what}: {reason}" + (f": {suggestion}" if suggestion else ""))
+
+
+class EmbeddingError(AetherContextError):
+    """A model of vectors or of relevance failed: ``embedder`` is its name, ``reason`` says why."""
+
+    def __init__(self, embedder: str, reason: str) -> None:
+        self.embedder = embedder
+        self.reason = reason
+        super().__init__(f"embedder {embedder}: {reason}")
+
+
+class SearchIndexError(AetherContextError):
+    """An index was given what it cannot take, or what it was saved to cannot be read."""
 
 
 class MissingExtra(AetherContextError):

@@ -15,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.errors import PolicyError
 from aether_context.pack import FLEXIBLE_LAYERS
+from aether_context.redaction import masker
 
 Measure: TypeAlias = Literal["input", "output", "total", "cost"]
 """What a limit is on: tokens of the input, of the output, of both, or US dollars."""
@@ -258,6 +259,15 @@ class RetrievalSettings(_Settings):
     """Weight of relevance against diversity in MMR: 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
     """Deadline for the app's memory service."""
+    redact_before_retrieval: tuple[str, ...] = ()
+    """What is masked in all that is searched, embedded or sent to an embedding service: ``email``, ``key``, ``iban``,
+    ``card``, ``ip``, ``phone``, or regular expressions. None of it masks what is sent to the model."""
+
+    @field_validator("redact_before_retrieval")
+    @classmethod
+    def _known(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        masker(patterns)
+        return patterns
 
 
 class CompressSettings(_Settings):

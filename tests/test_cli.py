@@ -25,6 +25,7 @@ from aether_context.build import build_pack
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.cli import main, terminal
 from aether_context.cli.terminal import bar, moment, plain
+from aether_context.retrieval import HybridIndex
 
 _numbers = itertools.count(1)
 
@@ -452,7 +453,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    commands = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "demo", "tokens"}
+    commands = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens"}
     assert main.commands.keys() == commands
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
@@ -476,6 +477,27 @@ def test_the_store_comes_from_the_environment(store: PackStore) -> None:
     packs.chain(store, 1)
     result = CliRunner().invoke(main, ["verify"], env={"AETHER_CONTEXT_STORE": store.url})
     assert "1 of 1 packs passed" in result.stdout
+
+
+# search
+
+
+def test_search_shows_hits_with_their_scores(tmp_path: Path) -> None:
+    folder = str(tmp_path / "memories")
+    HybridIndex.from_texts(["a", "b"], ["the red door", "a blue car\x1b[2J"], [0.0, None]).save(folder)
+    shown = run("search", "red entrance", "--memory", folder, "--limit", "1").stdout.splitlines()
+    assert shown[0].split() == ["id", "score", "lexical", "semantic", "time", "(UTC)", "text"]
+    assert shown[1].startswith("a ")
+    assert shown[1].endswith("1970-01-01 00:00:00  the red door")
+    hits = json.loads(run("search", "car", "--memory", folder, "--embedder", "none", "--json").stdout)
+    assert [(hit["id"], hit["scores"]["cosine"], hit["time"]) for hit in hits] == [("b", 0.0, None)]
+    assert "\x1b[2J" not in run("search", "car", "--memory", folder).stdout
+    assert "2 entries were looked at" in run("search", "zebra", "--memory", folder, "--embedder", "none").stderr
+
+
+def test_search_without_an_index_says_so(tmp_path: Path) -> None:
+    assert "there is no index" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
+    run("search", "x", "--memory", str(tmp_path), "--embedder", "statik", code=2)
 
 
 # usage

@@ -315,6 +315,32 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
     _end(0 if readable else NOT_THERE)
 
 
+@main.command(
+    epilog=_examples(
+        "search 'where did we leave the keys' --memory memories",
+        "search getUserName --memory memories --embedder none --json",
+    )
+)
+@click.argument("query")
+@click.option("--memory", "folder", metavar="FOLDER", required=True, help="Where the index was saved.")
+@click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
+@click.option(
+    "--mmr",
+    "mmr_lambda",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Weight of relevance against diversity; 1 is relevance alone.",
+)
+@_json_option("A JSON list, an object for each hit.")
+def search(query: str, folder: str, embedder: str | None, limit: int, mmr_lambda: float, as_json: bool) -> None:
+    """Shows what an index finds for QUERY, best first, with each score that the rank was made of."""
+    from aether_context.cli import searching
+
+    searching.show(query, folder, embedder=embedder, limit=limit, mmr_lambda=mmr_lambda, as_json=as_json)
+
+
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:

@@ -104,10 +104,8 @@ def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) 
 
 
 def _tokenizer_json(data: bytes) -> Lengths:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingExtra("tokenizers", "counting by a tokenizer.json") from error
+    from tokenizers import Tokenizer
+
     try:
         tokenizer = Tokenizer.from_str(data.decode())
     except Exception as error:  # the package raises no narrower class

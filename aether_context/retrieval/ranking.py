@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from aether_context.pack import Candidate, Reason
 from aether_context.policy import RetrievalSettings
+from aether_context.redaction import masker
 
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
 _K1, _B = 1.5, 0.75
@@ -70,7 +71,7 @@ def retrieve(
         else:
             left.append(Left(candidate=candidate, reason=reason))
     relevant = []
-    for candidate in score(fresh, query):
+    for candidate in score(fresh, query, masker(settings.redact_before_retrieval)):
         if candidate.layer == "memory" and candidate.score < settings.floor:
             left.append(Left(candidate=candidate, reason="below_floor"))
         else:
@@ -91,12 +92,16 @@ def _outright(candidate: Candidate, seen: set[str], tail: str, now: float) -> Re
     return None
 
 
-def score(candidates: Sequence[Candidate], query: str) -> list[Candidate]:
-    """The candidates with ``bm25`` and ``similarity`` among their scores, in the order given."""
+def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str] = str) -> list[Candidate]:
+    """The candidates with ``bm25`` and ``similarity`` among their scores, in the order given.
+
+    Args:
+        mask: what texts and query are put through before they are compared.
+    """
     missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
     if not missing:
         return list(candidates)
-    scores = bm25(tuple(one.text for one in missing), query)
+    scores = bm25(tuple(mask(one.text) for one in missing), mask(query))
     found = dict(zip((one.id for one in missing), scores, strict=True))
     return [_scored(one, found[one.id]) if one.id in found else one for one in candidates]
 

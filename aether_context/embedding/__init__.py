@@ -1,0 +1,26 @@
+"""Texts as vectors: a port, the static model inside the package, and what else is on offer by name.
+
+    from aether_context.embedding import embedder_for
+
+    vectors = embedder_for("static").embed(["how to renew a passport"])
+
+``static`` is the default, ``sentence-transformers:NAME`` any model or folder of that library, ``none`` no vectors at
+all. What needs google-genai registers itself from `aether_context.adk.embeddings`.
+"""
+
+from __future__ import annotations
+
+from .choice import embedder_for, register
+from .embedder import CachedEmbedder, Embedder, Purpose, Vectors, unit
+from .static import StaticEmbedder
+
+__all__ = [
+    "CachedEmbedder",
+    "Embedder",
+    "Purpose",
+    "StaticEmbedder",
+    "Vectors",
+    "embedder_for",
+    "register",
+    "unit",
+]

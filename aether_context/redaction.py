@@ -1,0 +1,56 @@
+"""Masks what must not be searched by, embedded or sent: e-mail addresses, numbers of phones, cards and accounts, keys.
+
+mask = masker(("email", "phone", r"ACME-\\d+"))
+mask("write to ann@example.com")     # "write to [email]"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from aether_context.errors import PolicyError
+
+PATTERNS = {
+    "email": r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+",
+    "key": (
+        r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|AKIA|AIza|glpat)[-_]?[A-Za-z0-9_-]{12,}"
+        r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----"
+    ),
+    "iban": r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b",
+    "card": r"\b(?:\d[ -]?){12,18}\d\b",
+    "ip": r"\b(?:\d{1,3}\.){3}\d{1,3}\b",
+    "phone": r"(?<![\w.])(?:\+\d{1,3}[ ./-]?)?(?:\(\d{1,4}\)[ ./-]?)?\d{2,4}(?:[ ./-]\d{2,5}){1,4}(?![\w.])",
+}
+"""Regular expressions by the names that a policy may give, in the order in which they are masked."""
+
+
+def masker(patterns: Sequence[str]) -> Callable[[str], str]:
+    """What masks a text: each match becomes the pattern's name in brackets, ``[redacted]`` where it has none.
+
+    Args:
+        patterns: names of `PATTERNS`, or regular expressions.
+
+    Raises:
+        PolicyError: one of them is neither.
+    """
+    named = [(name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns]
+    own = [("redacted", _compiled(pattern)) for pattern in patterns if pattern not in PATTERNS]
+
+    def mask(text: str) -> str:
+        for name, pattern in (*own, *named):
+            text = pattern.sub(f"[{name}]", text)
+        return text
+
+    return mask
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        known = ", ".join(PATTERNS)
+        raise PolicyError(
+            f"redaction pattern {pattern!r} is neither one of {known} nor a regular expression: {error}",
+            field="retrieval.redact_before_retrieval",
+        ) from error

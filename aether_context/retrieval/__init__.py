@@ -1,0 +1,38 @@
+"""What could enter a pack and how well it answers: an index of texts, and the ranking of one pack's candidates."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .ranking import Found, Left, bm25, diversify, query_of, retrieve, score, tokenize
+
+if TYPE_CHECKING:
+    from .fusion import SearchSettings
+    from .index import Entry, Hit, HybridIndex
+
+__all__ = [
+    "Entry",
+    "Found",
+    "Hit",
+    "HybridIndex",
+    "Left",
+    "SearchSettings",
+    "bm25",
+    "diversify",
+    "query_of",
+    "retrieve",
+    "score",
+    "tokenize",
+]
+
+_HOMES = {"Entry": "index", "Hit": "index", "HybridIndex": "index", "SearchSettings": "fusion"}
+"""What needs numpy is loaded when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,153 @@
+"""The times that a question names, as spans to hold against the times of what is remembered.
+
+All times are seconds since 1970 UTC. Understood are ISO dates, days and months in English words with or without their
+year, bare years, seasons, and spans counted back from the time of asking ("yesterday", "two weeks ago", "last month").
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DAY_SECONDS = 86_400.0
+TOLD_WITHIN_DAYS = 14.0
+"""People speak of a thing when it happens or soon after: so many days later the match has fallen to one half."""
+
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+_SEASONS = {"spring": 3, "summer": 6, "autumn": 9, "fall": 9, "winter": 12}
+_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "few": 3}
+_UNIT_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
+_MONTH = r"(?P<month>jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec|" + "|".join(_MONTHS) + r")\b\.?"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_YEAR = r"(?P<year>(?:19|20)\d\d)"
+_FORMS = tuple(
+    re.compile(rf"\b{form}\b", re.IGNORECASE)
+    for form in (
+        rf"{_YEAR}-(?P<number>\d\d)-(?P<day>\d\d)",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s*{_YEAR}",
+        rf"{_MONTH}\s+{_DAY},?\s*{_YEAR}",
+        rf"{_MONTH},?\s+(?:of\s+)?{_YEAR}",
+        rf"{_DAY}\s+(?:of\s+)?{_MONTH}(?=\W|$)",
+        rf"{_MONTH}\s+{_DAY}",
+        rf"(?P<season>spring|summer|autumn|fall|winter)\s+(?:of\s+)?{_YEAR}",
+        rf"(?:in|of|since|during|last|early|late|mid|this|by)[\s-]+{_MONTH}(?=\W|$)",
+        _YEAR,
+    )
+)
+_AGO = re.compile(
+    r"\b(?P<many>\d+|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
+)
+_LAST = re.compile(r"\b(?:last|past|previous)\s+(?P<unit>week|month|year)\b", re.I)
+_RECENT = re.compile(
+    r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From ``start`` up to, but not including, ``end``."""
+
+    start: float
+    end: float
+
+
+def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
+    """The spans that a question names, each once, in the order of their beginnings.
+
+    Args:
+        asked: when it was asked; a day or a month without its year is the last one before that.
+    """
+    found: set[Span] = set()
+    rest = question
+    for form in _FORMS:
+        for match in form.finditer(rest):
+            span = _span(match, asked)
+            if span is not None:
+                found.add(span)
+                rest = rest[: match.start()] + " " * (match.end() - match.start()) + rest[match.end() :]
+    found.update(_relative(question, asked))
+    return tuple(sorted(found, key=lambda span: (span.start, span.end)))
+
+
+def asks_for_recent(question: str) -> bool:
+    """Whether a question wants the latest of what is known."""
+    return _RECENT.search(question) is not None
+
+
+def closeness(times: NDArray[np.float64], spans: Sequence[Span]) -> NDArray[np.float64]:
+    """How well times agree with any of the spans: 1 inside, less the later they are after one, 0 before it.
+
+    NaN is an unknown time and agrees with nothing.
+    """
+    best = np.zeros(len(times))
+    for span in spans:
+        late = np.maximum(0.0, times - span.end) / (DAY_SECONDS * TOLD_WITHIN_DAYS)
+        near = np.where(times >= span.start, np.exp2(-late), 0.0)
+        best = np.maximum(best, np.nan_to_num(near))
+    return best
+
+
+def freshness(times: NDArray[np.float64], *, now: float, half_life_days: float) -> NDArray[np.float64]:
+    """1 for what is of now, one half for what is a half-life old; unknown times 0."""
+    age = np.maximum(0.0, now - times) / DAY_SECONDS
+    return np.nan_to_num(np.exp2(-age / half_life_days))
+
+
+def _span(match: re.Match[str], asked: float) -> Span | None:
+    held = match.groupdict()
+    month = _month(held)
+    day = int(held["day"]) if held.get("day") else None
+    if held.get("year"):
+        return _dated(int(held["year"]), month, day, season=held.get("season") is not None)
+    year = datetime.datetime.fromtimestamp(asked, datetime.UTC).year
+    span = _dated(year, month, day)
+    return span if span is None or span.start <= asked else _dated(year - 1, month, day)
+
+
+def _month(held: dict[str, str | None]) -> int | None:
+    if number := held.get("number"):
+        return int(number)
+    if season := held.get("season"):
+        return _SEASONS[season.lower()]
+    name = held.get("month")
+    return next(n for n, full in enumerate(_MONTHS, 1) if full.startswith(name.lower()[:3])) if name else None
+
+
+def _dated(year: int, month: int | None, day: int | None, *, season: bool = False) -> Span | None:
+    try:
+        start = datetime.datetime(year, month or 1, day or 1, tzinfo=datetime.UTC)
+    except ValueError:
+        return None
+    if day is not None:
+        end = start + datetime.timedelta(days=1)
+    elif month is None:
+        end = start.replace(year=year + 1)
+    else:
+        later = month - 1 + (3 if season else 1)
+        end = start.replace(year=year + later // 12, month=later % 12 + 1)
+    return Span(start.timestamp(), end.timestamp())
+
+
+def _relative(question: str, asked: float) -> Iterator[Span]:
+    today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
+    if re.search(r"\byesterday\b", question, re.I):
+        yield Span(today - DAY_SECONDS, today)
+    if re.search(r"\btoday\b", question, re.I):
+        yield Span(today, today + DAY_SECONDS)
+    for match in _LAST.finditer(question):
+        length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
+        yield Span(today - length, today)
+    for match in _AGO.finditer(question):
+        length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
+        many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
+        middle = today - min(many, 10_000) * length
+        yield Span(middle - length / 2, middle + length / 2 + DAY_SECONDS)

@@ -1,0 +1,114 @@
+"""One score from what words, meaning, neighbours and time say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .words import identifiers
+
+Floats: TypeAlias = NDArray[np.float64]
+Slots: TypeAlias = NDArray[np.int64]
+
+_SMALL_POOL = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """How an index ranks; the defaults are the same for every kind of material.
+
+    Attributes:
+        fusion: ``weighted`` adds both scores, each 0 to 1; ``rrf`` adds reciprocal ranks (Cormack et al., 2009).
+        semantic_weight: the share of meaning in the sum, 0 to 1; words have the rest. A query that is full of
+            identifiers leans on words, by up to all of it.
+        rrf_k: the constant of reciprocal ranks.
+        neighbours: how much of its score an entry lends to those one, two, three places from it in its thread.
+        time_weight: added in full where an entry's time agrees with a time that the question names.
+        recency_weight: added in full to what is of now, where a question asks for the latest.
+        half_life_days: after which recency has fallen to one half.
+        floor: the share of the best score under which nothing is found, 0 to 1.
+        feedback: how many of the best entries lend words to the query (pseudo-relevance feedback); 0 is off.
+        candidates: how many of each list, words and meaning, are looked at.
+        reranked: how many of the best a reranker reads, where there is one.
+    """
+
+    fusion: Literal["weighted", "rrf"] = "weighted"
+    semantic_weight: float = 0.4
+    rrf_k: float = 60.0
+    neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
+    time_weight: float = 0.2
+    recency_weight: float = 0.1
+    half_life_days: float = 30.0
+    floor: float = 0.0
+    feedback: int = 0
+    candidates: int = 1_000
+    reranked: int = 50
+
+
+class Expander(Protocol):
+    """Says a question in other words, or what an answer would say (HyDE; Gao et al., 2023), by whatever means."""
+
+    def expand(self, query: str) -> Sequence[str]:
+        """Texts to search by beside the query; none is fine."""
+
+
+class Reranker(Protocol):
+    """Reads query and text together."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """How well each text answers the query, higher is better."""
+
+
+def semantic_share(query: str, weight: float) -> float:
+    """The share of meaning for a query: less, the more of its words are identifiers."""
+    words = query.split()
+    share = len(identifiers(query)) / len(words) if words else 0.0
+    return weight * (1.0 - min(1.0, share))
+
+
+def told_by_words(bm25: Floats, ceiling: float) -> Floats:
+    """BM25 as a share, 0 to 1: the geometric mean of its shares of the best entry's and of what any entry can reach.
+
+    The one alone makes the best of a poor lot look good, the other makes every entry of a long query look poor.
+    """
+    best = float(bm25.max(initial=0.0))
+    return bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
+
+
+def told_by_meaning(cosines: Floats, alive: Slots) -> Floats:
+    """Cosines as what they exceed the pool's median by, at least 0.
+
+    In a pool about one subject everything is a little alike, and neighbours would add that up. The median of a small
+    pool says little and counts for less.
+    """
+    if not cosines.any():
+        return cosines
+    usual = max(0.0, float(np.median(cosines[alive]))) * len(alive) / (len(alive) + _SMALL_POOL)
+    return np.maximum(0.0, cosines - usual)
+
+
+def reciprocal_ranks(scores: Floats, k: float) -> Floats:
+    """``k / (k + rank)``, ranks from 1 in the order of scores; what has no score above 0 has 0. Ties share a rank."""
+    levels, level = np.unique(-scores, return_inverse=True)
+    sizes = np.bincount(level, minlength=len(levels))
+    ranks = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]])[level]
+    return np.where(scores > 0, k / (k + ranks), 0.0)
+
+
+def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]) -> Floats:
+    """The scores of some entries with what neighbours lend them.
+
+    Args:
+        scores: of all entries.
+        steps: for each distance the slots before and after ``slots``, -1 where there is none.
+    """
+    result = scores[slots]
+    for sides, weight in zip(steps, kernel, strict=True):
+        for places in sides:
+            result = result + np.where(places >= 0, weight * scores[places], 0.0)
+    return result

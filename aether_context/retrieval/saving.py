@@ -1,0 +1,127 @@
+"""An index in a folder.
+
+    {folder}/index.json           what is in the folder, with the hash of each file; written last
+    {folder}/{hash}/entries.jsonl one entry a line
+    {folder}/{hash}/words.txt     the terms, one a line
+    {folder}/{hash}/arrays.npz    postings, lengths and vectors
+
+A new state goes into a folder of its own, and ``index.json`` is replaced in one act: a process that is killed leaves
+the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, short
+from aether_context.errors import SearchIndexError
+
+FORMAT = 1
+_HEAD = "index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What of an index is saved.
+
+    Attributes:
+        embedders: the names of what made the vectors.
+        rows: of each entry one JSON object.
+    """
+
+    embedders: tuple[str, ...]
+    rows: Sequence[JSON]
+    words: Sequence[str]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def write(saved: Saved, folder: str | os.PathLike[str]) -> None:
+    """Saves an index in the place of what the folder held.
+
+    Raises:
+        SearchIndexError: the folder cannot be written.
+    """
+    root = Path(folder).expanduser()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
+        try:
+            hashes = _write_files(saved, draft)
+            name = short(hash_bytes(fold(sorted(hashes.values())).encode()), 16)
+            if not (root / name).exists():
+                os.replace(draft, root / name)
+            head = {"format": FORMAT, "embedders": list(saved.embedders), "state": name, "files": hashes}
+            _replace(root / _HEAD, canonical_json(head).encode())
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        _forget_others(root, name)
+    except OSError as error:
+        raise SearchIndexError(f"the index cannot be saved in {root}: {error}") from error
+
+
+def read(folder: str | os.PathLike[str]) -> Saved:
+    """The index in a folder.
+
+    Raises:
+        SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
+    """
+    root = Path(folder).expanduser()
+    try:
+        head = json.loads((root / _HEAD).read_bytes())
+        if head["format"] != FORMAT:
+            raise SearchIndexError(f"the index in {root} has format {head['format']}, and this version reads {FORMAT}")
+        data = {name: _checked(root / head["state"] / name, digest) for name, digest in head["files"].items()}
+        rows = json.loads(b"[" + b",".join(data["entries.jsonl"].split(b"\n")[:-1]) + b"]")
+        with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+        words = data["words.txt"].decode("utf-8", "surrogatepass").split("\n")[:-1]
+        return Saved(embedders=tuple(head["embedders"]), rows=rows, words=words, arrays=arrays)
+    except FileNotFoundError as error:
+        raise SearchIndexError(f"there is no index in {root}: give a folder that one was saved in") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SearchIndexError(f"the index in {root} cannot be read: {error}") from error
+
+
+def _write_files(saved: Saved, folder: Path) -> dict[str, str]:
+    """Writes the files of a state; their hashes by name."""
+    entries = "".join(f"{canonical_json(row)}\n" for row in saved.rows).encode("utf-8", "surrogatepass")
+    words = "".join(f"{word}\n" for word in saved.words).encode("utf-8", "surrogatepass")
+    with (folder / "arrays.npz").open("wb") as file:
+        np.savez(file, allow_pickle=False, **dict(saved.arrays))
+    (folder / "entries.jsonl").write_bytes(entries)
+    (folder / "words.txt").write_bytes(words)
+    return {path.name: hash_bytes(path.read_bytes()) for path in sorted(folder.iterdir())}
+
+
+def _checked(path: Path, digest: str) -> bytes:
+    data = path.read_bytes()
+    if hash_bytes(data) != digest:
+        raise SearchIndexError(f"{path} is not what was written: build the index anew")
+    return data
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def _forget_others(root: Path, state: str) -> None:
+    """Removes the states that ``index.json`` names no more."""
+    for other in root.iterdir():
+        if other.is_dir() and other.name != state and (other / "arrays.npz").exists():
+            shutil.rmtree(other, ignore_errors=True)

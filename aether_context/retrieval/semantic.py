@@ -1,0 +1,102 @@
+"""Entries by meaning: vectors of one embedder, and of the static one where the first may be out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors
+from aether_context.errors import EmbeddingError
+
+from .vectors import Similarities, VectorTable
+
+
+class SemanticIndex:
+    """Vectors of numbered entries.
+
+    Beside those of an embedder that is not local, each entry has one of the static model: where the embedder fails for
+    a query, the static vectors answer; where it failed for an entry, they answer for that entry.
+
+    Args:
+        embedder: None compares nothing.
+    """
+
+    def __init__(self, embedder: Embedder | None) -> None:
+        self._embedders: tuple[Embedder, ...] = ()
+        if embedder is not None:
+            self._embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
+        self._tables: list[VectorTable | None] = [None for _ in self._embedders]
+        self._length = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The embedders, by what they record."""
+        return tuple(embedder.name for embedder in self._embedders)
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Adds the next entries.
+
+        Raises:
+            EmbeddingError: a local embedder failed; nothing was added.
+        """
+        found = [self._vectors(number, texts, "entry") for number in range(len(self._embedders))]
+        for number, vectors in enumerate(found):
+            table = self._tables[number]
+            if table is None and vectors is not None:
+                table = VectorTable(np.zeros((self._length, vectors.shape[1]), dtype=np.int8))
+                self._tables[number] = table
+            if table is not None:
+                width = table.rows.shape[1]
+                table.extend(np.zeros((len(texts), width), dtype=np.float32) if vectors is None else vectors)
+        self._length += len(texts)
+
+    def similarities(self, query: str) -> Similarities:
+        """The cosine of every entry, by the first embedder that has a vector of both it and the query; else 0.
+
+        Raises:
+            EmbeddingError: a local embedder failed.
+        """
+        found = np.zeros(self._length)
+        open_ = np.ones(self._length, dtype=bool)
+        for number, table in enumerate(self._tables):
+            if table is None or not open_.any():
+                continue
+            vectors = self._vectors(number, [query], "query")
+            if vectors is None or not vectors.any():
+                continue
+            similarities = table.similarities(vectors[0])
+            here = open_ & (table.lengths > 0)
+            found[here] = similarities[here]
+            open_ &= ~here
+        return found
+
+    def units(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Vectors of length 1 of some entries, by the embedder that has one of each; of no dimension without one."""
+        table = self._tables[-1] if self._tables else None
+        return np.zeros((len(slots), 0), dtype=np.float32) if table is None else table.units(slots)
+
+    def keep(self, slots: NDArray[np.int64]) -> None:
+        """Forgets all but some entries and numbers those anew."""
+        self._length = len(slots)
+        self._tables = [None if table is None else VectorTable(table.rows[slots]) for table in self._tables]
+
+    @property
+    def rows(self) -> list[NDArray[np.int8] | None]:
+        """The vectors by each embedder, None where it has given none yet."""
+        return [None if table is None else table.rows for table in self._tables]
+
+    def restore(self, rows: Sequence[NDArray[np.int8] | None], length: int) -> None:
+        """Takes vectors that an index with the same embedders gave."""
+        self._tables = [None if held is None else VectorTable(held) for held in rows]
+        self._length = length
+
+    def _vectors(self, number: int, texts: Sequence[str], purpose: Purpose) -> Vectors | None:
+        embedder = self._embedders[number]
+        try:
+            return embedder.embed(texts, purpose=purpose)
+        except EmbeddingError:
+            if embedder.local:
+                raise
+            return None

@@ -1,0 +1,79 @@
+"""Vectors in one byte a dimension, and products of them that every machine gives alike.
+
+Each row is scaled to whole numbers from -127 to 127. Sums of products of those stay below 2**24, so that 32-bit floats
+hold them exactly in whatever order a machine's linear algebra adds them up.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .rows import Rows
+
+Similarities: TypeAlias = NDArray[np.float64]
+_BLOCK_ROWS = 1_024
+
+
+class VectorTable:
+    """Vectors of numbered entries, all of the same width."""
+
+    def __init__(self, rows: NDArray[np.int8]) -> None:
+        self._rows = Rows(rows)
+        self._lengths = Rows(_lengths(rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> NDArray[np.int8]:
+        """Of shape ``(entries, dimensions)``."""
+        return self._rows.values
+
+    def extend(self, vectors: NDArray[np.float32]) -> None:
+        """Adds vectors of the next entries; a row of zeros is no vector."""
+        rows = quantized(vectors)
+        self._rows.extend(rows)
+        self._lengths.extend(_lengths(rows))
+
+    def similarities(self, query: NDArray[np.float32]) -> Similarities:
+        """The cosine of every entry with a vector, 0 where either is none."""
+        wanted = quantized(query[None, :])
+        found = np.empty(len(self), dtype=np.float64)
+        held = self._rows.values
+        column = wanted[0].astype(np.float32)
+        for first in range(0, len(held), _BLOCK_ROWS):
+            found[first : first + _BLOCK_ROWS] = held[first : first + _BLOCK_ROWS].astype(np.float32) @ column
+        return _divided(found, self._lengths.values * _lengths(wanted)[0])
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """The length of each row, 0 where there is no vector."""
+        held: NDArray[np.float64] = self._lengths.values
+        return held
+
+    def units(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Some entries' vectors at length 1."""
+        lengths = np.maximum(self._lengths.values[slots], 1.0)
+        return (self.rows[slots] / lengths[:, None]).astype(np.float32)
+
+
+def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Each row as whole numbers, the largest of them 127."""
+    doubles = vectors.astype(np.float64)
+    largest = np.abs(doubles).max(axis=1, keepdims=True, initial=0.0)
+    scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
+    rows: NDArray[np.int8] = np.rint(scaled).astype(np.int8)
+    return rows
+
+
+def _lengths(rows: NDArray[np.int8]) -> NDArray[np.float64]:
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.int64)
+    lengths: NDArray[np.float64] = np.sqrt(squares.astype(np.float64))
+    return lengths
+
+
+def _divided(products: Similarities, lengths: Similarities) -> Similarities:
+    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)

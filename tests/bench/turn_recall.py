@@ -1,0 +1,100 @@
+"""Ranks the turns of long conversations for questions about them.
+
+    python turn_recall.py locomo.json [--embedder NAME] [--fusion rrf] [--feedback N] [--mmr LAMBDA]
+
+The file is that of LoCoMo (Maharana et al., 2024). Each conversation is an index with a thread for each session, its
+speakers and its times. For each question that has an answer in the conversation, turns are taken in the order of the
+index until a budget is full, and the share of the labelled turns among them is printed, the mean over all questions.
+Tokens are UTF-8 bytes / 4 of a turn's text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aether_context.retrieval import Entry, Hit, HybridIndex, SearchSettings
+
+BUDGETS = (512, 1_024, 2_048, 4_096)
+_TURN_SECONDS = 30
+_UNANSWERABLE = 5
+
+
+def turns(conversation: dict[str, Any]) -> list[Entry]:
+    """The turns of all sessions; what a shared photo shows stands behind the text."""
+    found = []
+    names = (name for name in conversation if re.fullmatch(r"session_\d+", name))
+    for session in sorted(names, key=lambda name: int(name.split("_")[1])):
+        said = datetime.datetime.strptime(conversation[f"{session}_date_time"], "%I:%M %p on %d %B, %Y")
+        begun = said.replace(tzinfo=datetime.UTC).timestamp()
+        for number, turn in enumerate(conversation[session]):
+            photo = f" [shares a photo: {turn['blip_caption']}]" if turn.get("blip_caption") else ""
+            found.append(
+                Entry(
+                    id=turn["dia_id"],
+                    text=turn["text"] + photo,
+                    time=begun + _TURN_SECONDS * number,
+                    speaker=turn["speaker"],
+                    thread=session,
+                )
+            )
+    return found
+
+
+def within(hits: Sequence[Hit], sizes: dict[str, int], budget: int) -> set[str]:
+    """The turns that fit, in their order; one that does not is passed over."""
+    taken = set()
+    for hit in hits:
+        if sizes[hit.id] <= budget:
+            taken.add(hit.id)
+            budget -= sizes[hit.id]
+    return taken
+
+
+def measure(sample: dict[str, Any], args: argparse.Namespace) -> list[tuple[list[float], float]]:
+    """For each question the recall at each budget, and the seconds that the search took."""
+    entries = turns(sample["conversation"])
+    texts = [turn for held in sample["conversation"].values() if isinstance(held, list) for turn in held]
+    sizes = {turn["dia_id"]: (len(turn["text"].encode()) + 3) // 4 for turn in texts}
+    index = HybridIndex(args.embedder, settings=SearchSettings(fusion=args.fusion, feedback=args.feedback))
+    index.add(entries)
+    rows = []
+    for question in sample["qa"]:
+        evidence = [one for raw in question["evidence"] for one in re.findall(r"D\d+:\d+", raw) if one in sizes]
+        if question["category"] == _UNANSWERABLE or not evidence:
+            continue
+        began = time.perf_counter()
+        hits = index.search(question["question"], len(entries), mmr_lambda=args.mmr)
+        spent = time.perf_counter() - began
+        found = [within(hits, sizes, budget) for budget in BUDGETS]
+        rows.append(([sum(one in held for one in evidence) / len(evidence) for held in found], spent))
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--embedder")
+    parser.add_argument("--fusion", choices=["weighted", "rrf"], default="weighted")
+    parser.add_argument("--feedback", type=int, default=0)
+    parser.add_argument("--mmr", type=float, default=1.0)
+    arguments = parser.parse_args()
+    measured = [row for sample in json.loads(arguments.path.read_text()) for row in measure(sample, arguments)]
+    recall = [sum(found[at] for found, _ in measured) / len(measured) for at in range(len(BUDGETS))]
+    spent = sorted(seconds for _, seconds in measured)
+    print(
+        json.dumps(
+            {"questions": len(measured)}
+            | {f"recall at {budget}": round(value, 4) for budget, value in zip(BUDGETS, recall, strict=True)}
+            | {
+                "p50 ms": round(1000 * spent[len(spent) // 2], 1),
+                "p95 ms": round(1000 * spent[int(len(spent) * 0.95)], 1),
+            }
+        )
+    )

@@ -1,0 +1,136 @@
+"""Embedders: the static model, the memory of vectors, names, and Google's over a scripted client."""
+
+from __future__ import annotations
+
+import threading
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from google.genai import types
+
+from aether_context.adk.embeddings import GeminiEmbedder, register_embedders
+from aether_context.embedding import CachedEmbedder, StaticEmbedder, embedder_for, unit
+from aether_context.errors import EmbeddingError, MissingExtra
+
+static = StaticEmbedder()
+
+
+def alike(*texts):
+    vectors = static.embed(texts).astype(np.float64)
+    return float(vectors[0] @ vectors[1])
+
+
+def test_vectors_have_length_one_or_zero():
+    vectors = static.embed(["how to renew a passport", "", "a\ud800b"])
+    assert vectors.shape == (3, 256)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 0, 1], abs=1e-6)
+    assert static.embed([]).shape == (0, 256)
+
+
+def test_what_means_the_same_is_nearer_than_what_does_not():
+    assert alike("the car is broken", "my automobile does not work") > 0.35
+    assert alike("the car is broken", "a recipe for tomato soup") < 0.2
+    assert alike("How old are you?", "What is your age?") > alike("How old are you?", "Where is the station?")
+
+
+def test_the_same_bits_on_every_machine():
+    vector = static.embed(["Same input, same bytes."])[0]
+    assert static.name == "static-d49d6d87d912"
+    assert vector.tobytes() == static.embed(["other", "Same input, same bytes."])[1].tobytes()
+    assert vector[:4].tolist() == [0.29898306727409363, 0.06013067439198494, 0.2438632994890213, 0.08685541898012161]
+
+
+def test_only_the_beginning_of_a_long_text_counts():
+    text = "one two three " * 600
+    assert (static.embed([text + "unrelated words"]) == static.embed([text])).all()
+
+
+class Counting:
+    name, local = "counting", True
+
+    def __init__(self):
+        self.asked = []
+
+    def embed(self, texts, *, purpose="entry"):
+        self.asked.append((tuple(texts), purpose))
+        return unit(np.array([[len(text), 1.0] for text in texts]).reshape(len(texts), 2))
+
+
+def test_what_was_embedded_is_remembered():
+    inner = Counting()
+    cached = CachedEmbedder(inner, max_texts=2)
+    first = cached.embed(["a", "bb", "a"])
+    assert (first == cached.embed(["a", "bb", "a"])).all()
+    cached.embed(["a"], purpose="query")
+    assert inner.asked == [(("a", "bb"), "entry"), (("a",), "query")]
+    cached.embed(["a"])  # forgotten: room for two, and "bb" and the query came after it
+    assert inner.asked[-1] == (("a",), "entry")
+    assert cached.embed([]).shape == (0, 2)
+
+
+def test_embedders_by_name():
+    assert embedder_for("none") is None
+    assert embedder_for(None).name == embedder_for("static").name == static.name
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="it is installed")
+def test_a_missing_library_says_how_to_install_it():
+    with pytest.raises(MissingExtra, match=r"aether-context\[sentence-transformers\]"):
+        embedder_for("sentence-transformers:some/model")
+
+
+class Models:
+    """A client's models: vectors by the lengths of texts."""
+
+    def __init__(self, *, fault=None, wait=None):
+        self.calls = []
+        self.fault = fault
+        self.wait = wait
+
+    def embed_content(self, *, model, contents, config):
+        self.calls.append((model, len(contents), config.task_type, config.output_dimensionality))
+        if self.wait:
+            self.wait.wait(5)
+        if self.fault:
+            raise self.fault
+        return types.EmbedContentResponse(
+            embeddings=[types.ContentEmbedding(values=[float(len(text)), 0.0, 1.0]) for text in contents]
+        )
+
+
+def test_gemini_embeds_in_batches_and_says_what_for():
+    models = Models()
+    embedder = GeminiEmbedder("m", models=models)
+    vectors = embedder.embed(["x" * (n % 7) for n in range(250)])
+    assert sorted(models.calls) == [("m", 50, "RETRIEVAL_DOCUMENT", 768)] + [("m", 100, "RETRIEVAL_DOCUMENT", 768)] * 2
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(250), abs=1e-6)
+    assert (vectors[3] == vectors[10]).all()
+    embedder.embed(["q"], purpose="query")
+    assert models.calls[-1][2] == "RETRIEVAL_QUERY"
+    assert embedder.embed([]).shape == (0, 768)
+
+
+def test_gemini_that_fails_or_is_late_says_so():
+    with pytest.raises(EmbeddingError, match="embedder gemini:m-768: RuntimeError: quota"):
+        GeminiEmbedder("m", models=Models(fault=RuntimeError("quota"))).embed(["a"])
+    gate = threading.Event()
+    with pytest.raises(EmbeddingError, match=r"1 of 1 requests took over 0\.05 s"):
+        GeminiEmbedder("m", models=Models(wait=gate), timeout_seconds=0.05).embed(["a"])
+    gate.set()
+
+
+def test_gemini_that_gives_too_few_vectors_says_so():
+    models = SimpleNamespace(embed_content=lambda **_: types.EmbedContentResponse(embeddings=[]))
+    with pytest.raises(EmbeddingError, match="0 vectors came back for 1 texts"):
+        GeminiEmbedder("m", models=models).embed(["a"])
+
+
+def test_gemini_without_a_key_says_which(monkeypatch):
+    for name in ("GOOGLE_API_KEY", "GEMINI_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI"):
+        monkeypatch.delenv(name, raising=False)
+    register_embedders()
+    with pytest.raises(EmbeddingError, match="GOOGLE_API_KEY"):
+        embedder_for("gemini")

@@ -1,0 +1,364 @@
+"""The hybrid index: what it finds, forgets, saves and masks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aether_context.embedding import unit
+from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
+from aether_context.pack import Candidate
+from aether_context.policy import PackPolicy
+from aether_context.redaction import masker
+from aether_context.retrieval import Entry, HybridIndex, SearchSettings, retrieve
+
+DAY = 86_400.0
+
+
+class Fake:
+    """Each word is a dimension; words of one group are the same one."""
+
+    name = "fake"
+    groups = ("red crimson", "door entrance", "blue azure", "car automobile")
+
+    def __init__(self, *, local=True):
+        self.local = local
+        self.fails = False
+        self.seen = []
+
+    def embed(self, texts, *, purpose="entry"):
+        self.seen += texts
+        if self.fails:
+            raise EmbeddingError(self.name, "it is down")
+        rows = [
+            [sum(word in group.split() for word in text.lower().split()) for group in self.groups] for text in texts
+        ]
+        return unit(np.array(rows, dtype=np.float64).reshape(len(texts), len(self.groups)))
+
+
+def ids(hits):
+    return [hit.id for hit in hits]
+
+
+TEXTS = {"a": "the red door", "b": "the blue door", "c": "a fast car", "d": "nothing of note"}
+
+
+@pytest.fixture
+def index():
+    return HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder=Fake())
+
+
+def test_meaning_finds_what_words_do_not(index):
+    assert ids(index.search("crimson entrance"))[0] == "a"
+    assert ids(HybridIndex.from_texts(list(TEXTS), list(TEXTS.values()), embedder="none").search("crimson")) == []
+
+
+def test_words_find_what_meaning_does_not(index):
+    (hit,) = index.search("note", limit=1)
+    assert (hit.id, hit.text) == ("d", "nothing of note")
+    assert hit.scores["semantic"] == 0 < hit.scores["lexical"]
+
+
+def test_scores_add_up(index):
+    for hit in index.search("red automobile door"):
+        made = 0.6 * hit.scores["lexical"] + 0.4 * hit.scores["semantic"]
+        assert hit.score == pytest.approx(made + hit.scores["neighbours"], abs=1e-5)
+
+
+def test_equal_scores_are_ordered_by_id():
+    index = HybridIndex.from_texts(["z", "y", "x"], ["same text"] * 3, embedder="none")
+    assert ids(index.search("same", limit=2)) == ["x", "y"]
+
+
+def test_a_query_of_identifiers_leans_on_words():
+    index = HybridIndex.from_texts(["a", "b"], ["red_door.py", "crimson entrance"], embedder=Fake())
+    hits = index.search("red_door.py")
+    assert ids(hits) == ["a"]
+    assert hits[0].score == pytest.approx(hits[0].scores["lexical"], abs=1e-6)
+
+
+def test_rrf_takes_the_union_of_both_lists():
+    fused = HybridIndex(Fake(), settings=SearchSettings(fusion="rrf"))
+    fused.add_texts(list(TEXTS), list(TEXTS.values()))
+    found = ids(fused.search("note crimson"))
+    assert set(found) >= {"a", "d"}
+
+
+class Scripted:
+    """An expander and a reranker that do what they are told."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+        self.read = []
+
+    def expand(self, query):
+        return self.texts
+
+    def scores(self, query, texts):
+        self.read += texts
+        return [float(len(text)) for text in texts]
+
+
+def test_an_expander_gives_more_to_search_by():
+    index = HybridIndex("none", expander=Scripted("a fast car", ""))
+    index.add_texts(list(TEXTS), list(TEXTS.values()))
+    assert ids(index.search("vehicle")) == ["c"]
+
+
+def test_a_reranker_orders_the_best_anew():
+    reranker = Scripted()
+    index = HybridIndex("none", reranker=reranker, settings=SearchSettings(reranked=2))
+    index.add_texts(["a", "b", "c"], ["red door", "red door of the house", "the house has one red window and a roof"])
+    hits = index.search("red door")
+    assert [(hit.id, hit.score, hit.scores["rerank"]) for hit in hits] == [("b", 1.0, 21.0), ("a", 0.0, 8.0)]
+    assert sorted(reranker.read) == ["red door", "red door of the house"]
+    assert index.search("zebra") == []
+
+
+def test_feedback_searches_by_the_words_of_the_best():
+    texts = ["falcon bird nest", "falcon bird wing", "bird nest wing", "car engine", "car wheel"]
+    names = ["a", "b", "c", "d", "e"]
+    plain, fed = (HybridIndex("none", settings=SearchSettings(feedback=n)) for n in (0, 2))
+    for index in (plain, fed):
+        index.add_texts(names, texts)
+    assert set(ids(plain.search("falcon"))) == {"a", "b"}
+    assert set(ids(fed.search("falcon"))) == {"a", "b", "c"}
+
+
+def test_what_is_far_from_the_best_is_left_out():
+    index = HybridIndex("none", settings=SearchSettings(floor=0.9))
+    index.add_texts(["a", "b"], ["red door", "red window in a long wall with many other things in it"])
+    assert ids(index.search("red door")) == ["a"]
+
+
+def test_neighbours_lend_their_scores():
+    talk = ["Did you find the keys?", "Yes, under the sofa.", "Good.", "What about lunch?", "Soup."]
+    index = HybridIndex("none")
+    index.add(Entry(id=str(n), text=text, thread="talk") for n, text in enumerate(talk))
+    index.add([Entry(id="alone", text="Soup of the day")])
+    assert ids(index.search("keys"))[:2] == ["0", "1"]
+    index.remove(["1"])
+    assert ids(index.search("keys"))[:2] == ["0", "2"]
+
+
+def test_threads_do_not_lend_to_each_other():
+    index = HybridIndex("none")
+    index.add([Entry(id="a", text="keys", thread="one"), Entry(id="b", text="soup", thread="two")])
+    assert ids(index.search("keys")) == ["a"]
+
+
+def test_a_speaker_is_found_by_name():
+    index = HybridIndex("none")
+    index.add([Entry(id="a", text="I like soup", speaker="Ann"), Entry(id="b", text="I like soup", speaker="Ben")])
+    assert ids(index.search("What does Ben like?"))[0] == "b"
+
+
+def test_a_named_time_decides_among_equals():
+    index = HybridIndex.from_texts(["a", "b"], ["we had soup"] * 2, [0.0, 40 * DAY], embedder="none")
+    (first, second) = index.search("soup in February 1970", asked=365 * DAY)
+    assert (first.id, second.id) == ("b", "a")
+    assert first.scores["time"] > second.scores["time"]
+
+
+def test_a_question_for_the_latest_finds_it():
+    index = HybridIndex.from_texts(["a", "b"], ["the price is 3", "the price is 4"], [0.0, 90 * DAY], embedder="none")
+    assert ids(index.search("price")) == ["a", "b"]
+    assert ids(index.search("latest price")) == ["b", "a"]
+
+
+def test_diversity_puts_repetitions_last():
+    index = HybridIndex.from_texts(
+        ["a", "b", "c"], ["red door", "crimson entrance red", "blue car red"], embedder=Fake()
+    )
+    assert ids(index.search("red door", limit=3)) == ["a", "b", "c"]
+    assert ids(index.search("red door", limit=3, mmr_lambda=0.5)) == ["a", "c", "b"]
+
+
+def test_what_is_removed_is_not_found(index):
+    index.remove(["a", "unknown"])
+    assert "a" not in index
+    assert len(index) == 3
+    assert "a" not in ids(index.search("red door"))
+
+
+def test_an_id_that_is_there_is_replaced(index):
+    index.add_texts(["a"], ["a green window"])
+    assert len(index) == 4
+    assert index["a"].text == "a green window"
+    assert "a" not in ids(index.search("red"))
+    assert ids(index.search("window")) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        (lambda index: index.add_texts(["x", "x"], ["1", "2"]), "'x' is there twice"),
+        (lambda index: index.add_texts(["x"], ["1", "2"]), "1, 2 and 1 items"),
+        (lambda index: index.add_texts(["x"], ["1"], [float("nan")]), "time nan of entry 'x'"),
+    ],
+)
+def test_what_an_index_does_not_take(index, add, says):
+    with pytest.raises(SearchIndexError, match=says):
+        add(index)
+    assert len(index) == 4
+
+
+def test_an_unknown_embedder_is_named_with_the_nearest():
+    with pytest.raises(PolicyError, match="did you mean 'static'"):
+        HybridIndex("statik")
+
+
+def test_a_service_that_is_down_gives_way_to_static_vectors():
+    service = Fake(local=False)
+    index = HybridIndex(service)
+    index.add_texts(["a"], ["the red door"])
+    service.fails = True
+    index.add_texts(["b"], ["an automobile on the street"])
+    assert ids(index.search("vehicle", limit=1)) == ["b"]
+    service.fails = False
+    assert ids(index.search("crimson", limit=1)) == ["a"]
+    assert ids(index.search("car", limit=1)) == ["b"]
+
+
+def test_a_local_embedder_that_fails_adds_nothing():
+    broken = Fake()
+    index = HybridIndex(broken)
+    broken.fails = True
+    with pytest.raises(EmbeddingError):
+        index.add_texts(["a"], ["red"])
+    assert len(index) == 0
+
+
+def test_saving_and_loading_finds_the_same(tmp_path, index):
+    index.remove(["c"])
+    index.add([Entry(id="e", text="red car", time=5.0, speaker="Ann", thread="t"), Entry(id="f", text="-", thread="t")])
+    expected = index.search("crimson car door")
+    index.save(tmp_path)
+    loaded = HybridIndex.load(tmp_path, Fake())
+    assert loaded.search("crimson car door") == expected == index.search("crimson car door")
+    assert loaded["e"] == index["e"]
+    for one in (index, loaded):
+        one.add([Entry(id="g", text="red", thread="t")])
+    assert loaded.search("red") == index.search("red")
+
+
+def test_loading_with_another_embedder_embeds_anew(tmp_path, index):
+    index.save(tmp_path)
+    assert ids(HybridIndex.load(tmp_path, "none").search("crimson door")) == ["a", "b"]
+
+
+def test_saving_again_leaves_one_state(tmp_path, index):
+    index.save(tmp_path)
+    index.remove(["a"])
+    index.save(tmp_path)
+    assert len(HybridIndex.load(tmp_path, Fake())) == 3
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
+def test_saved_bytes_are_the_same_each_time(tmp_path, index):
+    index.save(tmp_path / "one")
+    index.save(tmp_path / "two")
+    assert (tmp_path / "one/index.json").read_bytes() == (tmp_path / "two/index.json").read_bytes()
+
+
+def test_a_changed_byte_is_noticed(tmp_path, index):
+    index.save(tmp_path)
+    (path,) = tmp_path.glob("*/words.txt")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SearchIndexError, match=r"words\.txt is not what was written"):
+        HybridIndex.load(tmp_path, Fake())
+
+
+def test_folders_without_an_index(tmp_path):
+    with pytest.raises(SearchIndexError, match="there is no index"):
+        HybridIndex.load(tmp_path)
+    (tmp_path / "index.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(SearchIndexError, match="format 99"):
+        HybridIndex.load(tmp_path)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(SearchIndexError, match="there is no index"):
+        HybridIndex.load(tmp_path)
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 8), st.sampled_from(["red door", "car", "blue", ""])),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations)
+def test_an_index_is_the_same_however_it_came_to_be(steps):
+    index, held = HybridIndex(Fake()), {}
+    for act, number, text in steps:
+        name = f"e{number}"
+        held.pop(name, None)
+        if act == "add":
+            held[name] = text
+            index.add_texts([name], [text])
+        else:
+            index.remove([name])
+    fresh = HybridIndex.from_texts(list(held), list(held.values()), embedder=Fake())
+    for query in ("crimson car", "door", "azure"):
+        assert index.search(query) == fresh.search(query)
+    index._compact()
+    for query in ("crimson car", "door", "azure"):
+        assert index.search(query) == fresh.search(query)
+
+
+def test_large_pools_find_what_small_ones_do():
+    texts = [f"red door number {n}" if n % 7 == 0 else f"blue {n} of them" for n in range(3_000)]
+    names = [f"e{n:04d}" for n in range(3_000)]
+    all_, some = (HybridIndex(Fake(), settings=SearchSettings(candidates=n)) for n in (3_000, 500))
+    for index in (all_, some):
+        index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
+    assert ids(some.search("door 700 crimson", 20)) == ids(all_.search("door 700 crimson", 20))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "text", "masked"),
+    [
+        (["email"], "write to ann.b+c@mail.example.com today", "write to [email] today"),
+        (["phone"], "call +1 415-555-0123 now, or 2 of us", "call [phone] now, or 2 of us"),
+        (["card"], "card 4111 1111 1111 1111.", "card [card]."),
+        (["iban"], "to DE89 3704 0044 0532 0130 00", "to [iban]"),
+        (["ip"], "host 10.0.0.12 is up", "host [ip] is up"),
+        (["key"], "use sk-abcdefghijklmnop1234", "use [key]"),
+        ([r"ACME-\d+", "email"], "ACME-12 of a@b.co", "[redacted] of [email]"),
+        ([], "a@b.co", "a@b.co"),
+    ],
+)
+def test_masks(patterns, text, masked):
+    assert masker(patterns)(text) == masked
+
+
+def test_a_pattern_that_is_none_is_named():
+    with pytest.raises(PolicyError, match=r"'\[' is neither one of email"):
+        masker(["["])
+
+
+def test_a_policy_masks_what_a_pack_is_ranked_by():
+    candidate = Candidate(id="a", layer="memory", source="s", text="ann@example.com has the door", digest="d")
+    for patterns, found in (((), 1), (("email",), 0)):
+        settings = PackPolicy(retrieval={"redact_before_retrieval": patterns}).retrieval
+        assert len(retrieve([candidate], "example", k=5, settings=settings).chosen) == found
+    with pytest.raises(PolicyError, match="neither one of email"):
+        PackPolicy(retrieval={"redact_before_retrieval": ["("]})
+
+
+def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):
+    embedder = Fake()
+    index = HybridIndex(embedder, redact=masker(["email"]))
+    index.add_texts(["a"], ["ann@example.com has the red door"])
+    assert ids(index.search("ann@example.com")) == ["a"]  # by the mask, which any address finds
+    assert index.search("ann example") == []
+    assert not any("@" in text for text in embedder.seen)
+    index.save(tmp_path)
+    assert b"ann" not in next(tmp_path.glob("*/words.txt")).read_bytes()
+    index.remove(["a"])
+    assert index.search("red door") == []

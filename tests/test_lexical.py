@@ -1,0 +1,214 @@
+"""Terms, BM25 over an inverted index, dates in questions, and maximal marginal relevance."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_bm25 import BM25Plus
+
+from aether_context.retrieval import lexical
+from aether_context.retrieval.dates import asks_for_recent, closeness, named_times
+from aether_context.retrieval.diversity import mmr
+from aether_context.retrieval.lexical import InvertedIndex
+from aether_context.retrieval.rows import Rows
+from aether_context.retrieval.vectors import VectorTable, quantized
+from aether_context.retrieval.words import identifiers, query_terms, terms
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The doors were running", ["the", "door", "were", "run"]),
+        ("getUserName()", ["getusername", "get", "user", "name"]),
+        ("HTTPServer", ["httpserver", "http", "server"]),
+        ("max_input_tokens", ["max_input_tokens", "max", "input", "token"]),
+        ("src/auth/store.py", ["src/auth/store.py", "src", "auth", "store", "py"]),
+        ("well-known", ["well", "known"]),
+        ("ann@example.com", ["ann@example.com", "ann", "exampl", "com"]),
+        ("8f14e45f-ceea-467f-a8e1-0123456789ab", ["8f14e45f-ceea-467f-a8e1-0123456789ab", "8f14e45f", "ceea", "467f",
+                                                  "a8e1", "0123456789ab"]),
+        ("東京タワー", ["東京", "京タ", "タワ", "ワー"]),
+        ("한국어 책", ["한국", "국어", "책"]),
+        ("книги книга", ["книг", "книг"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_terms(text, expected):
+    assert terms(text) == expected
+
+
+def test_an_underscored_name_is_found_by_its_parts_and_by_itself():
+    assert set(query_terms("input tokens")) <= set(terms("max_input_tokens"))
+    assert "max_input_tokens" in query_terms("what is max_input_tokens?")
+
+
+def test_a_query_drops_stop_words_unless_there_is_nothing_else():
+    assert query_terms("When did I go to the parks?") == ["go", "park"]
+    assert query_terms("what is it") == ["is", "it", "what"]
+
+
+def test_identifiers():
+    assert identifiers("call getUserName in foo.py for order-1234, well-known, 123") == [
+        "getUserName",
+        "foo.py",
+        "order-1234",
+    ]
+
+
+words = st.sampled_from([f"w{n}" for n in range(12)])
+documents = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_size=30)
+
+
+def index_of(texts):
+    index = InvertedIndex()
+    for text in texts:
+        index.add(text)
+    return index
+
+
+def reference(texts, query):
+    return BM25Plus(texts, k1=lexical.K1, b=lexical.B, delta=0).get_scores(query)
+
+
+@given(documents, st.lists(words, min_size=1, max_size=6, unique=True))
+def test_the_index_agrees_with_rank_bm25(texts, query):
+    found = index_of(texts).scores(dict.fromkeys(query, 1.0))
+    known = [word for word in query if any(word in text for text in texts)]
+    assert found == pytest.approx(reference(texts, known), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(documents, st.data())
+def test_the_index_agrees_after_merging_removing_and_saving(texts, data):
+    index = index_of(texts)
+    removed = data.draw(st.sets(st.integers(0, len(texts) - 1), max_size=len(texts) - 1))
+    index._merge()
+    for slot in sorted(removed):
+        index.remove(slot, texts[slot])
+    for text in texts[:3]:
+        index.add(text)
+    live = [text for slot, text in enumerate(texts) if slot not in removed] + texts[:3]
+    query = sorted({word for text in live for word in text})
+    kept = np.array([slot for slot in range(len(texts) + len(texts[:3])) if slot not in removed])
+    assert index.scores(dict.fromkeys(query, 1.0))[kept] == pytest.approx(reference(live, query), abs=1e-9)
+    index.keep(kept)
+    again = InvertedIndex.from_arrays(index.words, index.arrays())
+    again.add(texts[0])
+    assert again.scores(dict.fromkeys(query, 1.0)) == pytest.approx(reference([*live, texts[0]], query), abs=1e-9)
+
+
+def test_removed_entries_score_nothing():
+    index = index_of([["a"], ["a", "b"]])
+    index.remove(0, ["a"])
+    assert index.scores({"a": 1.0})[0] == 0
+
+
+def test_an_empty_index_scores_nothing():
+    assert len(InvertedIndex().scores({"a": 1.0})) == 0
+
+
+def test_rows_keep_what_they_held():
+    rows = Rows(np.zeros((0, 2), dtype=np.int8))
+    for value in range(200):
+        rows.extend(np.full((1, 2), value % 100, dtype=np.int8))
+    assert rows.values[:, 0].tolist() == [value % 100 for value in range(200)]
+
+
+vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_size=6), min_size=1, max_size=20).map(
+    lambda rows: np.array(rows, dtype=np.float32)
+)
+
+
+@given(vectors)
+def test_similarities_are_near_the_cosine(rows):
+    table = VectorTable(np.zeros((0, rows.shape[1]), dtype=np.int8))
+    table.extend(rows)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    found = table.similarities(rows[0])
+    for row, length, similarity in zip(rows, lengths, found, strict=True):
+        if length > 1e-30 and lengths[0] > 1e-30:
+            cosine = float(row.astype(np.float64) @ rows[0] / length / lengths[0])
+            assert similarity == pytest.approx(cosine, abs=0.03)
+        else:
+            assert abs(similarity) <= 1.0000001
+
+
+def test_similarities_do_not_depend_on_the_order_of_dimensions():
+    rows = np.random.default_rng(0).normal(size=(500, 384)).astype(np.float32)
+    table, turned = (VectorTable(quantized(held)) for held in (rows, rows[:, ::-1]))
+    assert (table.similarities(rows[0]) == turned.similarities(rows[0][::-1].copy())).all()
+
+
+def seconds(*date):
+    return datetime.datetime(*date, tzinfo=datetime.UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("question", "start", "end"),
+    [
+        ("dinner on May 3, 2023?", (2023, 5, 3), (2023, 5, 4)),
+        ("on the 7th of May 2023", (2023, 5, 7), (2023, 5, 8)),
+        ("since 2023-02-28", (2023, 2, 28), (2023, 3, 1)),
+        ("in July?", (2023, 7, 1), (2023, 8, 1)),
+        ("in December", (2022, 12, 1), (2023, 1, 1)),
+        ("during summer of 2022", (2022, 6, 1), (2022, 9, 1)),
+        ("the winter of 2022", (2022, 12, 1), (2023, 3, 1)),
+        ("what happened in 2021", (2021, 1, 1), (2022, 1, 1)),
+        ("yesterday", (2023, 10, 21), (2023, 10, 22)),
+        ("today", (2023, 10, 22), (2023, 10, 23)),
+        ("last week", (2023, 10, 15), (2023, 10, 22)),
+    ],
+)
+def test_times_that_a_question_names(question, start, end):
+    (span,) = named_times(question, asked=seconds(2023, 10, 22, 15))
+    assert (span.start, span.end) == (seconds(*start), seconds(*end))
+
+
+@pytest.mark.parametrize("question", ["May I ask?", "march on", "who?", "call 555"])
+def test_questions_without_a_time(question):
+    assert named_times(question, asked=seconds(2023, 10, 22)) == ()
+
+
+def test_what_is_said_after_a_time_agrees_less_the_later_it_is():
+    (span,) = named_times("on May 3, 2023", asked=seconds(2023, 10, 22))
+    times = np.array([seconds(2023, 5, 2), seconds(2023, 5, 3), seconds(2023, 5, 18), seconds(2023, 9, 1), np.nan])
+    found = closeness(times, [span])
+    assert found[0] == found[4] == 0
+    assert found[1] == 1
+    assert found[2] == pytest.approx(0.5)
+    assert 0.5 > found[3] > 0
+
+
+def test_questions_for_the_latest():
+    assert asks_for_recent("What is the latest price?")
+    assert not asks_for_recent("What was the first price?")
+
+
+def plain_mmr(relevance, similar, weight, k, names):
+    chosen = []
+    while len(chosen) < min(k, len(relevance)):
+        rest = [place for place in range(len(relevance)) if place not in chosen]
+
+        def marginal(place):
+            covered = max((similar[place, one] for one in chosen), default=0.0)
+            return weight * relevance[place] - (1 - weight) * max(0.0, covered)
+
+        chosen.append(min(rest, key=lambda place: (-marginal(place), names[place])))
+    return chosen
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]))
+def test_mmr_is_that_of_comparing_all(count, seed, weight):
+    random = np.random.default_rng(seed)
+    relevance = np.round(random.random(count) ** 3, 2)
+    units = random.normal(size=(count, 4))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    similar = np.round(units @ units.T, 6)
+    names = [f"n{number:03d}" for number in random.permutation(count)]
+    found = mmr(relevance, lambda places, chosen: similar[np.ix_(places, chosen)], weight=weight, k=12, names=names)
+    assert [place for place, _ in found] == plain_mmr(relevance, similar, weight, 12, names)
