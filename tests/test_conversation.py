@@ -13,6 +13,7 @@ from aether_context.conversation import (
     as_ranges,
     cut,
     live_positions,
+    outliving,
     protected,
     superseded,
     torn,
@@ -150,6 +151,27 @@ def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
     assert made == Cut(shortened=(1, 2), excess=20)
     made = cut(units(contents), tokens, target=50, human=5, last_turns=1, worth=Worth(spare=spare))
     assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
+
+
+def read(path: str, text: str) -> list[Content]:
+    answer = part_of({"function_response": {"name": "read", "response": {"result": text}}})
+    return [asks("read", path=path), content_of_parts("user", [answer])]
+
+
+def test_what_calls_quote_from_ages_more_slowly():
+    lines = "\n".join(f"def function_number_{at}(argument):" for at in range(9))
+    contents = [human(), *read("a.py", lines), calls("test"), answers("test"), asks("edit", old=lines), answers("edit")]
+    contents += [calls("test"), answers("test"), human("and now?")]
+    parts, tokens = units(contents), [10] * 10
+    assert outliving(parts, contents, tokens) == {1: 4}
+    worth = Worth(stands_at={1: 4})
+    assert cut(parts, tokens, target=80, human=9, last_turns=2, worth=worth).gone == (3, 4)
+    assert cut(parts, tokens, target=80, human=9, last_turns=2).gone == (1, 2)
+
+
+def test_without_quotes_age_alone_counts():
+    contents = [human(), *read("a.py", "nothing that a call says again"), calls("test"), answers("test"), human("x")]
+    assert outliving(units(contents), contents, [10] * 6) == {}
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)
