@@ -232,8 +232,8 @@ def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[
 def outliving(parts: Sequence[Unit], contents: Sequence[Content], tokens: Sequence[int]) -> dict[int, int]:
     """Later positions that exchanges rank at, because calls quote what their tools bring: text to edit, rows to copy.
 
-    A tool is quoted by the long lines of its responses that stand in the arguments of later calls, for each token of its
-    exchanges. Exchanges with a tool that is quoted at least half as much as the most quoted one age more slowly.
+    A tool is quoted by the long lines of its responses that stand in the arguments of later calls, for each token of
+    its exchanges. Exchanges with a tool that is quoted at least half as much as the most quoted one age more slowly.
     """
     said: set[str] = set()
     quotes: Counter[str] = Counter()

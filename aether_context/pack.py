@@ -436,9 +436,9 @@ class Calibration:
 
     Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens
     by which the usage last reported in this invocation passed what was counted, negative where it fell short, None
-    where none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage before
-    this invocation. ``overcounted`` are tokens that may be counted beyond the window, since the usage reported for the
-    request before fell short of its count by as many, or twice as many where an epoch began since.
+    where none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage
+    before this invocation. ``overcounted`` are tokens that may be counted beyond the window, since the usage reported
+    for the request before fell short of its count by as many, or twice as many where an epoch began since.
     """
 
     weights: tuple[float, ...]

@@ -119,7 +119,7 @@ def long_session(**more: Any) -> tuple[Chat, Session]:
     return chat, asyncio.run(chat.held()).model_copy(deep=True)
 
 
-LONG = "And this is what I know of it: " + "the order was shipped on time, as agreed. " * 110
+LONG = "And this is what I know of it: " + "the order was shipped on time, as agreed. " * 160
 
 
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix", "sliding_turns"])
@@ -142,34 +142,34 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
 
 
 def test_all_strategies_are_previewed_the_policys_first_and_registered_ones_too() -> None:
-    class Half:
-        name = "half"
+    class Later:
+        name = "later"
         early = False
 
         def trim(self, conversation: Conversation) -> Trimmed:
             parts = units(conversation.contents)
-            gone = sorted(index for unit in parts[: len(parts) // 2] for index in unit.indices)
+            gone = sorted(index for unit in parts if unit.turn == 0 for index in unit.indices)
             return decided(conversation, self.name, removed=[Removed(index=at, reason="strategy") for at in gone])
 
     chat, session = long_session(conversation={"strategy": "heads_tails"})
-    register_strategy("half", lambda settings: Half())
+    register_strategy("later", lambda settings: Later())
     try:
         found = preview_strategies(session, policy=chat.policy, message="And now?")
         assert [one.strategy for one in found] == [
             ("heads_tails",),
             *((n,) for n in strategy_names() if n != "heads_tails"),
         ]
-        half = found[-1]
-        assert half.strategy == ("half",)
-        assert half.removed > 0
+        later = found[-1]
+        assert later.strategy == ("later",)
+        assert later.removed > 0
         together = preview_strategies(
-            session, policy=chat.policy, message="And now?", strategies=[["stable_prefix", "half"]]
+            session, policy=chat.policy, message="And now?", strategies=[["stable_prefix", "later"]]
         )
-        assert together[0].strategy == ("stable_prefix", "half")
+        assert together[0].strategy == ("stable_prefix", "later")
     finally:
-        unregister_strategy("half")
-    with pytest.raises(PolicyError, match="'half' is unknown"):
-        preview_strategies(session, policy=chat.policy, strategies=["half"])
+        unregister_strategy("later")
+    with pytest.raises(PolicyError, match="'later' is unknown"):
+        preview_strategies(session, policy=chat.policy, strategies=["later"])
 
 
 def test_a_preview_of_a_cut_by_hand_asks_nothing_of_the_session() -> None:
