@@ -214,7 +214,7 @@ class ConversationSettings(_Settings):
     high_water: float = Field(default=1.0, gt=0, le=1)
     """Share of the input budget above which a cut is made where it pays. 1 cuts only where the budget itself is
     passed."""
-    low_water: float = Field(default=0.45, gt=0, le=1)
+    low_water: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that outlive older ones; they stay whole while they fit."""
@@ -520,11 +520,11 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "balanced": {},
     "quality_first": {
-        "conversation": {"high_water": 0.95, "low_water": 0.7, "summary_share": 0.1},
+        "conversation": {"low_water": 0.6},
         "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.03},
     },
     "cost_first": {
-        "conversation": {"high_water": 0.6, "low_water": 0.3, "summary_share": 0.04},
+        "conversation": {"high_water": 0.6, "low_water": 0.25, "summary_share": 0.12},
         "retrieval": {"memory_k": 6, "evidence_k": 6, "floor": 0.1},
         "payload": {"tool_lines": False},
     },
