@@ -288,6 +288,8 @@ class Summaries:
             max_tokens: ceiling; so are the tokens of what it replaces.
             earlier: the summary of an earlier cut, which the new one goes on from.
         """
+        if not self._by:
+            return None
         text = _transcript(contents)
         found = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
         if found is None:
