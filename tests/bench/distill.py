@@ -47,7 +47,7 @@ SOURCES: dict[str, tuple[int, tuple[str, ...]]] = {
 """What the teacher reads: most texts of a kind, and the files they come from."""
 
 LEAST_CHARACTERS = 44
-"""Of the texts that are drawn, shorter ones are left out: the vocabulary itself stands for them."""
+"""Of the texts that are drawn, shorter ones are left out."""
 
 PASSAGE_SHARE = 0.25
 """So many texts are several sentences in a row."""
