@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.memory.base_memory_service import SearchMemoryResponse
+from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
+from aether_context.adk.memory import SCORE, HybridMemoryService
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -213,7 +216,7 @@ class Gatherer:
         anchors = self._anchors(call, live, positions, policy, problems)
         candidates = planned.candidates + (block.memories if block is not None else ()) + _found_before(identity, last)
         if identity.call == 1 and remembers and block is None and not untouched:
-            candidates += await _search(call.context, planned, policy, problems)
+            candidates += await _search(call, planned, policy, problems)
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -397,26 +400,38 @@ def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
     return len(after) == len(before) and all(a is b for a, b in zip(after, before, strict=True))
 
 
-async def _search(
-    context: CallbackContext, planned: Planned, policy: PackPolicy, problems: list[str]
-) -> tuple[Candidate, ...]:
+async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: list[str]) -> tuple[Candidate, ...]:
     """The app's memories for request and step, under a deadline; a failure is noted and costs nothing else."""
-    asked = context.user_content
+    asked = call.context.user_content
     wish = " ".join(part.text for part in (asked.parts if asked is not None else None) or () if part.text)
     query = " ".join(piece for piece in (wish, planned.step.text) if piece)
     if not query or policy.retrieval.memory_k == 0:
         return ()
     try:
-        found = await asyncio.wait_for(context.search_memory(query), policy.retrieval.memory_timeout_seconds)
+        found = await asyncio.wait_for(_found(call, query, policy), policy.retrieval.memory_timeout_seconds)
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return ()
-    memories = []
-    for entry in found.memories:
-        text = " ".join(part.text for part in entry.content.parts or () if part.text)
-        if text:
-            memories.append(memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id))
-    return tuple(memories)
+    return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
+
+
+def _found(call: Call, query: str, policy: PackPolicy) -> Coroutine[Any, Any, SearchMemoryResponse]:
+    """The search of the app's memory service; one of ours gives as many as may enter."""
+    service, session = call.invocation.memory_service, call.context.session
+    if isinstance(service, HybridMemoryService):
+        most = policy.retrieval.memory_k
+        return service.search_memory(app_name=session.app_name, user_id=session.user_id, query=query, limit=most)
+    return call.context.search_memory(query)
+
+
+def _candidate(entry: MemoryEntry) -> Candidate | None:
+    """A memory with the score that a service of ours gave it, None where it has no text."""
+    text = " ".join(part.text for part in entry.content.parts or () if part.text)
+    if not text:
+        return None
+    found = memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
+    score = entry.custom_metadata.get(SCORE)
+    return replace(found, scores={"similarity": score}) if isinstance(score, float) else found
 
 
 def _window(policy: PackPolicy, model: str) -> int:
