@@ -419,7 +419,7 @@ def _found(call: Call, query: str, policy: PackPolicy) -> Coroutine[Any, Any, Se
     """The search of the app's memory service; one of ours gives as many as may enter."""
     service, session = call.invocation.memory_service, call.context.session
     if isinstance(service, HybridMemoryService):
-        most = policy.retrieval.memory_k
+        most = policy.retrieval.most_memories
         return service.search_memory(app_name=session.app_name, user_id=session.user_id, query=query, limit=most)
     return call.context.search_memory(query)
 

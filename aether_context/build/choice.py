@@ -60,7 +60,7 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
 
     return Chosen(
         query=query,
-        memory=found("memory", policy.retrieval.memory_k),
+        memory=found("memory", policy.retrieval.most_memories),
         evidence=found("evidence", policy.retrieval.evidence_k),
     )
 

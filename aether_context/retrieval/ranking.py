@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,21 +143,46 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
     chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
     """
-    words = {candidate.id: _vocabulary(candidate.text) for candidate in candidates}
-    overlap = dict.fromkeys(words, 0.0)
-    rest = list(candidates)
+    held = [_Ranked(one, weight) for one in candidates]
+    heapq.heapify(held)
     chosen: list[Candidate] = []
-    while rest and len(chosen) < k:
-        best = min(rest, key=lambda one: (not one.covers, -_marginal(one, overlap, weight), one.id))
-        chosen.append(replace(best, scores={**best.scores, "mmr": round(_marginal(best, overlap, weight), 6)}))
-        rest.remove(best)
-        for one in rest:
-            overlap[one.id] = max(overlap[one.id], _jaccard(words[one.id], words[best.id]))
+    while held and len(chosen) < k:
+        best = held[0]
+        if best.compared < len(chosen) and weight < 1:
+            best.compare(chosen)
+            heapq.heapreplace(held, best)
+            continue
+        heapq.heappop(held)
+        chosen.append(replace(best.candidate, scores={**best.candidate.scores, "mmr": round(best.marginal, 6)}))
     return chosen
 
 
-def _marginal(candidate: Candidate, overlap: Mapping[str, float], weight: float) -> float:
-    return weight * candidate.score - (1 - weight) * overlap[candidate.id]
+class _Ranked:
+    """A candidate with its marginal relevance among those it was compared with, which bounds what it is (Minoux, 1978)."""
+
+    def __init__(self, candidate: Candidate, weight: float) -> None:
+        self.candidate = candidate
+        self.compared = 0
+        self._weight = weight
+        self._overlap = 0.0
+
+    @property
+    def marginal(self) -> float:
+        return self._weight * self.candidate.score - (1 - self._weight) * self._overlap
+
+    def compare(self, chosen: Sequence[Candidate]) -> None:
+        """Takes the overlap with those chosen since the last time into account."""
+        words = _vocabulary(self.candidate.text)
+        since = chosen[self.compared :]
+        self._overlap = max(self._overlap, *(_jaccard(words, _vocabulary(one.text)) for one in since))
+        self.compared = len(chosen)
+
+    def __lt__(self, other: _Ranked) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[bool, float, str]:
+        return (not self.candidate.covers, -self.marginal, self.candidate.id)
 
 
 def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
