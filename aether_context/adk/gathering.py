@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
-from google.adk.memory.base_memory_service import SearchMemoryResponse
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
-from aether_context.adk.memory import SCORE, HybridMemoryService
+from aether_context.adk.memory import HybridMemoryService, share
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -31,6 +30,7 @@ from aether_context.adk.reading import (
     system_text,
 )
 from aether_context.conversation import torn
+from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
 from aether_context.prices import cached_share
@@ -408,30 +408,34 @@ async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: li
     if not query or policy.retrieval.memory_k == 0:
         return ()
     try:
-        found = await asyncio.wait_for(_found(call, query, policy), policy.retrieval.memory_timeout_seconds)
+        return await asyncio.wait_for(_found(call, query, policy), policy.retrieval.memory_timeout_seconds)
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return ()
-    return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
 
 
-def _found(call: Call, query: str, policy: PackPolicy) -> Coroutine[Any, Any, SearchMemoryResponse]:
-    """The search of the app's memory service; one of ours gives as many as may enter."""
+async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate, ...]:
+    """What the app's memory service finds; one of ours gives as many as may enter, and its scores count."""
     service, session = call.invocation.memory_service, call.context.session
-    if isinstance(service, HybridMemoryService):
-        most = policy.retrieval.most_memories
-        return service.search_memory(app_name=session.app_name, user_id=session.user_id, query=query, limit=most)
-    return call.context.search_memory(query)
+    if not isinstance(service, HybridMemoryService):
+        found = await call.context.search_memory(query)
+        return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
+    most = policy.retrieval.most_memories
+    return tuple(_scored(one) for one in await service.find(session.app_name, session.user_id, query, most))
+
+
+def _scored(found: Remembered) -> Candidate:
+    memory = found.memory
+    made = memory_candidate(memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name)
+    return replace(made, scores={"similarity": share(found)})
 
 
 def _candidate(entry: MemoryEntry) -> Candidate | None:
-    """A memory with the score that a service of ours gave it, None where it has no text."""
+    """A memory of another service, None where it has no text."""
     text = " ".join(part.text for part in entry.content.parts or () if part.text)
     if not text:
         return None
-    found = memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
-    score = entry.custom_metadata.get(SCORE)
-    return replace(found, scores={"similarity": score}) if isinstance(score, float) else found
+    return memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
 
 
 def _window(policy: PackPolicy, model: str) -> int:

@@ -116,9 +116,12 @@ class HybridMemoryService(BaseMemoryService):
         Args:
             limit: how many at most; None takes the service's.
         """
-        most = self.limit if limit is None else limit
-        found = await asyncio.to_thread(self.memories.search, app_name, user_id, query, most)
+        found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
         return SearchMemoryResponse(memories=[_memory_entry(one) for one in found])
+
+    async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
+        """What `search_memory` finds, without ADK's types, which cost more than the search."""
+        return await asyncio.to_thread(self.memories.search, app_name, user_id, query, limit)
 
     @override
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
@@ -222,10 +225,10 @@ def _memory_entry(found: Remembered) -> MemoryEntry:
         content=types.Content(role=memory.role, parts=[types.Part(text=memory.text)]),
         author=memory.author,
         timestamp=memory.timestamp,
-        custom_metadata={**memory.metadata, SCORE: _share(found.score)},
+        custom_metadata={**memory.metadata, SCORE: share(found)},
     )
 
 
-def _share(score: float) -> float:
-    """A score of 0 and more on a scale of 0 to 1, in the same order."""
-    return round(score / (1 + score), 6)
+def share(found: Remembered) -> float:
+    """A score on a scale of 0 to 1, in the same order."""
+    return round(found.score / (1 + found.score), 6)

@@ -48,6 +48,7 @@ def retrieve(
     *,
     k: int,
     settings: RetrievalSettings,
+    more: int = 0,
     tail: str = "",
     now: float = 0.0,
 ) -> Found:
@@ -57,6 +58,8 @@ def retrieve(
     stay out; evidence has none, since its records were made on purpose. Ties break on id.
 
     Args:
+        k: how many are chosen by relevance and diversity.
+        more: how many are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
         now: seconds since 1970; what expired before it is left out.
     """
@@ -79,6 +82,9 @@ def retrieve(
             relevant.append(candidate)
     ranked = diversify(relevant, weight=settings.mmr_lambda, k=k)
     names = {candidate.id for candidate in ranked}
+    rest = sorted((one for one in relevant if one.id not in names), key=lambda one: (-one.score, one.id))
+    ranked += rest[:more]
+    names |= {candidate.id for candidate in ranked}
     left += [Left(candidate=one, reason="beyond_k") for one in relevant if one.id not in names]
     return Found(chosen=tuple(ranked), left=tuple(left))
 
@@ -141,48 +147,30 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
-    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
+    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal only
+    falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
-    held = [_Ranked(one, weight) for one in candidates]
+    words = [_vocabulary(candidate.text) for candidate in candidates]
+    overlap = [0.0] * len(candidates)
+    compared = [0] * len(candidates)
+    held = [(not one.covers, -weight * one.score, one.id, place) for place, one in enumerate(candidates)]
     heapq.heapify(held)
-    chosen: list[Candidate] = []
+    chosen: list[int] = []
+    ranked: list[Candidate] = []
     while held and len(chosen) < k:
-        best = held[0]
-        if best.compared < len(chosen) and weight < 1:
-            best.compare(chosen)
-            heapq.heapreplace(held, best)
+        covers, marginal, name, place = held[0]
+        if weight < 1 and compared[place] < len(chosen):
+            since = chosen[compared[place] :]
+            overlap[place] = max(overlap[place], *(_jaccard(words[place], words[one]) for one in since))
+            compared[place] = len(chosen)
+            marginal = (1 - weight) * overlap[place] - weight * candidates[place].score
+            heapq.heapreplace(held, (covers, marginal, name, place))
             continue
         heapq.heappop(held)
-        chosen.append(replace(best.candidate, scores={**best.candidate.scores, "mmr": round(best.marginal, 6)}))
-    return chosen
-
-
-class _Ranked:
-    """A candidate with its marginal relevance among those it was compared with, which bounds what it is (Minoux, 1978)."""
-
-    def __init__(self, candidate: Candidate, weight: float) -> None:
-        self.candidate = candidate
-        self.compared = 0
-        self._weight = weight
-        self._overlap = 0.0
-
-    @property
-    def marginal(self) -> float:
-        return self._weight * self.candidate.score - (1 - self._weight) * self._overlap
-
-    def compare(self, chosen: Sequence[Candidate]) -> None:
-        """Takes the overlap with those chosen since the last time into account."""
-        words = _vocabulary(self.candidate.text)
-        since = chosen[self.compared :]
-        self._overlap = max(self._overlap, *(_jaccard(words, _vocabulary(one.text)) for one in since))
-        self.compared = len(chosen)
-
-    def __lt__(self, other: _Ranked) -> bool:
-        return self._order < other._order
-
-    @property
-    def _order(self) -> tuple[bool, float, str]:
-        return (not self.candidate.covers, -self.marginal, self.candidate.id)
+        chosen.append(place)
+        one = candidates[place]
+        ranked.append(replace(one, scores={**one.scores, "mmr": round(-marginal, 6)}))
+    return ranked
 
 
 def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
