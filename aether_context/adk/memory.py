@@ -146,7 +146,7 @@ def register_memory_service() -> None:
     """Puts ``hybrid://`` URIs on offer to ``adk web --memory_service_uri``; to be called in ``services.py``."""
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
-    get_service_registry().register_memory_service(SCHEME, HybridMemoryService)
+    get_service_registry().register_memory_service(SCHEME, lambda uri, **given: HybridMemoryService(uri, **given))
 
 
 def _parsed(uri: str | os.PathLike[str], agents_dir: str | None) -> tuple[Path | None, dict[str, str]]:

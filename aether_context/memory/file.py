@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ class Memory:
     author: str | None = None
     timestamp: str | None = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def time(self) -> float | None:
+        """Seconds since 1970, in UTC where the timestamp names no zone; None where it is no time."""
+        try:
+            moment = datetime.fromisoformat(self.timestamp or "")
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,8 @@ class MemoryFile:
         with self._reading() as database:
             rows = [
                 database.execute(
-                    f"SELECT {_COLUMNS} FROM memories WHERE {_KEY} AND text IS NOT NULL", (sound(app), sound(user), *key)
+                    f"SELECT {_COLUMNS} FROM memories WHERE {_KEY} AND text IS NOT NULL",
+                    (sound(app), sound(user), *key),
                 ).fetchone()
                 for key in keys
             ]
@@ -170,7 +181,8 @@ class MemoryFile:
         """Keeps vectors of memories that are still there."""
         with self._writing() as database:
             database.executemany(
-                "INSERT OR IGNORE INTO vectors SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM memories WHERE digest = ?1)",
+                "INSERT OR IGNORE INTO vectors SELECT ?1, ?2, ?3"
+                " WHERE EXISTS (SELECT 1 FROM memories WHERE digest = ?1)",
                 [(digest, embedder, vector) for digest, vector in vectors.items()],
             )
 

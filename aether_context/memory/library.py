@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -139,9 +138,7 @@ class _Scope:
         self._number = 0
         self._lock = threading.Lock()
 
-    def search(
-        self, file: MemoryFile, query: str, limit: int, *, asked: float | None, mmr_lambda: float
-    ) -> list[Hit]:
+    def search(self, file: MemoryFile, query: str, limit: int, *, asked: float | None, mmr_lambda: float) -> list[Hit]:
         with self._lock:
             self._follow(file)
             return self._index.search(query, limit, asked=asked, mmr_lambda=mmr_lambda)
@@ -199,22 +196,11 @@ class StoredVectors:
         return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
 
 
-def seconds(timestamp: str | None) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time, in UTC where it names no zone; None where it is not one."""
-    if not timestamp:
-        return None
-    try:
-        moment = datetime.fromisoformat(timestamp)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
 def _entry(memory: Memory) -> Entry:
     return Entry(
         id=_id(memory.session, memory.name),
         text=memory.text,
-        time=seconds(memory.timestamp),
+        time=memory.time,
         speaker=memory.author,
         thread=memory.session or None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -147,8 +147,8 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
-    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal only
-    falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
+    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal
+    only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
     words = [_vocabulary(candidate.text) for candidate in candidates]
     overlap = [0.0] * len(candidates)
