@@ -246,6 +246,9 @@ class ConversationSettings(_Settings):
         return self
 
 
+_SHORT_MEMORY_TOKENS = 24
+
+
 class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
@@ -267,10 +270,13 @@ class RetrievalSettings(_Settings):
     """What is masked in all that is searched, embedded or sent to an embedding service: ``email``, ``key``, ``iban``,
     ``card``, ``ip``, ``phone``, or regular expressions. None of it masks what is sent to the model."""
 
-    @property
-    def most_memories(self) -> int:
-        """How many memories are ranked for a pack."""
-        return max(self.memory_k, self.memory_fill_k) if self.memory_k else 0
+    def most_memories(self, window: int) -> int:
+        """How many memories are ranked for a window: no more than could be short enough to fill it."""
+        if self.memory_k == 0:
+            return 0
+        return max(
+            self.memory_k, min(self.memory_fill_k, self.memory_k + int(window * self.memory_fill) // _SHORT_MEMORY)
+        )
 
     @field_validator("redact_before_retrieval")
     @classmethod

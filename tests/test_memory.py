@@ -268,9 +268,9 @@ def test_the_pack_ranks_by_the_services_scores_and_replays():
     (seen,) = asyncio.run(ask(remembering(), "Where is the timepiece for the spare key?", plugins=[plugin]))
     assert "behind the clock" in seen
     (manifest,) = store.manifests()
-    (fate,) = [one for one in manifest.candidates if one.id == "mem_key"]
+    (fate,) = [one for one in manifest.rows if one.id == "mem_key"]
     assert set(fate.scores) == {"similarity", "mmr"}
-    assert Replayer(store).replay(manifest).checksum == manifest.checksum
+    assert Replayer(store).replay(manifest).matches
 
 
 def test_further_memories_fill_what_is_left_and_no_more():
@@ -281,7 +281,7 @@ def test_further_memories_fill_what_is_left_and_no_more():
         policy = PackPolicy(max_input_tokens=window, retrieval=retrieval)
         asyncio.run(ask(service, "What is the code of ann?", plugins=[ContextPackPlugin(policy=policy, store=store)]))
         (manifest,) = store.manifests()
-        return manifest, [one for one in manifest.candidates if one.state == "included"]
+        return manifest, [one for one in manifest.rows if one.layer == "memory" and one.state == "kept"]
 
     manifest, few = packed(1_500)
     assert 12 < len(few) < 100

@@ -420,7 +420,7 @@ async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate,
     if not isinstance(service, HybridMemoryService):
         found = await call.context.search_memory(query)
         return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
-    most = policy.retrieval.most_memories
+    most = policy.retrieval.most_memories(_window(policy, call.request.model or ""))
     return tuple(_scored(one) for one in await service.find(session.app_name, session.user_id, query, most))
 
 

@@ -62,7 +62,7 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
     most = policy.retrieval.memory_k
     return Chosen(
         query=query,
-        memory=found("memory", most, policy.retrieval.most_memories - most),
+        memory=found("memory", most, policy.retrieval.most_memories(source.window) - most),
         evidence=found("evidence", policy.retrieval.evidence_k),
     )
 
