@@ -274,9 +274,8 @@ class RetrievalSettings(_Settings):
         """How many memories are ranked for a window: no more than could be short enough to fill it."""
         if self.memory_k == 0:
             return 0
-        return max(
-            self.memory_k, min(self.memory_fill_k, self.memory_k + int(window * self.memory_fill) // _SHORT_MEMORY)
-        )
+        fitting = self.memory_k + int(window * self.memory_fill) // _SHORT_MEMORY_TOKENS
+        return max(self.memory_k, min(self.memory_fill_k, fitting))
 
     @field_validator("redact_before_retrieval")
     @classmethod

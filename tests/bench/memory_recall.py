@@ -2,11 +2,11 @@
 
     python memory_recall.py locomo.json [--window N] [--every N] [--file PATH]
 
-The file is that of LoCoMo (Maharana et al., 2024). Each conversation goes into a `HybridMemoryService`; each question that
-has an answer there is asked in a session of its own, through an ADK `Runner` with the plugin. A labelled turn counts where
-sentences of at least 90% of its characters stand in the request word for word. Printed are the mean share of labelled
-turns, the mean tokens of a request (UTF-8 bytes / 4, system instruction and question included) and the processor time of
-a question, with the plugin and without. ``--every 5`` asks every fifth question.
+The file is that of LoCoMo (Maharana et al., 2024). Each conversation goes into a `HybridMemoryService`; each question
+that has an answer there is asked in a session of its own, through an ADK `Runner` with the plugin. A labelled turn
+counts where sentences of at least 90% of its characters stand in the request word for word. Printed are the mean
+share of labelled turns, the mean tokens of a request (UTF-8 bytes / 4, system instruction and question included) and
+the processor time of a question, with the plugin and without. ``--every 5`` asks every fifth question.
 """
 
 from __future__ import annotations
