@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -420,3 +421,16 @@ def test_ten_thousand_memories_are_written_found_and_read_again(tmp_path):
     assert again.search("app", "ann", "number7340", 1)[0].memory.name == "m7340"
     assert all(one.memory.name != "m7341" for one in again.search("app", "ann", "number7341", 50))
     assert again.users() == [("app", "ann", 9_999)]
+
+
+def test_the_command_line_searches_a_services_file(tmp_path):
+    from test_cli import run
+
+    memories = Memories(tmp_path / "m.sqlite")
+    memories.add("app", "ann", said(3))
+    memories.add("app", "ben", [Memory(name="key", text="The key is behind the clock.", author="Ben")])
+    where = ("--memory", str(tmp_path / "m.sqlite"))
+    (hit,) = json.loads(run("search", "key", *where, "--user", "ben", "--json").stdout)
+    assert (hit["id"], hit["speaker"], hit["text"]) == ("key", "Ben", "The key is behind the clock.")
+    assert "holds the memories of 2 users that fit" in run("search", "key", *where, code=3).stderr
+    assert "--app app --user ben" in run("search", "key", *where, code=3).stderr
