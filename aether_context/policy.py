@@ -246,11 +246,18 @@ class ConversationSettings(_Settings):
         return self
 
 
+_SHORT_MEMORY_TOKENS = 24
+
+
 class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=12, ge=0)
-    """Most memories in a pack. 0 keeps them all out."""
+    """Most memories that other layers make room for. 0 keeps them all out."""
+    memory_fill_k: int = Field(default=150, ge=0)
+    """Most memories in a pack; those beyond ``memory_k`` enter whole, in room that nothing else asks for."""
+    memory_fill: float = Field(default=0.5, ge=0, le=1)
+    """Share of the window up to which such room is filled."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 keeps them all out."""
     floor: float = Field(default=0.05, ge=0, le=1)
@@ -262,6 +269,13 @@ class RetrievalSettings(_Settings):
     redact_before_retrieval: tuple[str, ...] = ()
     """What is masked in all that is searched, embedded or sent to an embedding service: ``email``, ``key``, ``iban``,
     ``card``, ``ip``, ``phone``, or regular expressions. None of it masks what is sent to the model."""
+
+    def most_memories(self, window: int) -> int:
+        """How many memories are ranked for a window: no more than could be short enough to fill it."""
+        if self.memory_k == 0:
+            return 0
+        fitting = self.memory_k + int(window * self.memory_fill) // _SHORT_MEMORY_TOKENS
+        return max(self.memory_k, min(self.memory_fill_k, fitting))
 
     @field_validator("redact_before_retrieval")
     @classmethod
@@ -483,6 +497,7 @@ class PackPolicy(_Settings):
             },
             "retrieval": {
                 "memory_k": min(self.retrieval.memory_k, retrieval["memory_k"]),
+                "memory_fill_k": min(self.retrieval.memory_fill_k, retrieval["memory_fill_k"]),
                 "evidence_k": min(self.retrieval.evidence_k, retrieval["evidence_k"]),
                 "floor": max(self.retrieval.floor, retrieval["floor"]),
             },
@@ -525,7 +540,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "cost_first": {
         "conversation": {"high_water": 0.6, "low_water": 0.25, "summary_share": 0.12},
-        "retrieval": {"memory_k": 6, "evidence_k": 6, "floor": 0.1},
+        "retrieval": {"memory_k": 6, "memory_fill_k": 6, "evidence_k": 6, "floor": 0.1},
         "payload": {"tool_lines": False},
     },
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from aether_context.adk.marks import cut_now
+from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.preview import cutoff, preview_strategies
 from aether_context.adk.tools import context_tools, evidence_tools, planning_tools
 
 __all__ = [
     "ContextPackPlugin",
+    "HybridMemoryService",
     "context_pack_callbacks",
     "context_tools",
     "cut_now",
@@ -16,4 +18,5 @@ __all__ = [
     "evidence_tools",
     "planning_tools",
     "preview_strategies",
+    "register_memory_service",
 ]

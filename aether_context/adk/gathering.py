@@ -11,11 +11,13 @@ from typing import Any
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
+from aether_context.adk.memory import HybridMemoryService, share
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -28,6 +30,7 @@ from aether_context.adk.reading import (
     system_text,
 )
 from aether_context.conversation import torn
+from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy
 from aether_context.prices import cached_share
@@ -213,7 +216,7 @@ class Gatherer:
         anchors = self._anchors(call, live, positions, policy, problems)
         candidates = planned.candidates + (block.memories if block is not None else ()) + _found_before(identity, last)
         if identity.call == 1 and remembers and block is None and not untouched:
-            candidates += await _search(call.context, planned, policy, problems)
+            candidates += await _search(call, planned, policy, problems)
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -397,26 +400,42 @@ def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
     return len(after) == len(before) and all(a is b for a, b in zip(after, before, strict=True))
 
 
-async def _search(
-    context: CallbackContext, planned: Planned, policy: PackPolicy, problems: list[str]
-) -> tuple[Candidate, ...]:
+async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: list[str]) -> tuple[Candidate, ...]:
     """The app's memories for request and step, under a deadline; a failure is noted and costs nothing else."""
-    asked = context.user_content
+    asked = call.context.user_content
     wish = " ".join(part.text for part in (asked.parts if asked is not None else None) or () if part.text)
     query = " ".join(piece for piece in (wish, planned.step.text) if piece)
     if not query or policy.retrieval.memory_k == 0:
         return ()
     try:
-        found = await asyncio.wait_for(context.search_memory(query), policy.retrieval.memory_timeout_seconds)
+        return await asyncio.wait_for(_found(call, query, policy), policy.retrieval.memory_timeout_seconds)
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return ()
-    memories = []
-    for entry in found.memories:
-        text = " ".join(part.text for part in entry.content.parts or () if part.text)
-        if text:
-            memories.append(memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id))
-    return tuple(memories)
+
+
+async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate, ...]:
+    """What the app's memory service finds; one of ours gives as many as may enter, and its scores count."""
+    service, session = call.invocation.memory_service, call.context.session
+    if not isinstance(service, HybridMemoryService):
+        found = await call.context.search_memory(query)
+        return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
+    most = policy.retrieval.most_memories(_window(policy, call.request.model or ""))
+    return tuple(_scored(one) for one in await service.find(session.app_name, session.user_id, query, most))
+
+
+def _scored(found: Remembered) -> Candidate:
+    memory = found.memory
+    made = memory_candidate(memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name)
+    return replace(made, scores={"similarity": share(found)})
+
+
+def _candidate(entry: MemoryEntry) -> Candidate | None:
+    """A memory of another service, None where it has no text."""
+    text = " ".join(part.text for part in entry.content.parts or () if part.text)
+    if not text:
+        return None
+    return memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
 
 
 def _window(policy: PackPolicy, model: str) -> int:

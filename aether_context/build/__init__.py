@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from aether_context.build.assembly import assemble
 from aether_context.build.carry import Carried, carry
 from aether_context.build.choice import Chosen, choose
+from aether_context.build.filling import fill
 from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
 from aether_context.build.recount import recount
@@ -51,13 +52,13 @@ def build_pack(
     tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
     scope = narrow(source, policy.tools)
     carried = carry(source, policy, scope, tally)
-    chosen = choose(source, policy, carried, carried.settled.sent, tally)
+    chosen = fill(source, policy, carried, choose(source, policy, carried, carried.settled.sent, tally))
     tight = tighten(source, policy, scope, carried, chosen, tally)
     shares = share(source, policy, tight, chosen, tally)
     fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
     if fitted.cut and source.candidates and not _final(carried, chosen):
         carried = carry(source, policy, scope, tally, afresh=True)
-        chosen = choose(source, policy, carried, fitted.items, tally)
+        chosen = fill(source, policy, carried, choose(source, policy, carried, fitted.items, tally))
         tight = tighten(source, policy, scope, carried, chosen, tally)
         shares = share(source, policy, tight, chosen, tally)
         fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)

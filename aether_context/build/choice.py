@@ -47,20 +47,22 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
     query = retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
     tail = "\n".join(_readable(part) for item in kept for part in item.raw.parts)
 
-    def found(layer: str, k: int) -> retrieval.Found:
+    def found(layer: str, k: int, more: int = 0) -> retrieval.Found:
         result = retrieval.retrieve(
             [one for one in source.candidates if one.layer == layer],
             query,
             k=k,
+            more=more,
             settings=policy.retrieval,
             tail=tail,
             now=source.identity.last_event_time,
         )
         return replace(result, chosen=_priced(result.chosen, tally))
 
+    most = policy.retrieval.memory_k
     return Chosen(
         query=query,
-        memory=found("memory", policy.retrieval.memory_k),
+        memory=found("memory", most, policy.retrieval.most_memories(source.window) - most),
         evidence=found("evidence", policy.retrieval.evidence_k),
     )
 

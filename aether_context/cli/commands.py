@@ -319,10 +319,19 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
     epilog=_examples(
         "search 'where did we leave the keys' --memory memories",
         "search getUserName --memory memories --embedder none --json",
+        "search keys --memory memories.sqlite --app home --user ann",
     )
 )
 @click.argument("query")
-@click.option("--memory", "folder", metavar="FOLDER", required=True, help="Where the index was saved.")
+@click.option(
+    "--memory",
+    "folder",
+    metavar="PATH",
+    required=True,
+    help="Where an index was saved, or the file or folder of a memory service.",
+)
+@click.option("--app", help="Whose memories of a service: the app.")
+@click.option("--user", help="And the user; neither is needed where there is but one.")
 @click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
 @click.option(
@@ -334,11 +343,22 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
     help="Weight of relevance against diversity; 1 is relevance alone.",
 )
 @_json_option("A JSON list, an object for each hit.")
-def search(query: str, folder: str, embedder: str | None, limit: int, mmr_lambda: float, as_json: bool) -> None:
-    """Shows what an index finds for QUERY, best first, with each score that the rank was made of."""
+def search(
+    query: str,
+    folder: str,
+    app: str | None,
+    user: str | None,
+    embedder: str | None,
+    limit: int,
+    mmr_lambda: float,
+    as_json: bool,
+) -> None:
+    """Shows what an index or a memory service finds for QUERY, best first, with each score the rank was made of."""
     from aether_context.cli import searching
 
-    searching.show(query, folder, embedder=embedder, limit=limit, mmr_lambda=mmr_lambda, as_json=as_json)
+    searching.show(
+        query, folder, app=app, user=user, embedder=embedder, limit=limit, mmr_lambda=mmr_lambda, as_json=as_json
+    )
 
 
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from aether_context.cli.terminal import cell, console, grid, moment, print_json
 from aether_context.embedding import choice
-from aether_context.retrieval import Hit, HybridIndex
+from aether_context.errors import SearchIndexError
+from aether_context.memory import Memories, Remembered, located
+from aether_context.retrieval import Entry, Hit, HybridIndex
 
 _SCORES = ("lexical", "semantic", "neighbours", "time", "recency", "mmr")
 
 
-def show(query: str, folder: str, *, embedder: str | None, limit: int, mmr_lambda: float, as_json: bool) -> None:
+def show(
+    query: str,
+    folder: str,
+    *,
+    app: str | None,
+    user: str | None,
+    embedder: str | None,
+    limit: int,
+    mmr_lambda: float,
+    as_json: bool,
+) -> None:
     """Prints hits, best first.
 
     Args:
-        folder: where an index was saved.
+        folder: where an index was saved, or the file or folder of a memory service.
+        app: whose memories, of those in such a file; None takes the only ones there are. So does ``user``.
         embedder: by name; None takes the default one.
 
     Raises:
-        SearchIndexError: the folder holds no index that can be read.
+        SearchIndexError: there is neither, it cannot be read, or it is not said whose memories are meant.
+        StoreError: the file holds no memories.
     """
     if embedder is not None and embedder.partition(":")[0] not in {"none", *choice.KINDS}:
         from aether_context.adk.embeddings import register_embedders
 
         register_embedders()
-    index = HybridIndex.load(folder, embedder)
-    hits = index.search(query, limit, mmr_lambda=mmr_lambda)
+    if located(folder).is_file():
+        hits, count = _remembered(query, folder, app, user, embedder, limit, mmr_lambda)
+    else:
+        index = HybridIndex.load(folder, embedder)
+        hits, count = index.search(query, limit, mmr_lambda=mmr_lambda), len(index)
     if as_json:
         print_json([_value(hit) for hit in hits])
     elif not hits:
-        console(stderr=True).print(cell(f"nothing in {folder} answers that: {len(index):,} entries were looked at"))
+        console(stderr=True).print(cell(f"nothing in {folder} answers that: {count:,} entries were looked at"))
     else:
         _print(hits)
+
+
+def _remembered(
+    query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int, mmr_lambda: float
+) -> tuple[list[Hit], int]:
+    """Hits among one user's memories, and how many of these there are."""
+    with closing(Memories(path, embedder=embedder)) as memories:
+        fitting = [one for one in memories.users() if app in (None, one[0]) and user in (None, one[1])]
+        if len(fitting) != 1:
+            known = "; ".join(f"--app {one[0]} --user {one[1]}" for one in memories.users()[:10]) or "nobody's"
+            raise SearchIndexError(f"{path} holds the memories of {len(fitting)} users that fit: name one of {known}")
+        whose, of, count = fitting[0]
+        return [_hit(one) for one in memories.search(whose, of, query, limit, mmr_lambda=mmr_lambda)], count
+
+
+def _hit(found: Remembered) -> Hit:
+    one = found.memory
+    entry = Entry(id=one.name, text=one.text, time=one.time, speaker=one.author, thread=one.session or None)
+    return Hit(entry=entry, score=found.score, scores=found.scores)
 
 
 def _print(hits: list[Hit]) -> None:

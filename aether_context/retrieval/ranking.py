@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -47,6 +48,7 @@ def retrieve(
     *,
     k: int,
     settings: RetrievalSettings,
+    more: int = 0,
     tail: str = "",
     now: float = 0.0,
 ) -> Found:
@@ -56,6 +58,8 @@ def retrieve(
     stay out; evidence has none, since its records were made on purpose. Ties break on id.
 
     Args:
+        k: how many are chosen by relevance and diversity.
+        more: how many are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
         now: seconds since 1970; what expired before it is left out.
     """
@@ -78,6 +82,9 @@ def retrieve(
             relevant.append(candidate)
     ranked = diversify(relevant, weight=settings.mmr_lambda, k=k)
     names = {candidate.id for candidate in ranked}
+    rest = sorted((one for one in relevant if one.id not in names), key=lambda one: (-one.score, one.id))
+    ranked += rest[:more]
+    names |= {candidate.id for candidate in ranked}
     left += [Left(candidate=one, reason="beyond_k") for one in relevant if one.id not in names]
     return Found(chosen=tuple(ranked), left=tuple(left))
 
@@ -140,23 +147,30 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
     ``weight * similarity - (1 - weight) * overlap`` with overlap the highest Jaccard index of words with one already
-    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none.
+    chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal
+    only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
-    words = {candidate.id: _vocabulary(candidate.text) for candidate in candidates}
-    overlap = dict.fromkeys(words, 0.0)
-    rest = list(candidates)
-    chosen: list[Candidate] = []
-    while rest and len(chosen) < k:
-        best = min(rest, key=lambda one: (not one.covers, -_marginal(one, overlap, weight), one.id))
-        chosen.append(replace(best, scores={**best.scores, "mmr": round(_marginal(best, overlap, weight), 6)}))
-        rest.remove(best)
-        for one in rest:
-            overlap[one.id] = max(overlap[one.id], _jaccard(words[one.id], words[best.id]))
-    return chosen
-
-
-def _marginal(candidate: Candidate, overlap: Mapping[str, float], weight: float) -> float:
-    return weight * candidate.score - (1 - weight) * overlap[candidate.id]
+    words = [_vocabulary(candidate.text) for candidate in candidates]
+    overlap = [0.0] * len(candidates)
+    compared = [0] * len(candidates)
+    held = [(not one.covers, -weight * one.score, one.id, place) for place, one in enumerate(candidates)]
+    heapq.heapify(held)
+    chosen: list[int] = []
+    ranked: list[Candidate] = []
+    while held and len(chosen) < k:
+        covers, marginal, name, place = held[0]
+        if weight < 1 and compared[place] < len(chosen):
+            since = chosen[compared[place] :]
+            overlap[place] = max(overlap[place], *(_jaccard(words[place], words[one]) for one in since))
+            compared[place] = len(chosen)
+            marginal = (1 - weight) * overlap[place] - weight * candidates[place].score
+            heapq.heapreplace(held, (covers, marginal, name, place))
+            continue
+        heapq.heappop(held)
+        chosen.append(place)
+        one = candidates[place]
+        ranked.append(replace(one, scores={**one.scores, "mmr": round(-marginal, 6)}))
+    return ranked
 
 
 def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:

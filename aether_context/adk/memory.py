@@ -1,0 +1,234 @@
+"""An ADK memory service that finds by words and meaning, in one process or in a file that several share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from google.adk.events.event import Event
+from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
+from google.adk.memory.memory_entry import MemoryEntry
+from google.adk.sessions.session import Session
+from google.genai import types
+from typing_extensions import override
+
+from aether_context.canonical import hash_json, plain, short
+from aether_context.embedding import Embedder
+from aether_context.errors import SearchIndexError
+from aether_context.memory import Memories, Memory, Remembered
+from aether_context.retrieval import SearchSettings
+
+SCHEME = "hybrid"
+"""What a URI of such a service begins with, once `register_memory_service` was called."""
+
+SCORE = "aether_score"
+"""The key of an entry's metadata under which its score stands, 0 to 1."""
+
+_OPTIONS = ("embedder", "limit")
+
+
+class HybridMemoryService(BaseMemoryService):
+    """Remembers what was said, by app and user, and finds it by BM25 and vectors together.
+
+    What is written is durable when the call returns, and in all processes that share the file is found by the next
+    search. What is deleted is gone from the file and, at the next search, from every index, and adding its session
+    again does not bring it back.
+
+    Args:
+        uri: a file, a folder for one, or ``hybrid:///absolute/path``, ``hybrid://relative/path``, with options
+            behind a question mark (``?embedder=none&limit=30``); empty or ``hybrid://`` keeps all in this process.
+        embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
+        limit: most memories that a search returns to those who do not say how many they want, as ADK's tools do.
+        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
+        max_users: so many users' indexes are kept in memory at once.
+        agents_dir: where a relative path of a URI begins; ADK gives it.
+
+    Raises:
+        SearchIndexError: the URI is of another scheme, or has an option that is none.
+        StoreError: the file cannot be opened, or is none of this format.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str] = "",
+        *,
+        embedder: str | Embedder | None = None,
+        limit: int = 20,
+        redact: Callable[[str], str] | None = None,
+        settings: SearchSettings | None = None,
+        max_users: int = 64,
+        agents_dir: str | None = None,
+    ) -> None:
+        path, options = _parsed(uri, agents_dir)
+        self.limit = _whole(options["limit"]) if "limit" in options else limit
+        chosen = options.get("embedder", embedder)
+        self.memories = Memories(path, embedder=chosen, settings=settings, redact=redact, max_users=max_users)
+
+    @override
+    async def add_session_to_memory(self, session: Session) -> None:
+        """Adds the events of a session that are new or other than before. None that is there is taken out."""
+        found = _said(session.events, session.id, {})
+        await asyncio.to_thread(self.memories.add, session.app_name, session.user_id, found)
+
+    @override
+    async def add_events_to_memory(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        events: Sequence[Event],
+        session_id: str | None = None,
+        custom_metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Adds events beside those of the session that are there; the metadata comes back with each of them."""
+        found = _said(events, session_id or "", custom_metadata or {})
+        await asyncio.to_thread(self.memories.add, app_name, user_id, found)
+
+    @override
+    async def add_memory(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        memories: Sequence[MemoryEntry],
+        custom_metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Adds memories as they are, or writes those of the same id anew, deleted ones too.
+
+        One without an id is known by its content, so that writing it twice leaves one.
+
+        Raises:
+            SearchIndexError: one has no text.
+        """
+        found = [_told(entry, custom_metadata or {}) for entry in memories]
+        await asyncio.to_thread(self.memories.add, app_name, user_id, _latest(found), revive=True)
+
+    @override
+    async def search_memory(
+        self, *, app_name: str, user_id: str, query: str, limit: int | None = None
+    ) -> SearchMemoryResponse:
+        """The best memories for a query, best first, each with its score in its metadata.
+
+        Args:
+            limit: how many at most; None takes the service's.
+        """
+        found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
+        return SearchMemoryResponse(memories=[_memory_entry(one) for one in found])
+
+    async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
+        """What `search_memory` finds, without ADK's types, which cost more than the search."""
+        return await asyncio.to_thread(self.memories.search, app_name, user_id, query, limit)
+
+    @override
+    async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
+        """Deletes what a search returned under an id; an id that is not there is passed over."""
+        if memory_id:
+            await asyncio.to_thread(self.memories.delete, app_name, user_id, name=memory_id)
+
+    async def delete_session_from_memory(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Deletes all that was remembered of a session."""
+        await asyncio.to_thread(self.memories.delete, app_name, user_id, session=session_id)
+
+    async def delete_user_from_memory(self, *, app_name: str, user_id: str) -> None:
+        """Deletes all that was remembered of a user."""
+        await asyncio.to_thread(self.memories.delete, app_name, user_id)
+
+    async def close(self) -> None:
+        """Closes the file."""
+        await asyncio.to_thread(self.memories.close)
+
+
+def register_memory_service() -> None:
+    """Puts ``hybrid://`` URIs on offer to ``adk web --memory_service_uri``; to be called in ``services.py``."""
+    from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
+
+    get_service_registry().register_memory_service(SCHEME, lambda uri, **given: HybridMemoryService(uri, **given))
+
+
+def _parsed(uri: str | os.PathLike[str], agents_dir: str | None) -> tuple[Path | None, dict[str, str]]:
+    """The path that a URI means, None for none, and its options."""
+    text = os.fspath(uri)
+    if "://" not in text:
+        return (Path(text) if text else None), {}
+    parts = urlsplit(text)
+    if parts.scheme != SCHEME:
+        raise SearchIndexError(f"memory URI {text!r} is unknown: it begins with {SCHEME}://, or is a path")
+    options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise SearchIndexError(f"memory URI option {unknown[0]!r} is unknown: it is one of {', '.join(_OPTIONS)}")
+    path = unquote(parts.netloc + parts.path)
+    return (Path(agents_dir or "") / path if path else None), options
+
+
+def _whole(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise SearchIndexError(f"memory URI option limit={value!r} is no whole number above 0")
+    return int(value)
+
+
+def _said(events: Sequence[Event], session: str, metadata: Mapping[str, object]) -> list[Memory]:
+    """What events say in text, thoughts left out, and partial ones, which come whole later."""
+    return _latest(
+        Memory(
+            name=event.id,
+            text=text,
+            session=session,
+            role=event.content.role or "user",
+            author=event.author or None,
+            timestamp=_iso(event.timestamp),
+            metadata=plain(metadata),
+        )
+        for event in events
+        if event.content is not None and not event.partial and (text := _text(event.content))
+    )
+
+
+def _told(entry: MemoryEntry, metadata: Mapping[str, object]) -> Memory:
+    text = _text(entry.content)
+    if not text:
+        raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
+    name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
+    return Memory(
+        name=name,
+        text=text,
+        role=entry.content.role or "user",
+        author=entry.author or None,
+        timestamp=entry.timestamp,
+        metadata=plain({**metadata, **entry.custom_metadata}),
+    )
+
+
+def _latest(memories: Iterable[Memory]) -> list[Memory]:
+    """Each name once, as it was said last."""
+    return list({one.name: one for one in memories}.values())
+
+
+def _text(content: types.Content) -> str:
+    return " ".join(part.text for part in content.parts or () if part.text and not part.thought).strip()
+
+
+def _iso(timestamp: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(timestamp, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _memory_entry(found: Remembered) -> MemoryEntry:
+    memory = found.memory
+    return MemoryEntry(
+        id=memory.name,
+        content=types.Content(role=memory.role, parts=[types.Part(text=memory.text)]),
+        author=memory.author,
+        timestamp=memory.timestamp,
+        custom_metadata={**memory.metadata, SCORE: share(found)},
+    )
+
+
+def share(found: Remembered) -> float:
+    """A score on a scale of 0 to 1, in the same order."""
+    return round(found.score / (1 + found.score), 6)

@@ -1,0 +1,50 @@
+"""Further memories for the part of a window that nothing else asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aether_context.allocation import slack_tokens
+from aether_context.build.carry import Carried
+from aether_context.build.choice import Chosen
+from aether_context.build.demand import demand
+from aether_context.pack import Candidate, Ingredients
+from aether_context.policy import PackPolicy
+from aether_context.retrieval import Left
+
+
+def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Chosen:
+    """The choice with its memories beyond ``memory_k`` only where they find room whole.
+
+    Room is what all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from
+    another layer and shortens nothing.
+    """
+    most = policy.retrieval.memory_k
+    first, more = chosen.memory.chosen[:most], chosen.memory.chosen[most:]
+    if not more:
+        return chosen
+    asked = demand(source, policy, carried, replace(chosen, memory=replace(chosen.memory, chosen=first)))
+    room = _free(source, policy) - sum(asked.measured.values()) - sum(asked.wanted.values())
+    taken = _fitting(more, room)
+    names = {one.id for one in taken}
+    left = tuple(Left(candidate=one, reason="beyond_k") for one in more if one.id not in names)
+    return replace(chosen, memory=replace(chosen.memory, chosen=(*first, *taken), left=(*chosen.memory.left, *left)))
+
+
+def _free(source: Ingredients, policy: PackPolicy) -> int:
+    """Tokens up to which the window may be filled; none where layers do not lend."""
+    if not policy.budget.lending:
+        return 0
+    budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+    return min(budget, int(source.window * policy.retrieval.memory_fill))
+
+
+def _fitting(candidates: Sequence[Candidate], room: int) -> list[Candidate]:
+    """Those that fit, in their order; one that does not is passed over."""
+    taken = []
+    for one in candidates:
+        if one.tokens <= room:
+            taken.append(one)
+            room -= one.tokens
+    return taken

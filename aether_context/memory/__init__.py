@@ -1,0 +1,13 @@
+"""Long-term memory: texts of users in one SQLite file, found by words and meaning.
+
+memories = Memories("memories.sqlite")
+memories.add("app", "ann", [Memory(name="m1", text="The keys are under the sofa.", author="Ann")])
+memories.search("app", "ann", "where are the keys?", limit=10)
+"""
+
+from __future__ import annotations
+
+from .file import Memory, MemoryFile, located
+from .library import Memories, Remembered
+
+__all__ = ["Memories", "Memory", "MemoryFile", "Remembered", "located"]
