@@ -115,8 +115,8 @@ def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, f
     task = tally.count(payload.step_text(source.step))
     if not framed:
         return task
-    if policy.payload.tool_lines and scope.mode != "off":
-        task += sum(tally.count_all([tool.signature for tool in scope.tools])) + 2 * len(scope.tools)
+    if policy.payload.tool_lines:
+        task += sum(tally.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
     return task + frame_tokens(policy, tally)
 
 
@@ -155,7 +155,9 @@ def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
     planned = source.validity != "unplanned"
     sent = {tool.name for tool in scope.tools}
     whole = [tool.digest for tool in source.request.tools if tool.name in sent]
+    chosen = {"scope": scope.key} if scope.key else {}
     return {
+        **chosen,
         "system": short(hash_text(system)),
         "tools": short(hash_text("\n".join([*whole, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
