@@ -5,7 +5,7 @@ from __future__ import annotations
 from aether_context.adk.marks import cut_now
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.preview import cutoff, preview_strategies
-from aether_context.adk.tools import context_tools, evidence_tools, planning_tools
+from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
 
 __all__ = [
     "ContextPackPlugin",
@@ -14,6 +14,7 @@ __all__ = [
     "cut_now",
     "cutoff",
     "evidence_tools",
+    "memory_tools",
     "planning_tools",
     "preview_strategies",
 ]
