@@ -337,8 +337,8 @@ class Epoch:
     examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
     ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
     ``asked`` names the last cut by hand that was carried out. Contents before ``summary_place``, an index in the host's
-    list, stand before the summary. ``tools`` are the declarations that are sent, with why, where not all are; ``marks``
-    then has ``scope``, too, for what they were chosen for.
+    list, stand before the summary. ``tools`` are the declarations that were sent last where not all were, with why;
+    ``marks`` has ``scope``, too, for what they were chosen for.
     """
 
     number: int = 0

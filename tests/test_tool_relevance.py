@@ -18,6 +18,7 @@ from test_adk_tools import results
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
+from aether_context.adk.finding import FindTools
 from aether_context.build.relevance import FIND_TOOLS
 
 SUBJECTS = ("invoice", "parcel", "calendar", "photo", "recipe", "flight", "hotel", "contract", "guitar", "garden")
@@ -43,6 +44,12 @@ def many(*script: Any, policy: PackPolicy = SMALL, **more: Any) -> Chat:
 
 def declared(chat: Chat) -> list[tuple[str, ...]]:
     return [one.declared for one in chat.after.sent]
+
+
+def change(chat: Chat, state: dict[str, Any]) -> None:
+    """Changes the session's state between two messages."""
+    event = Event(author="user", actions=EventActions(state_delta=state))
+    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), event))
 
 
 def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_asked_for() -> None:
@@ -142,8 +149,7 @@ def test_tools_are_chosen_again_for_another_step() -> None:
 
     chat = many("ok", "ok", state=step("List the flights"))
     chat.say("Go on.")
-    change = Event(author="user", actions=EventActions(state_delta=step("Water the garden")))
-    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), change))
+    change(chat, step("Water the garden"))
     chat.say("Go on.")
     assert [one.epoch_reason for one in chat.manifests()] == ["first_call", "step_changed"]
     before, after = declared(chat)
@@ -237,3 +243,27 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     assert build_pack(replace(asked, tool_scores=pack.tool_scores), policy).checksum == pack.checksum
     again = build_pack(replace(asked, epoch=pack.epoch), policy)
     assert (again.tools, again.epoch_reason, again.tool_scores) == (pack.tools, None, {})
+
+
+def test_a_tool_used_before_a_step_that_names_others_is_declared_after_it() -> None:
+    narrow = {"plan": {"step": {"id": "1", "text": "Book a hotel", "acceptance": ["Booked"], "tools": ["list_hotel"]}}}
+    long = "x " * 2_500
+    chat = many(call("rename_guitar", number="3"), "Renamed.", *[long] * 4, "ok")
+    chat.say("Which flights has the customer booked?")
+    change(chat, narrow)
+    for _ in range(4):
+        chat.say("Go on. " + "y " * 800)
+    assert "rename_guitar" not in declared(chat)[-1]
+    change(chat, {"plan": None})
+    chat.say("Which flights has the customer booked?")
+    assert chat.manifests()[-1].tools.kept["rename_guitar"] == "used"
+    chat.replays()
+
+
+def test_a_search_that_fails_is_an_answer() -> None:
+    async def ask(finder: FindTools) -> dict[str, Any]:
+        return await finder.run_async(args={"query": "rename"}, tool_context=None)  # type: ignore[arg-type]
+
+    broken = replace(packs.tool("rename_guitar"), wire="not JSON")
+    answer = asyncio.run(ask(FindTools([broken], frozenset())))
+    assert answer == {"error": "no tools could be looked up: JSONDecodeError"}

@@ -431,7 +431,7 @@ def _epoch(
         marks=carried.marks,
         strategies=fitted.states,
         asked=source.asked,
-        tools=tight.scope.kept,
+        tools=tight.scope.kept or before.tools,
     )
     live = {item.raw.digest for item in fitted.items}
     extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}

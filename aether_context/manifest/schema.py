@@ -222,7 +222,7 @@ class EpochRecord(_Record):
     asked: str = ""
     """The last cut by hand that was carried out."""
     tools: Mapping[str, Keep] = {}
-    """Declarations that are sent, with why, where not all are."""
+    """Declarations that were sent last where not all were, with why."""
 
 
 class CalibrationRecord(_Record):
