@@ -8,9 +8,12 @@ from typing import Any
 
 import packs
 import pytest
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.function_tool import FunctionTool
+from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Chat, call
@@ -267,3 +270,34 @@ def test_a_search_that_fails_is_an_answer() -> None:
     broken = replace(packs.tool("rename_guitar"), wire="not JSON")
     answer = asyncio.run(ask(FindTools([broken], frozenset())))
     assert answer == {"error": "no tools could be looked up: JSONDecodeError"}
+
+
+@pytest.mark.parametrize(
+    ("calling", "hides"),
+    [
+        (types.FunctionCallingConfig(mode="ANY"), False),
+        (types.FunctionCallingConfig(mode="NONE"), False),
+        (types.FunctionCallingConfig(mode="VALIDATED", allowed_function_names=["list_hotel"]), False),
+        (types.FunctionCallingConfig(mode="AUTO"), True),
+    ],
+)
+def test_nothing_is_hidden_where_the_host_restricts_calls(calling: types.FunctionCallingConfig, hides: bool) -> None:
+    def restrict(context: CallbackContext, request: LlmRequest) -> None:
+        request.config.tool_config = types.ToolConfig(function_calling_config=calling)
+
+    chat = many("ok", alter=restrict)
+    chat.say("Which flights has the customer booked?")
+    assert ("find_tools" in declared(chat)[0]) is hides
+    assert (declared(chat)[0] == NAMES) is not hides
+    chat.replays()
+
+
+def test_tools_that_are_no_functions_stay_and_the_finder_stands_behind_the_last_function() -> None:
+    def search(context: CallbackContext, request: LlmRequest) -> None:
+        request.config.tools = [*request.config.tools, types.Tool(google_search=types.GoogleSearch())]
+
+    chat = many("ok", alter=search)
+    chat.say("Which flights has the customer booked?")
+    assert declared(chat)[0][-1] == "find_tools"
+    assert len(chat.after.sent[0].other_tools) == 1
+    chat.replays()
