@@ -1,6 +1,7 @@
-"""Notes and evidence in a session's state, written so that `aether_context.state.read_state` finds them.
+"""Notes, decisions, entities and evidence in a session's state, as `aether_context.state.read_state` finds them.
 
     add_note(state, "The changelog starts at 1.7.", time=now, ttl_seconds=3600)
+    add_decision(state, "Tables, not lists", reason="the reviewers compare rows", time=now)
     add_evidence(state, uri="artifact://tasks/42/report.md", summary="14 commits touch the API", covers=["a1"])
 
 ``state["knowledge"]`` is assigned anew each time, as plain JSON: a session records assignments, and it keeps each value
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from aether_context.canonical import hash_text
+from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError
 from aether_context.state import (
     WRITING,
@@ -70,6 +71,38 @@ def add_note(
             _check_step(_plan(state), note.step_id)
         _put(state, "notes", note, _name_of_note)
     return note
+
+
+def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
+    """Writes what was decided into the log of decisions; it outlives the step that it was made in.
+
+    Raises:
+        KnowledgeError: the text is empty or too long.
+    """
+    if not text.strip():
+        raise KnowledgeError("a decision needs a text: say what was decided", field="text")
+    said = f"{text} (because: {reason})" if reason.strip() else text
+    decision = _shape(NoteShape, "decision", text=said, time=time)
+    return _log(state, "decisions", decision.model_copy(update={"id": note_id(decision, "decision")}))
+
+
+def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
+    """Writes what is known of somebody or something; it takes the place of what was known under that name.
+
+    Raises:
+        KnowledgeError: name or text is empty, or they are too long.
+    """
+    for field, value in (("name", name), ("text", text)):
+        if not value.strip():
+            raise KnowledgeError(f"an entity needs a {field}", field=field)
+    entity = f"entity_{short(hash_text(name.strip().casefold()))}"
+    return _log(state, "entities", _shape(NoteShape, "entity", id=entity, text=f"{name.strip()}: {text}", time=time))
+
+
+def _log(state: SessionState, key: str, entry: NoteShape) -> NoteShape:
+    with WRITING:
+        _put(state, key, entry, _name_of_note)
+    return entry
 
 
 def remove_note(state: SessionState, id: str) -> None:

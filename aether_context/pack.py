@@ -47,6 +47,10 @@ Reason: TypeAlias = Literal[
 ``turn_budget`` and ``middle`` are those of ``stable_prefix``, ``sliding_turns`` and ``heads_tails``; ``strategy`` is a
 registered one's. The set is closed."""
 
+Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
+"""Why a declaration is sent where not all are: it steers the host, the policy pins it, it was called in this session,
+the model asked for it, or it answers what is asked."""
+
 Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "replace", "hide", "emergency", "scope"]
 
 EpochReason: TypeAlias = Literal[
@@ -334,7 +338,8 @@ class Epoch:
     examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
     ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
     ``asked`` names the last cut by hand that was carried out. Contents before ``summary_place``, an index in the host's
-    list, stand before the summary.
+    list, stand before the summary. ``tools`` are the declarations that were sent last where not all were, with why;
+    ``marks`` has ``scope``, too, for what they were chosen for.
     """
 
     number: int = 0
@@ -351,6 +356,7 @@ class Epoch:
     marks: Mapping[str, str] = field(default_factory=dict)
     strategies: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     asked: str = ""
+    tools: Mapping[str, Keep] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,6 +464,8 @@ class Ingredients:
     the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
     the host changed history that an earlier cut or request relied on. ``cached_price`` is the price of cached input as
     a share of that of other input. ``can_mask`` is set where the model takes a list of allowed function names.
+    ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
+    not declared; ``tool_scores`` are those that an earlier build chose tools by.
     ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
@@ -480,6 +488,8 @@ class Ingredients:
     previous_pack: str = ""
     cached_price: float = 0.1
     can_mask: bool = True
+    can_find: bool = False
+    tool_scores: Mapping[str, float] = field(default_factory=dict)
     hands_off: str = ""
     problems: tuple[str, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
@@ -533,7 +543,9 @@ class Pack:
     ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number
     of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
-    names that calls are restricted to, None where they are not. ``acts`` are what strategies did to this request.
+    names that calls are restricted to, None where they are not. ``tools_kept`` says why a declaration is sent, where
+    not all are, and ``tool_scores`` by what the relevant ones were chosen, where they were for this pack. ``acts`` are
+    what strategies did to this request.
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
     ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
     count, ``mix`` what was counted here.
@@ -550,6 +562,8 @@ class Pack:
     chose: bool
     allowed_tools: tuple[str, ...] | None
     tools_left_out: Mapping[str, Reason]
+    tools_kept: Mapping[str, Keep]
+    tool_scores: Mapping[str, float]
     scope_mode: str
     scope_problem: str
     signals: Signals

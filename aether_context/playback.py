@@ -88,6 +88,8 @@ class Replayer(Resolver):
             rewritten=manifest.rewritten,
             cached_price=manifest.cached_price,
             can_mask=manifest.can_mask,
+            can_find=manifest.can_find,
+            tool_scores=manifest.tools.scores,
             hands_off=manifest.hands_off,
             problems=tuple(held["problems"]),
             anchors=tuple(Anchor(**anchor.model_dump()) for anchor in manifest.anchors),

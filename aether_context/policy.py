@@ -316,10 +316,13 @@ class ToolSettings(_Settings):
     """Which declarations the model sees."""
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
-    """``prune`` declares only the step's tools, ``mask`` restricts calls to them, ``auto`` prunes where a step names
-    its tools and is off elsewhere."""
+    """``prune`` declares only the step's tools, ``mask`` restricts calls to them. ``auto`` prunes where a step names
+    its tools; elsewhere, where all take more than their floor, it declares the relevant ones and ``find_tools``."""
     always: tuple[str, ...] = ()
     """Names of tools that are declared whatever the step says."""
+    least: int = Field(default=10, ge=1)
+    """Relevant tools that are declared at least, even past their floor. An agent with no more than these has them
+    all."""
 
 
 class UsageSettings(_Settings):

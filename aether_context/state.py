@@ -197,12 +197,16 @@ def _as_uri(value: object) -> object:
 
 
 class KnowledgeShape(_Shape):
-    """``state["knowledge"]``: notes, memories and evidence."""
+    """``state["knowledge"]``: notes, memories, decisions, entities and evidence."""
 
     notes: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
     """Working notes."""
     memories: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
     """Memories that the application found itself."""
+    decisions: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    """What was decided, and why."""
+    entities: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    """What is known of people, systems and other things by name."""
     evidence: tuple[Annotated[EvidenceShape, BeforeValidator(_as_uri)], ...] = ()
     """Evidence records."""
 
@@ -316,6 +320,8 @@ _TOOLS: TypeAdapter[tuple[str, ...]] = TypeAdapter(Annotated[tuple[str, ...], Be
 _ITEMS: Mapping[str, TypeAdapter[Any]] = {
     "notes": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
     "memories": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
+    "decisions": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
+    "entities": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
     "evidence": TypeAdapter(Annotated[EvidenceShape, BeforeValidator(_as_uri)]),
 }
 
@@ -407,8 +413,13 @@ def _evidence_digest(record: EvidenceShape) -> str:
 
 
 def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
-    notes = [_note_candidate(note, "note", done) for note in knowledge.notes]
-    memories = [_note_candidate(note, "memory", done) for note in knowledge.memories]
+    kinds = (
+        ("note", knowledge.notes),
+        ("memory", knowledge.memories),
+        ("decision", knowledge.decisions),
+        ("entity", knowledge.entities),
+    )
+    notes = [_note_candidate(note, source, done) for source, held in kinds for note in held]
     evidence = [
         Candidate(
             id=evidence_id(record),
@@ -422,7 +433,7 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
         )
         for record in knowledge.evidence
     ]
-    return [*notes, *memories, *evidence]
+    return [*notes, *evidence]
 
 
 def _note_candidate(note: NoteShape, source: str, done: frozenset[str]) -> Candidate:

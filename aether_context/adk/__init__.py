@@ -6,7 +6,7 @@ from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.preview import cutoff, preview_strategies
-from aether_context.adk.tools import context_tools, evidence_tools, planning_tools
+from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
 
 __all__ = [
     "ContextPackPlugin",
@@ -16,6 +16,7 @@ __all__ = [
     "cut_now",
     "cutoff",
     "evidence_tools",
+    "memory_tools",
     "planning_tools",
     "preview_strategies",
     "register_memory_service",

@@ -21,6 +21,7 @@ from google.genai import types
 
 from aether_context.adk import epochs
 from aether_context.adk.counters import register_counters
+from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import Meters
 from aether_context.adk.recorder import Recorder
@@ -48,6 +49,7 @@ OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
 _SUMMARY_ROUNDS = 2
 _INSTANT_CHARACTERS = 500_000
+_INSTANT_TOOLS = 50
 _SIMPLE = ("epochs",)
 """The strategy where another one, or what else a pack consists of, failed."""
 
@@ -235,7 +237,7 @@ class Edge:
         source = pack.source
         stored: Mapping[str, Any] | None = None
         if not source.hands_off:
-            write(pack, call.request, built.gathered.contents)
+            write(pack, call.request, built.gathered.contents, finder(pack, policy.retrieval.redact_before_retrieval))
             stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
             if source.first_call:
                 self._meters.save(source, built.counter, context.state, store=policy.record != "off")
@@ -261,7 +263,7 @@ class Edge:
         self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
         try:
             planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = self.policy.changed(on_invalid="warn", conversation={"strategy": _SIMPLE})
+            policy = self.policy.changed(on_invalid="warn", conversation={"strategy": _SIMPLE}, tools={"scope": "off"})
             call = Call.of(context, request)
             gathered = await Gatherer().gather(call, planned, policy, None)
             counter = counter_for("")
@@ -297,10 +299,12 @@ class Edge:
             return otherwise
 
     async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
-        """Builds a pack; off the event loop where that would be felt: large contents, or a provider that is asked."""
+        """Builds a pack; off the event loop where that would be felt: large contents, many tools to choose from for the
+        first time, or a provider that is asked."""
         latest = source.request.contents[-8:]
         large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
-        if large or pick.remote:
+        many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
+        if large or many or pick.remote:
             return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, memo=self._memo)
         return build_pack(source, policy, counter=pick.counter, memo=self._memo)
 

@@ -2,6 +2,7 @@
 
     aether:epoch:{scope}                 boundary, marks, extract ceilings, names of packed messages
     aether:summary:{scope}               the summary of what was cut, written once an epoch
+    aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
     aether:payload:{scope}:{number}      a packed message, written once an invocation
 
 ``scope`` stands for agent and branch. A state that another session left there (ADK copies a parent's state into child
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from aether_context.canonical import hash_json, short
 from aether_context.conversation import live_positions
-from aether_context.pack import Epoch, Identity, PackedMessage
+from aether_context.pack import Epoch, Identity, Keep, PackedMessage
 
 _MOST_PAYLOADS = 64
 
@@ -71,6 +72,13 @@ class _StoredPayload(BaseModel):
     used: dict[str, int] = {}
 
 
+class _StoredTools(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session: str
+    kept: dict[str, Keep] = {}
+
+
 def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
     """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound."""
     scope = _scope(identity)
@@ -101,6 +109,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         marks=stored.marks,
         strategies=stored.strategies,
         asked=stored.asked,
+        tools=_tools(state, scope, identity),
     )
 
 
@@ -143,6 +152,8 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
             }
     for slot in range(len(payloads), len(before.payloads)):
         state[f"aether:payload:{scope}:{slot}"] = None
+    if after.tools != before.tools:
+        state[f"aether:tools:{scope}"] = {"session": identity.session, "kept": dict(after.tools)}
     if after.summary != before.summary:
         state[f"aether:summary:{scope}"] = _escaped(after.summary)
     state[f"aether:epoch:{scope}"] = value
@@ -193,7 +204,7 @@ def _stands(epoch: Epoch, shift: int, digest_at: Callable[[int], str]) -> bool:
 
 def reset(epoch: Epoch, total: int, note: str) -> Aligned:
     """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks)
+    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
     return Aligned(epoch=fresh, positions=tuple(range(total)), rewritten=True, note=note)
 
 
@@ -218,6 +229,14 @@ def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity
         after=_plain(stored.after),
         used=stored.used,
     )
+
+
+def _tools(state: Mapping[str, Any], scope: str, identity: Identity) -> Mapping[str, Keep]:
+    try:
+        stored = _StoredTools.model_validate(state.get(f"aether:tools:{scope}"))
+    except ValidationError:
+        return {}
+    return stored.kept if stored.session == identity.session else {}
 
 
 def _scope(identity: Identity) -> str:

@@ -16,6 +16,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.finding import can_find
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.memory import HybridMemoryService, share
 from aether_context.adk.reading import (
@@ -242,6 +243,7 @@ class Gatherer:
             previous_pack=last.name if last is not None else "",
             cached_price=_cached_price(request.model or "", identity.last_event_time),
             can_mask=_can_mask(request),
+            can_find=can_find(request),
             hands_off=untouched,
             problems=tuple(problems),
             anchors=anchors,

@@ -9,19 +9,29 @@ do instead. The tools stay declared whatever tools a step names.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
+from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 from pydantic import BaseModel
 
 from aether_context import knowledge
 from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.board import TaskBoard, change_plan
+from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, StateError
 from aether_context.state import StepShape
+
+logger = logging.getLogger("aether_context")
+
+_MEMORY_SECONDS = 10.0
 
 
 def planning_tools() -> list[FunctionTool]:
@@ -32,6 +42,11 @@ def planning_tools() -> list[FunctionTool]:
 def evidence_tools() -> list[FunctionTool]:
     """Tools for what an agent finds: ``add_note`` and ``record_evidence``."""
     return _tools(add_note, record_evidence)
+
+
+def memory_tools() -> list[FunctionTool]:
+    """Tools for what outlives a step: ``record_decision`` and ``record_entity``, and beyond it ``remember``."""
+    return _tools(record_decision, record_entity, remember)
 
 
 def context_tools() -> list[FunctionTool]:
@@ -206,6 +221,63 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
         return {"recorded": record.id, "covers": list(record.covers)}
 
     return _answer(work)
+
+
+def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:
+    """Keeps a decision for the rest of the session, so that later steps hold to it.
+
+    Args:
+        text: What was decided, in a sentence.
+        reason: Why.
+    """
+
+    def work() -> dict[str, Any]:
+        decision = knowledge.add_decision(
+            _Declared(tool_context), _text(text), reason=_text(reason), time=_now(tool_context)
+        )
+        return {"decided": decision.id}
+
+    return _answer(work)
+
+
+def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Keeps what is known of a person, a system or another thing by its name, in place of what was known before.
+
+    Args:
+        name: Its name, always the same one.
+        text: All that later steps should know of it, in a sentence or two.
+    """
+
+    def work() -> dict[str, Any]:
+        entity = knowledge.add_entity(_Declared(tool_context), _text(name), _text(text), time=_now(tool_context))
+        return {"known": entity.id}
+
+    return _answer(work)
+
+
+async def remember(text: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Keeps a fact beyond this session, for later conversations with this user. Do not keep what holds only today.
+
+    Args:
+        text: The fact, in a sentence that can be understood without this conversation.
+    """
+    said = _text(text)
+    if not said:
+        return {"error": "a memory needs a text: say what is to be remembered"}
+    name = f"remembered_{short(hash_text(said))}"
+    now = _now(tool_context)
+    entry = MemoryEntry(
+        id=name,
+        content=types.Content(role="model", parts=[types.Part(text=said)]),
+        author=_worker(tool_context),
+        timestamp=datetime.fromtimestamp(now, UTC).isoformat() if now is not None else None,
+    )
+    try:
+        await asyncio.wait_for(tool_context.add_memory(memories=[entry]), _MEMORY_SECONDS)
+    except Exception as error:
+        logger.warning("a memory could not be kept: %s", type(error).__name__, exc_info=error)
+        return {"error": "it was not kept: this application has no memory that takes single facts, or it failed"}
+    return {"remembered": name}
 
 
 def _tools(*functions: Callable[..., Any]) -> list[FunctionTool]:

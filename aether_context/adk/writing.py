@@ -8,17 +8,20 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
+from aether_context.adk.finding import FindTools
 from aether_context.pack import Outgoing, Pack, Part
 
 
-def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> None:
+def write(pack: Pack, request: LlmRequest, contents: list[types.Content], finder: FindTools | None = None) -> None:
     """Puts a pack into a request, all of it or (where making it fails) nothing.
 
     Args:
         contents: ADK's contents, in the order of the pack's own input.
+        finder: the tool that the pack declares last, besides the host's own. Tools that are left out then can still be
+            called.
     """
     made = _contents(pack, contents)
-    tools, tools_dict = _tools(pack, request)
+    tools, tools_dict = _tools(pack, request, finder)
     tool_config = _tool_config(pack, request)
     request.contents = made
     if request.config is None:
@@ -27,7 +30,7 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content]) -> Non
         request.config.system_instruction or ""
     ):
         request.config.system_instruction = pack.system
-    if pack.tools_left_out or _trimmed(pack):
+    if pack.tools_left_out or finder is not None or _trimmed(pack):
         request.config.tools = tools
         request.tools_dict = tools_dict
     if pack.allowed_tools is not None:
@@ -81,10 +84,12 @@ def _is_text(part: types.Part) -> bool:
     return part.text is not None and not part.thought and held <= {"text", "thought", "thought_signature"}
 
 
-def _tools(pack: Pack, request: LlmRequest) -> tuple[types.ToolListUnion | None, dict[str, BaseTool]]:
+def _tools(
+    pack: Pack, request: LlmRequest, finder: FindTools | None
+) -> tuple[types.ToolListUnion | None, dict[str, BaseTool]]:
     config = request.config
     brief = _trimmed(pack)
-    if config is None or not (pack.tools_left_out or brief):
+    if config is None or not (pack.tools_left_out or finder is not None or brief):
         return (config.tools if config is not None else None), dict(request.tools_dict)
     tools: types.ToolListUnion = []
     for tool in config.tools or ():
@@ -97,7 +102,20 @@ def _tools(pack: Pack, request: LlmRequest) -> tuple[types.ToolListUnion | None,
         narrowed = tool.model_copy(update={"function_declarations": inside or None})
         if any(value is not None for value in narrowed.__dict__.values()):
             tools.append(narrowed)
-    return tools, {name: tool for name, tool in request.tools_dict.items() if name not in pack.tools_left_out}
+    if finder is None:
+        return tools, {name: tool for name, tool in request.tools_dict.items() if name not in pack.tools_left_out}
+    _declare(tools, finder.declaration)
+    return tools, {**request.tools_dict, finder.name: finder}
+
+
+def _declare(tools: types.ToolListUnion, declaration: types.FunctionDeclaration) -> None:
+    """Puts a declaration behind the last of the others."""
+    for at in range(len(tools) - 1, -1, -1):
+        tool = tools[at]
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            tools[at] = tool.model_copy(update={"function_declarations": [*tool.function_declarations, declaration]})
+            return
+    tools.append(types.Tool(function_declarations=[declaration]))
 
 
 def _trimmed(pack: Pack) -> dict[str, types.FunctionDeclaration]:

@@ -37,7 +37,7 @@ def build_pack(
     """Builds the request of one model call, with the account of it.
 
     Equal arguments give equal packs, byte for byte, on every machine. Where a cut is made, candidates are chosen once
-    more: what stood in the conversation may not stand there any longer.
+    more: what stood in the conversation may not stand there any longer. So are relevant tools: the prefix ends anyway.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
@@ -50,13 +50,15 @@ def build_pack(
     """
     model = source.request.model
     tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
-    scope = narrow(source, policy.tools)
+    scope = narrow(source, policy, tally)
     carried = carry(source, policy, scope, tally)
     chosen = fill(source, policy, carried, choose(source, policy, carried, carried.settled.sent, tally))
     tight = tighten(source, policy, scope, carried, chosen, tally)
     shares = share(source, policy, tight, chosen, tally)
     fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
-    if fitted.cut and source.candidates and not _final(carried, chosen):
+    chooses_again = bool(source.candidates) and not _final(carried, chosen)
+    if fitted.cut and (chooses_again or scope.stands):
+        scope = narrow(source, policy, tally, afresh=True)
         carried = carry(source, policy, scope, tally, afresh=True)
         chosen = fill(source, policy, carried, choose(source, policy, carried, fitted.items, tally))
         tight = tighten(source, policy, scope, carried, chosen, tally)

@@ -94,6 +94,8 @@ def assemble(
         chose=not carried.keeps,
         allowed_tools=scope.allowed,
         tools_left_out=scope.left_out,
+        tools_kept=scope.kept,
+        tool_scores=scope.scores,
         scope_mode=scope.mode,
         scope_problem=scope.problem,
         signals=shares.signals,
@@ -134,8 +136,10 @@ def method(source: Ingredients, tally: Tally) -> Accuracy:
 
 def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
-    if tight.carried.changed is not None:
-        return tight.carried.changed
+    changed = tight.carried.changed
+    chosen_at_cut = changed == "tools_changed" and fitted.made_cut and bool(tight.scope.scores)
+    if changed is not None and not chosen_at_cut:
+        return changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
     if by_hand(source) and (fitted.made_cut or fitted.acts):
@@ -182,7 +186,7 @@ def _packed(
     rendered = payload.render(
         step=tight.step,
         request=request,
-        tools=scope.tools if scope.mode != "off" else (),
+        tools=scope.listed,
         evidence=fitted.evidence,
         memory=fitted.memory,
         summary=inside,
@@ -427,6 +431,7 @@ def _epoch(
         marks=carried.marks,
         strategies=fitted.states,
         asked=source.asked,
+        tools=tight.scope.kept or before.tools,
     )
     live = {item.raw.digest for item in fitted.items}
     extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}

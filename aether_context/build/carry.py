@@ -58,7 +58,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
     Args:
         afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
     """
-    contract = _contract(source, policy)
+    contract = _contract(source, policy, afresh)
     system = _system(source.request.system, contract)
     marks = _marks(source, scope, system)
     changed = _changed(source, marks)
@@ -115,8 +115,8 @@ def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, f
     task = tally.count(payload.step_text(source.step))
     if not framed:
         return task
-    if policy.payload.tool_lines and scope.mode != "off":
-        task += sum(tally.count_all([tool.signature for tool in scope.tools])) + 2 * len(scope.tools)
+    if policy.payload.tool_lines:
+        task += sum(tally.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
     return task + frame_tokens(policy, tally)
 
 
@@ -135,11 +135,15 @@ def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
     return tally.content(summary_content(payload.summary_message(summary)))
 
 
-def _contract(source: Ingredients, policy: PackPolicy) -> bool:
-    """Whether the system instruction explains the pack: from the first call that could carry one, and then always."""
+def _contract(source: Ingredients, policy: PackPolicy, afresh: bool) -> bool:
+    """Whether the system instruction explains the pack: from the first call that could carry one, and then always.
+
+    Candidates that turn up at a later call of an invocation are not chosen from there, so they call for none yet.
+    """
     if policy.payload.contract != "system" or not source.request.system_is_text or source.hands_off:
         return False
-    likely = source.validity != "unplanned" or bool(source.candidates)
+    chooses = afresh or source.first_call or not source.epoch.number
+    likely = source.validity != "unplanned" or (chooses and bool(source.candidates))
     return likely or source.epoch.contract or policy.conversation.summary == "payload"
 
 
@@ -155,7 +159,9 @@ def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
     planned = source.validity != "unplanned"
     sent = {tool.name for tool in scope.tools}
     whole = [tool.digest for tool in source.request.tools if tool.name in sent]
+    chosen = {"scope": scope.key} if scope.key else {}
     return {
+        **chosen,
         "system": short(hash_text(system)),
         "tools": short(hash_text("\n".join([*whole, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",

@@ -12,6 +12,7 @@ from aether_context.build.assembly import checksum, content_fate, method, missin
 from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import Marks, marks
 from aether_context.build.gating import by_hand, gated, past_byte_net
+from aether_context.build.relevance import asks
 from aether_context.build.settling import content_id
 from aether_context.calibration import mix_of
 from aether_context.canonical import fold
@@ -37,6 +38,8 @@ def extend_pack(
     if any(event.stage == "cut" for event in before.events) or any(map(is_human, added)) or source.hands_off:
         return None
     if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
+        return None
+    if before.scope_mode == "relevant" and asks(before.tools_kept, added):
         return None
     tally = Tally(counter, memo, framing=framing_of(source.request.model))
     tokens = tally.contents(added)
@@ -86,6 +89,7 @@ def extend_pack(
         ),
         appended=len(added),
         chose=False,
+        tool_scores={},
         signals=signals,
         allocation=replace(allocation, layers=layers),
         fates=rows

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from aether_context.build.relevance import FIND_TOOLS, Relevant, relevant
 from aether_context.canonical import JSON, canonical_json, hash_text
-from aether_context.pack import Ingredients, Reason, Tool
-from aether_context.policy import ToolSettings
+from aether_context.counting import Tally
+from aether_context.pack import Ingredients, Keep, Reason, Tool
+from aether_context.policy import PackPolicy, ToolSettings
 
 _EXAMPLE = re.compile(r"(?is)\n?\s*(?:examples?\b[^\n]*:|e\.g\.|for example\b|```).*")
 _DESCRIPTION = 200
@@ -22,7 +24,8 @@ class Scope:
     """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
     ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
-    could not be used.
+    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` and ``key`` are
+    as in `Relevant`.
     """
 
     tools: tuple[Tool, ...]
@@ -31,11 +34,30 @@ class Scope:
     allowed: tuple[str, ...] | None = None
     trimmed: frozenset[str] = frozenset()
     problem: str = ""
+    kept: Mapping[str, Keep] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    key: str = ""
+
+    @property
+    def listed(self) -> tuple[Tool, ...]:
+        """The tools that the payload lists: those of a step."""
+        return self.tools if self.mode in ("prune", "mask") else ()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the relevant tools are those of an earlier choice."""
+        return self.mode == "relevant" and not self.scores
 
 
-def narrow(source: Ingredients, settings: ToolSettings) -> Scope:
-    """The scope of one pack. What an epoch has trimmed stays trimmed."""
-    scope = _narrowed(source, settings)
+def narrow(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: bool = False) -> Scope:
+    """The scope of one pack. What an epoch has trimmed stays trimmed.
+
+    Args:
+        afresh: chooses the relevant tools again.
+    """
+    scope = _narrowed(source, policy.tools)
+    if scope.mode == "off" and not scope.problem and policy.tools.scope == "auto" and not source.hands_off:
+        scope = _chosen(source, relevant(source, policy, tally, afresh=afresh))
     names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
     if not names:
         return scope
@@ -57,6 +79,25 @@ def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
         return Scope(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside))
     left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in inside}
     return Scope(tools=inside, mode="prune", left_out=left_out)
+
+
+def _chosen(source: Ingredients, found: Relevant | None) -> Scope:
+    """The relevant declarations in the host's order, then the tool that finds the others."""
+    tools = source.request.tools
+    if found is None:
+        return Scope(tools=tools)
+    if any(tool.name == FIND_TOOLS.name for tool in tools):
+        return Scope(
+            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
+        )
+    return Scope(
+        tools=(*(tool for tool in tools if tool.name in found.kept), FIND_TOOLS),
+        mode="relevant",
+        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in found.kept},
+        kept=found.kept,
+        scores=found.scores,
+        key=found.key,
+    )
 
 
 @lru_cache(maxsize=500)

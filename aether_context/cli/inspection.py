@@ -13,7 +13,7 @@ from aether_context.canonical import JSON, short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import bar, cell, console, difference, grid, moment, number, percent, print_json
 from aether_context.errors import PackNotFound
-from aether_context.manifest import Manifest, Row
+from aether_context.manifest import Manifest, Row, ToolScope
 from aether_context.pack import LAYERS
 from aether_context.resolution import Resolved, Resolver
 from aether_context.store import PackStore
@@ -260,5 +260,16 @@ def _tools(one: Manifest, everything: bool) -> Iterator[RenderableType]:
     yield cell(f"{number(len(tools.sent))} declared (scope {tools.mode}): {names}")
     if tools.allowed is not None:
         yield cell(f"calls restricted to: {', '.join(tools.allowed) or 'none'}")
-    for name, reason in tools.left_out.items():
-        yield cell(f"left out: {name} ({reason})", "yellow")
+    if tools.kept:
+        yield cell(", ".join(f"{name} ({_why(tools, name)})" for name in tools.kept))
+    out = list(tools.left_out) if everything else list(tools.left_out)[:_FEW]
+    for name in out:
+        yield cell(f"left out: {name} ({_why(tools, name)})", "yellow")
+    if len(out) < len(tools.left_out):
+        yield cell(f"left out: {number(len(tools.left_out) - len(out))} more", "yellow")
+
+
+def _why(tools: ToolScope, name: str) -> str:
+    """Why a declaration was sent or left out, with its score where it has one."""
+    reason = tools.kept.get(name) or tools.left_out[name]
+    return f"{reason}, score {tools.scores[name]:.3f}" if name in tools.scores else reason

@@ -10,7 +10,7 @@ from aether_context.manifest.recording import (
     splice,
     stage_hashes,
 )
-from aether_context.manifest.schema import SCHEMA_VERSION, Manifest, Row, StrategyAct, schema
+from aether_context.manifest.schema import SCHEMA_VERSION, Manifest, Row, StrategyAct, ToolScope, schema
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -19,6 +19,7 @@ __all__ = [
     "Row",
     "StrategyAct",
     "Tip",
+    "ToolScope",
     "epoch_of",
     "epoch_record",
     "pack_id",

@@ -141,6 +141,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
             mode=pack.scope_mode,
             sent=tuple(tool.name for tool in pack.tools),
             left_out=pack.tools_left_out,
+            kept=pack.tools_kept,
+            scores=pack.tool_scores,
             allowed=pack.allowed_tools,
         ),
         contents=contents,
@@ -151,6 +153,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         rewritten=source.rewritten,
         cached_price=source.cached_price,
         can_mask=source.can_mask,
+        can_find=source.can_find,
         hands_off=source.hands_off,
         rows=rows,
         truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
@@ -264,6 +267,7 @@ def epoch_record(epoch: Epoch) -> EpochRecord:
         marks=dict(epoch.marks),
         strategies={name: dict(held) for name, held in epoch.strategies.items()},
         asked=epoch.asked,
+        tools=dict(epoch.tools),
     )
 
 
@@ -296,6 +300,7 @@ def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
         marks=record.marks,
         strategies=record.strategies,
         asked=record.asked,
+        tools=record.tools,
     )
 
 

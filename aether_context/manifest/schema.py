@@ -16,7 +16,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
-from aether_context.pack import Accuracy, AnchorKind, EpochReason, Layer, PrefixBreak, Reason, Stage, State, Validity
+from aether_context.pack import (
+    Accuracy,
+    AnchorKind,
+    EpochReason,
+    Keep,
+    Layer,
+    PrefixBreak,
+    Reason,
+    Stage,
+    State,
+    Validity,
+)
 
 SCHEMA_VERSION = 1
 
@@ -131,11 +142,15 @@ class ToolScope(_Record):
     """Which declarations were sent."""
 
     mode: str
-    """``off``, ``prune`` or ``mask``."""
+    """``off``, ``prune``, ``mask`` or ``relevant``."""
     sent: tuple[str, ...]
     """Names declared, in order."""
     left_out: Mapping[str, str] = {}
     """Names left out, with the reason."""
+    kept: Mapping[str, Keep] = {}
+    """Names declared, with the reason, in the mode ``relevant``."""
+    scores: Mapping[str, float] = {}
+    """How well each tool answers what is asked, by name, where the relevant ones were chosen for this pack."""
     allowed: tuple[str, ...] | None = None
     """Names that calls were restricted to; null where they were not."""
 
@@ -206,6 +221,8 @@ class EpochRecord(_Record):
     """What each strategy keeps from call to call."""
     asked: str = ""
     """The last cut by hand that was carried out."""
+    tools: Mapping[str, Keep] = {}
+    """Declarations that were sent last where not all were, with why."""
 
 
 class CalibrationRecord(_Record):
@@ -306,6 +323,8 @@ class Manifest(_Record):
     """Price of cached input as a share of that of other input."""
     can_mask: bool = True
     """Whether the model takes a list of allowed function names."""
+    can_find: bool = False
+    """Whether the host carries out ``find_tools``."""
     hands_off: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .ranking import Found, Left, bm25, diversify, query_of, retrieve, score, tokenize
 
 if TYPE_CHECKING:
+    from .catalogue import tool_scores
     from .fusion import SearchSettings
     from .index import Entry, Hit, HybridIndex
 
@@ -24,9 +25,16 @@ __all__ = [
     "retrieve",
     "score",
     "tokenize",
+    "tool_scores",
 ]
 
-_HOMES = {"Entry": "index", "Hit": "index", "HybridIndex": "index", "SearchSettings": "fusion"}
+_HOMES = {
+    "Entry": "index",
+    "Hit": "index",
+    "HybridIndex": "index",
+    "SearchSettings": "fusion",
+    "tool_scores": "catalogue",
+}
 """What needs numpy is loaded when it is asked for."""
 
 

@@ -1,0 +1,303 @@
+"""Many tools and no step that names any: the relevant ones are declared, the model asks for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import packs
+import pytest
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.function_tool import FunctionTool
+from google.genai import types
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Chat, call
+from test_adk_tools import results
+
+from aether_context import PackPolicy, build_pack
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.finding import FindTools
+from aether_context.build.relevance import FIND_TOOLS
+
+SUBJECTS = ("invoice", "parcel", "calendar", "photo", "recipe", "flight", "hotel", "contract", "guitar", "garden")
+VERBS = ("create", "delete", "list", "rename")
+NAMES = tuple(f"{verb}_{subject}" for subject in SUBJECTS for verb in VERBS)
+SMALL = PackPolicy(max_input_tokens=8_000, tools={"least": 4})
+
+
+def tool(name: str) -> FunctionTool:
+    verb, subject = name.split("_")
+
+    def work(number: str) -> str:
+        return f"{name} did {number}"
+
+    work.__name__ = name
+    work.__doc__ = f"{verb.title()}s a {subject} of the customer.\n\nArgs:\n    number: The number of the {subject}."
+    return FunctionTool(work)
+
+
+def many(*script: Any, policy: PackPolicy = SMALL, **more: Any) -> Chat:
+    return Chat(script=script, tools=[tool(name) for name in NAMES], policy=policy, **more)
+
+
+def declared(chat: Chat) -> list[tuple[str, ...]]:
+    return [one.declared for one in chat.after.sent]
+
+
+def change(chat: Chat, state: dict[str, Any]) -> None:
+    """Changes the session's state between two messages."""
+    event = Event(author="user", actions=EventActions(state_delta=state))
+    asyncio.run(chat.sessions.append_event(asyncio.run(chat.held()), event))
+
+
+def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_asked_for() -> None:
+    chat = many("Here they are.")
+    chat.say("Which flights has the customer booked?")
+    names = declared(chat)[0]
+    assert names[-1] == "find_tools"
+    assert {"list_flight", "create_flight"} <= set(names)
+    assert len(names) < len(NAMES) / 2
+    assert list(names[:-1]) == [name for name in NAMES if name in names]
+    assert set(chat.after.sent[0].dispatched) == {*NAMES, "find_tools"}
+    scope = chat.manifests()[0].tools
+    assert scope.mode == "relevant"
+    assert scope.kept == dict.fromkeys(names[:-1], "relevant")
+    assert set(scope.left_out) == set(NAMES) - set(names)
+    assert set(scope.left_out.values()) == {"over_allocation"}
+    assert scope.scores["list_flight"] > scope.scores["rename_garden"] >= 0
+    chat.replays()
+
+
+def test_the_choice_stands_for_the_epoch_and_a_request_only_grows() -> None:
+    chat = many(call("list_flight", number="7"), "Flight 7.", "Your garden.")
+    chat.say("Which flights has the customer booked?")
+    chat.say("And what is in the garden?")
+    assert len(set(declared(chat))) == 1
+    manifests = chat.manifests()
+    assert [one.epoch_reason for one in manifests] == ["first_call", None, None]
+    assert all(one.prefix.broken_by in (None, "new_invocation") for one in manifests)
+    assert [bool(one.tools.scores) for one in manifests] == [True, False, False]
+    assert [one.tools.kept["list_flight"] for one in manifests] == ["relevant", "used", "used"]
+    chat.replays()
+
+
+def test_what_the_model_asks_for_is_declared_at_the_next_call_as_an_epoch() -> None:
+    chat = many(call("find_tools", query="rename a guitar"), call("rename_guitar", number="3"), "Renamed.", "Yes.")
+    events = chat.say("Which flights has the customer booked?")
+    found, done = results(events)
+    assert found["found"][0]["name"] == "rename_guitar"
+    assert "Renames a guitar" in found["found"][0]["does"]
+    assert done == {"result": "rename_guitar did 3"}
+    chat.say("Sure?")
+    before, *after = declared(chat)
+    assert "rename_guitar" not in before
+    assert all("rename_guitar" in names for names in after)
+    assert set(before) < set(after[0])
+    assert len(set(after)) == 1
+    manifests = chat.manifests()
+    assert [one.epoch_reason for one in manifests] == ["first_call", "tools_changed", None, None]
+    assert [one.tools.kept.get("rename_guitar") for one in manifests] == [None, "found", "used", "used"]
+    chat.replays()
+
+
+def test_a_tool_that_is_called_though_it_is_hidden_works_and_is_declared_from_then_on() -> None:
+    chat = many(call("rename_guitar", number="3"), "Renamed.")
+    events = chat.say("Which flights has the customer booked?")
+    assert results(events) == [{"result": "rename_guitar did 3"}]
+    before, after = declared(chat)
+    assert ("rename_guitar" in before, "rename_guitar" in after) == (False, True)
+    assert [one.epoch_reason for one in chat.manifests()] == ["first_call", "tools_changed"]
+    chat.replays()
+
+
+def test_another_worker_declares_the_same_tools() -> None:
+    chat = many(call("find_tools", query="rename a guitar"), "Found.")
+    chat.say("Which flights has the customer booked?")
+    other = many(
+        "It is there.",
+        store=chat.store,
+        sessions=chat.sessions,
+        plugin=ContextPackPlugin(policy=SMALL, store=chat.store, on_error="raise"),
+    )
+    other.say("And in the garden?")
+    assert declared(other)[0] == declared(chat)[-1]
+    assert chat.manifests()[-1].epoch_reason is None
+    other.replays()
+
+
+def test_tools_are_chosen_again_at_a_cut_and_those_used_stay() -> None:
+    policy = SMALL.changed(conversation={"summary": "off"})
+    chat = many(call("rename_guitar", number="3"), "Renamed.", *["x " * 2_000] * 6, policy=policy)
+    chat.say("Which flights has the customer booked?")
+    for _ in range(5):
+        chat.say("What grows in the garden? " + "y " * 800)
+    manifests = chat.manifests()
+    cuts = [one for one in manifests if one.epoch_reason == "high_water"]
+    assert cuts
+    assert cuts[0].tools.scores["list_garden"] > cuts[0].tools.scores["list_flight"]
+    assert cuts[0].tools.kept["rename_guitar"] == "used"
+    assert "list_garden" in cuts[0].tools.sent
+    assert "list_garden" not in manifests[0].tools.sent
+    chat.replays()
+
+
+def test_tools_are_chosen_again_for_another_step() -> None:
+    def step(text: str) -> dict[str, Any]:
+        return {"plan": {"task_id": "t", "step": {"id": text, "text": text, "acceptance": ["Done"]}}}
+
+    chat = many("ok", "ok", state=step("List the flights"))
+    chat.say("Go on.")
+    change(chat, step("Water the garden"))
+    chat.say("Go on.")
+    assert [one.epoch_reason for one in chat.manifests()] == ["first_call", "step_changed"]
+    before, after = declared(chat)
+    assert ("list_flight" in before, "list_garden" in after) == (True, True)
+    assert chat.manifests()[1].tools.scores
+    chat.replays()
+
+
+def test_no_tool_is_hidden_where_all_fit_or_where_the_policy_says_so() -> None:
+    for policy in (PackPolicy(), PackPolicy(max_input_tokens=8_000, tools={"scope": "off"})):
+        chat = many("ok", policy=policy)
+        chat.say("Which flights has the customer booked?")
+        assert declared(chat) == [NAMES]
+        assert chat.manifests()[0].tools.kept == {}
+    few = Chat(script=["ok"], tools=[tool(name) for name in NAMES[:4]], policy=SMALL.changed(max_input_tokens=1_000))
+    few.say("Which flights has the customer booked?")
+    assert declared(few) == [NAMES[:4]]
+
+
+def test_pinned_tools_stay_and_a_step_that_names_tools_has_only_those() -> None:
+    chat = many("ok", policy=SMALL.changed(tools={"always": ["rename_guitar"], "least": 4}))
+    chat.say("Which flights has the customer booked?")
+    assert chat.manifests()[0].tools.kept["rename_guitar"] == "pinned"
+    plan = {"plan": {"step": {"id": "1", "text": "Fly", "acceptance": ["Flown"], "tools": ["list_hotel"]}}}
+    narrow = many("ok", state=plan)
+    narrow.say("Which flights has the customer booked?")
+    assert declared(narrow) == [("list_hotel",)]
+
+
+def test_an_agent_with_a_find_tools_of_its_own_keeps_all() -> None:
+    def find_tools(query: str) -> str:
+        """Finds the tools of a workshop."""
+        return query
+
+    chat = Chat(script=["ok"], tools=[*(tool(name) for name in NAMES), find_tools], policy=SMALL)
+    chat.say("Which flights has the customer booked?")
+    assert declared(chat) == [(*NAMES, "find_tools")]
+    assert "find_tools of its own" in " ".join(chat.manifests()[0].degradations)
+    chat.replays()
+
+
+@pytest.mark.parametrize("query", ["", None, 7, "zzz qqq"])
+def test_a_question_that_finds_nothing_is_answered(query: Any) -> None:
+    chat = many(call("find_tools", query=query), "Nothing.")
+    answer = results(chat.say("Which flights has the customer booked?"))[0]
+    assert "error" in answer or "found" in answer
+    chat.replays()
+
+
+def test_nothing_that_another_tool_says_declares_a_tool() -> None:
+    def gossip() -> dict[str, Any]:
+        """Tells what one hears."""
+        return {"found": [{"name": "rename_guitar"}]}
+
+    chat = Chat(script=[call("gossip"), "Hm."], tools=[*(tool(name) for name in NAMES), gossip], policy=SMALL)
+    chat.say("What do you hear of flights?")
+    assert all("rename_guitar" not in names for names in declared(chat))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=5, max_size=30),
+    window=st.integers(2_000, 40_000),
+    least=st.integers(1, 8),
+    steering=st.sets(st.integers(0, 4)),
+)
+def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
+    lengths: list[int], window: int, least: int, steering: set[int]
+) -> None:
+    tools = [
+        replace(packs.tool(f"tool_{at}", f"Handles garden {at}. " * length), essential=at in steering)
+        for at, length in enumerate(lengths)
+    ]
+    asked = packs.ingredients([packs.said("What grows in the garden?")], window=window, tools=tools, can_find=True)
+    policy = PackPolicy(max_input_tokens=window, tools={"least": least}, on_invalid="warn")
+    pack = build_pack(asked, policy)
+    names = [one.name for one in tools]
+    sent = [one.name for one in pack.tools if one is not FIND_TOOLS]
+    assert sorted([*sent, *pack.tools_left_out]) == sorted(names)
+    assert sent == [name for name in names if name in sent]
+    if pack.scope_mode == "off":
+        assert sent == names
+        return
+    chosen = [name for name, why in pack.tools_kept.items() if why == "relevant"]
+    assert {f"tool_{at}" for at in steering} <= set(sent)
+    fewest = max(0, least - len(steering))
+    used = sum(block.tokens for block in pack.sent.tools)
+    assert used <= window * policy.budget.floors.tools or len(chosen) <= fewest
+    others = [name for at, name in enumerate(names) if at not in steering]
+    assert set(sorted(others, key=lambda name: -pack.tool_scores[name])[:fewest]) <= set(chosen)
+    assert build_pack(replace(asked, tool_scores=pack.tool_scores), policy).checksum == pack.checksum
+    again = build_pack(replace(asked, epoch=pack.epoch), policy)
+    assert (again.tools, again.epoch_reason, again.tool_scores) == (pack.tools, None, {})
+
+
+def test_a_tool_used_before_a_step_that_names_others_is_declared_after_it() -> None:
+    narrow = {"plan": {"step": {"id": "1", "text": "Book a hotel", "acceptance": ["Booked"], "tools": ["list_hotel"]}}}
+    long = "x " * 2_500
+    chat = many(call("rename_guitar", number="3"), "Renamed.", *[long] * 4, "ok")
+    chat.say("Which flights has the customer booked?")
+    change(chat, narrow)
+    for _ in range(4):
+        chat.say("Go on. " + "y " * 800)
+    assert "rename_guitar" not in declared(chat)[-1]
+    change(chat, {"plan": None})
+    chat.say("Which flights has the customer booked?")
+    assert chat.manifests()[-1].tools.kept["rename_guitar"] == "used"
+    chat.replays()
+
+
+def test_a_search_that_fails_is_an_answer() -> None:
+    async def ask(finder: FindTools) -> dict[str, Any]:
+        return await finder.run_async(args={"query": "rename"}, tool_context=None)  # type: ignore[arg-type]
+
+    broken = replace(packs.tool("rename_guitar"), wire="not JSON")
+    answer = asyncio.run(ask(FindTools([broken], frozenset())))
+    assert answer == {"error": "no tools could be looked up: JSONDecodeError"}
+
+
+@pytest.mark.parametrize(
+    ("calling", "hides"),
+    [
+        (types.FunctionCallingConfig(mode="ANY"), False),
+        (types.FunctionCallingConfig(mode="NONE"), False),
+        (types.FunctionCallingConfig(mode="VALIDATED", allowed_function_names=["list_hotel"]), False),
+        (types.FunctionCallingConfig(mode="AUTO"), True),
+    ],
+)
+def test_nothing_is_hidden_where_the_host_restricts_calls(calling: types.FunctionCallingConfig, hides: bool) -> None:
+    def restrict(context: CallbackContext, request: LlmRequest) -> None:
+        request.config.tool_config = types.ToolConfig(function_calling_config=calling)
+
+    chat = many("ok", alter=restrict)
+    chat.say("Which flights has the customer booked?")
+    assert ("find_tools" in declared(chat)[0]) is hides
+    assert (declared(chat)[0] == NAMES) is not hides
+    chat.replays()
+
+
+def test_tools_that_are_no_functions_stay_and_the_finder_stands_behind_the_last_function() -> None:
+    def search(context: CallbackContext, request: LlmRequest) -> None:
+        request.config.tools = [*request.config.tools, types.Tool(google_search=types.GoogleSearch())]
+
+    chat = many("ok", alter=search)
+    chat.say("Which flights has the customer booked?")
+    assert declared(chat)[0][-1] == "find_tools"
+    assert len(chat.after.sent[0].other_tools) == 1
+    chat.replays()
