@@ -366,7 +366,7 @@ def test_the_answer_in_the_models_place_says_what_to_split() -> None:
         tools=[Declared(one) for one in scenario.declarations],
         instruction=scenario.system,
         state=scenario.state,
-        policy=scenario.policy("cost_first", max_input_tokens=2_000, on_invalid="respond"),
+        policy=scenario.policy("cost_first", max_input_tokens=2_000, on_invalid="respond", tools={"scope": "off"}),
     )
     events = chat.say(scenario.request)
     assert chat.llm.sent == []
