@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions.in_memory_session_service import InMemorySessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
@@ -357,6 +358,26 @@ def test_another_process_goes_on_from_the_same_anchor(tmp_path: Path):
     assert resumed.anchored
     assert resumed.offset == pytest.approx(anchor.offset, abs=120)
     assert error(second, -1) < 0.02
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.3])
+def test_workers_that_take_turns_send_what_one_alone_sends(ratio: float):
+    def sent(workers: int) -> list[Any]:
+        sessions = InMemorySessionService()
+        policy = PackPolicy(max_input_tokens=3_000)
+        chats = [talk(0, sessions=sessions, policy=policy, make=provider(ratio, hidden=0)) for _ in range(workers)]
+        requests: list[Any] = []
+        for turn in range(14):
+            chat = chats[(turn // 2 if turn % 3 else turn) % workers]
+            chat.llm.script = [*chat.llm.script, call("look_up", key=f"k{turn}"), f"answer {turn}"]
+            before = len(chat.sent)
+            chat.say(f"question {turn} " + "about this and that " * (5 + turn % 4))
+            requests += [one.wires for one in chat.sent[before:]]
+        return requests
+
+    alone = sent(1)
+    assert sent(2) == alone
+    assert sent(3) == alone
 
 
 def calibration_of(chat: Chat) -> Any:

@@ -190,14 +190,14 @@ class Edge:
             try:
                 grown = self._gatherer.grown(call, planned, policy, before) if before is not None else None
                 if grown is not None and before is not None:
-                    grown = self._calibrated(grown, policy, counter)
+                    grown = self._calibrated(call, grown, policy, counter)
                     pack = await self._extend(before.pack, grown.source, policy, pick)
                     if pack is not None:
                         return _Built(gathered=grown, pack=pack, policy=policy, planned=planned, counter=counter)
                 gathered = gathered or await self._gatherer.gather(call, planned, policy, last)
-                await self._meters.begin(gathered.source, counter, call.context.session.events, call.state)
+                await self._meters.begin(gathered.source, counter, call.state)
                 told = gathered if before is not None else _with_problems(gathered, pick.problems)
-                told = self._calibrated(told, policy, counter)
+                told = self._calibrated(call, told, policy, counter)
                 pack, granted = await self._written(await self._build(told.source, policy, pick), policy, pick)
                 return _Built(
                     gathered=told, pack=pack, policy=policy, planned=planned, counter=counter, cost=granted.cost
@@ -206,8 +206,8 @@ class Edge:
                 self._counters.fail(model, pick, error)
                 self._tell(str(error))
 
-    def _calibrated(self, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
-        known = self._meters.calibration(gathered.source, counter, policy.usage)
+    def _calibrated(self, call: Call, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
+        known = self._meters.calibration(gathered.source, counter, policy.usage, call.context.session.events)
         return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
 
     async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, Granted]:

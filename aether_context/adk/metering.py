@@ -1,7 +1,8 @@
 """What providers report, kept for the next estimate: an anchor for each conversation, ratios for each user and model.
 
-Ratios stand in the session's state and, across sessions, in the store. The anchor stands in the metadata of the last
-answer, so that it costs no state, and every process goes on from it alike.
+Ratios stand in the session's state and, across sessions, in the store. The anchor and the ratios in use stand in the
+metadata of the last answer, so that they cost no state, and every process goes on from them alike: what this process
+remembers of a conversation counts only where its events say nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -19,7 +20,7 @@ from google.adk.sessions.state import State
 from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.adk.usage import METADATA
-from aether_context.calibration import Anchor, Ratios, calibration, report
+from aether_context.calibration import Anchor, Ratios, Weights, calibration, report, weights_of
 from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
@@ -43,9 +44,13 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Meter:
-    """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last."""
+    """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last.
+
+    ``weights`` are those of the ratios as the last answer left them, None before the first.
+    """
 
     anchor: Anchor | None = None
+    weights: Weights | None = None
     reported_in: str = ""
     invocation: str = ""
     unseen: int = 0
@@ -66,11 +71,9 @@ class Meters:
         self._written: dict[_Owner, Ratios] = {}
         self._lock = threading.Lock()
 
-    async def begin(self, source: Ingredients, counter: str, events: list[Event], state: Mapping[str, Any]) -> None:
-        """Reads what another process may have left, where this one knows nothing yet. Never raises."""
-        scope, owner = scope_key(source.identity), _owner(source, counter)
-        if scope not in self._meters:
-            keep(self._meters, scope, _meter_of(events, source.identity), _MOST_SCOPES)
+    async def begin(self, source: Ingredients, counter: str, state: Mapping[str, Any]) -> None:
+        """Reads ratios that another process may have left, where this one knows none yet. Never raises."""
+        owner = _owner(source, counter)
         if owner in self._ratios:
             return
         held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
@@ -82,14 +85,18 @@ class Meters:
         found = max((one for one in (held, stored) if one is not None), key=lambda one: one.samples, default=Ratios())
         keep(self._ratios, owner, found, _MOST_RATIOS)
 
-    def calibration(self, source: Ingredients, counter: str, settings: UsageSettings) -> Calibration | None:
-        """What this request is estimated by."""
+    def calibration(
+        self, source: Ingredients, counter: str, settings: UsageSettings, events: list[Event]
+    ) -> Calibration | None:
+        """What this request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
-        meter = self._meters.get(scope_key(identity))
-        if meter is None or not (settings.anchor or settings.calibrate):
+        meter = self._meter(identity, events)
+        if not (settings.anchor or settings.calibrate):
             return None
         anchor = meter.anchor if settings.anchor else None
         ratios = self._ratios.get(owner, Ratios()) if settings.calibrate else Ratios()
+        if settings.calibrate and meter.weights is not None:
+            ratios = replace(ratios, weights=meter.weights, samples=max(1, ratios.samples))
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
@@ -115,6 +122,7 @@ class Meters:
                 learns=settings.calibrate,
             )
             meter.reported_in = identity.invocation
+            meter.weights = learned.weights if learned.samples else None
             if learned is not ratios:
                 keep(self._ratios, owner, learned, _MOST_RATIOS)
 
@@ -124,8 +132,17 @@ class Meters:
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
             held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
-            noted["meter"] = held
+            noted["meter"] = held if meter.weights is None else {**held, "weights": list(meter.weights)}
         return noted
+
+    def _meter(self, identity: Identity, events: list[Event]) -> _Meter:
+        """The conversation's meter as its events have it; as it is remembered where they have none."""
+        scope = scope_key(identity)
+        held = self._meters.get(scope)
+        found = _meter_of(events, identity, latest=held is not None) or held or _Meter()
+        if found is not held:
+            keep(self._meters, scope, found, _MOST_SCOPES)
+        return found
 
     def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
         """Puts ratios that moved into the session's state and, where ``store`` says so, into the store's queue."""
@@ -146,22 +163,25 @@ def _owner(source: Ingredients, counter: str) -> _Owner:
     return _Owner(source.identity.app, source.identity.user, by)
 
 
-def _meter_of(events: list[Event], identity: Identity) -> _Meter:
-    """What the last answer of this agent noted; nothing where there is none, or none that noted it."""
+def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Meter | None:
+    """What the last answer of this agent noted, or with ``latest`` false an earlier one; None where none did."""
     for event in reversed(events):
-        noted = (event.custom_metadata or {}).get(METADATA)
-        if event.author != identity.agent or (event.branch or "") != identity.branch or not isinstance(noted, Mapping):
+        if event.author != identity.agent or (event.branch or "") != identity.branch:
             continue
-        meter = noted.get("meter")
+        noted = (event.custom_metadata or {}).get(METADATA)
+        meter = noted.get("meter") if isinstance(noted, Mapping) else None
         if isinstance(meter, Mapping):
             unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
                 anchor=Anchor.from_json(meter.get("anchor")),
+                weights=weights_of(meter.get("weights")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,
             )
-    return _Meter()
+        if latest and event.content is not None and event.content.role == "model":
+            return None
+    return None
 
 
 def _held(value: object) -> Mapping[str, Any]:
