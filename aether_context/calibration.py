@@ -63,8 +63,8 @@ def mix_of(contents: Iterable[tuple[Content, int]], fixed: int = 0) -> Mix:
 class Ratios:
     """Weights of a `Mix`, learned by recursive least squares that forgets slowly, bounds each surprise and notes drift.
 
-    ``weights`` are of a mix, see `Weights`. ``spread`` is the upper triangle of their covariance, row by row. ``drift`` is the running mean of
-    surprises in standard deviations. ``samples`` counts what was learned from.
+    ``weights`` are of a mix, see `Weights`. ``spread`` is the upper triangle of their covariance, row by row. ``drift``
+    is the running mean of surprises in standard deviations. ``samples`` counts what was learned from.
     """
 
     weights: Weights = _PRIOR

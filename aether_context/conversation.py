@@ -242,7 +242,7 @@ def outliving(parts: Sequence[Unit], contents: Sequence[Content], tokens: Sequen
     for at in range(len(parts) - 1, -1, -1):
         if parts[at].kind != "exchange":
             continue
-        lines = [long_lines(contents[index]) for index in parts[at].indices]
+        lines = [_long_lines(contents[index]) for index in parts[at].indices]
         names[at] = {call.name for index in parts[at].indices for call in contents[index].calls}
         for name in names[at]:
             quotes[name] += sum(len(brought & said) for _, brought in lines)
@@ -267,7 +267,7 @@ _LONG_LINE = 20
 
 
 @lru_cache(maxsize=4_096)
-def long_lines(content: Content) -> tuple[frozenset[str], frozenset[str]]:
+def _long_lines(content: Content) -> tuple[frozenset[str], frozenset[str]]:
     """The lines of 20 characters and more in a content's calls and in its responses."""
     called, brought = (
         frozenset(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aether_context.allocation import slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
 from aether_context.build.demand import demand
+from aether_context.build.room import input_budget
 from aether_context.pack import Candidate, Ingredients
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Left
@@ -36,7 +36,7 @@ def _free(source: Ingredients, policy: PackPolicy) -> int:
     """Tokens up to which the window may be filled; none where layers do not lend."""
     if not policy.budget.lending:
         return 0
-    budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+    budget = input_budget(source, policy)
     return min(budget, int(source.window * policy.retrieval.memory_fill))
 
 

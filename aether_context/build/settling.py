@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aether_context.allocation import slack_tokens
+from aether_context.build import room
 from aether_context.build.gating import by_hand, gated
 from aether_context.canonical import JSON, short
 from aether_context.counting import Tally
@@ -85,7 +85,7 @@ def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgo
     request, water = source.request, policy.conversation
     contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
     tokens = tuple(tally.contents(contents))
-    slack = slack_tokens(source.window, policy.budget, source.output_tokens)
+    slack = room.slack(source, policy)
     unseen = source.calibration.unseen if source.calibration is not None else 0
     declares = bool(request.tools or request.other_tools)
     fixed = tally.system(request.system, declares=declares) + sum(tally.tools(request.tools)) + unseen

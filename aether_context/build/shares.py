@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aether_context import payload
-from aether_context.allocation import slack_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.demand import allocated, demand
+from aether_context.build.room import input_budget
 from aether_context.build.tightening import Tight
 from aether_context.counting import Tally
 from aether_context.errors import StepTooLarge
@@ -45,7 +45,7 @@ def share(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen,
 
 def _squeezed(source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, int]) -> dict[Layer, int]:
     """Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer."""
-    left = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+    left = input_budget(source, policy)
     squeezed: dict[Layer, int] = {}
     for layer in ("system", "tools", "task"):
         squeezed[layer] = min(measured[layer], left)

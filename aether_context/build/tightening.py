@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from aether_context import payload
-from aether_context.allocation import slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
 from aether_context.build.demand import Demand, allocated, demand
 from aether_context.build.ladder import Press, briefest, least_tokens
+from aether_context.build.room import input_budget
 from aether_context.build.scope import Scope, trimmed
 from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
@@ -120,7 +120,7 @@ def _suffices(
 
 
 def _budget(source: Ingredients, policy: PackPolicy) -> int:
-    return source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+    return input_budget(source, policy)
 
 
 def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **changes: object) -> Tight:

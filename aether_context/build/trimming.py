@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aether_context.allocation import slack_tokens
+from aether_context.build import room
 from aether_context.build.carry import summary_tokens
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
@@ -130,7 +130,7 @@ def _conversation(
     items = fitted.items
     contents = tuple(item.content for item in items)
     positions = tuple(request.positions[item.origin] for item in items)
-    slack = slack_tokens(source.window, policy.budget, source.output_tokens)
+    slack = room.slack(source, policy)
 
     def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
         return recap(gone, kept, max_tokens=max_tokens, counter=tally, summaries=summaries, earlier=earlier)

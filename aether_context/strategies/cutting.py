@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.conversation import Unit, Worth, cut, protected, superseded
+from aether_context.conversation import Unit, Worth, cut, outliving, protected, superseded
 from aether_context.pack import Reason
 from aether_context.policy import ConversationSettings
 from aether_context.strategies.anchors import hold
@@ -51,7 +51,10 @@ def cut_units(
         target=max(0, target - summary_ceiling),
         human=conversation.human,
         last_turns=last_turns,
-        worth=Worth(superseded=superseded(parts, conversation.contents)),
+        worth=Worth(
+            superseded=superseded(parts, conversation.contents),
+            stands_at=outliving(parts, conversation.contents, conversation.tokens),
+        ),
         stay=stay | held.units,
     ).gone
     freed = sum(conversation.tokens[at] for at in gone)

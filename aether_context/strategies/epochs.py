@@ -16,7 +16,10 @@ SCARCE_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epochs:
-    """The strategy ``epochs``."""
+    """The strategy ``epochs``.
+
+    Inside a pack the same cut also shortens responses where that frees enough, which needs what a pack alone knows.
+    """
 
     settings: ConversationSettings
     name: ClassVar[str] = "epochs"
