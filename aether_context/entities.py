@@ -107,15 +107,20 @@ def ranked(
     calls = [content for content in (*contents, *present) if content.calls]
     repeated = Counter(text for content in calls for text in set(whole_arguments(content)))
     best: dict[str, Rank] = {}
-    for rank in reversed(RANKS):
-        best |= dict.fromkeys(reversed(earlier.get(rank, ())), rank)
-    for content in contents:
+    for content in reversed(contents):
         again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if content.calls else []
-        for entity, rank in (*reversed(mentions(content)), *again):
-            best[entity] = _stronger(best.pop(entity, rank), rank)
+        for entity, rank in (*reversed(again), *mentions(content)):
+            held = best.get(entity)
+            if held is None:
+                best[entity] = rank
+            elif held != rank:
+                best[entity] = _stronger(held, rank)
+    for rank in RANKS:
+        for entity in earlier.get(rank, ()):
+            best[entity] = _stronger(best.get(entity, rank), rank)
     found: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
-    for entity in reversed(best):
-        found[best[entity]].append(entity)
+    for entity, rank in best.items():
+        found[rank].append(entity)
     return found
 
 
