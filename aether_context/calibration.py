@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import Calibration, Content, Mix
@@ -36,10 +35,6 @@ _JUMP_SHARE = 0.5
 _JUMP_TOKENS = 8_000
 
 
-Weights: TypeAlias = tuple[float, ...]
-"""Reported tokens per counted one of what is said, called and answered, then tokens per call and per message on top."""
-
-
 def mix_of(contents: Iterable[tuple[Content, int]], fixed: int = 0) -> Mix:
     """What contents with these tokens are made of.
 
@@ -63,11 +58,12 @@ def mix_of(contents: Iterable[tuple[Content, int]], fixed: int = 0) -> Mix:
 class Ratios:
     """Weights of a `Mix`, learned by recursive least squares that forgets slowly, bounds each surprise and notes drift.
 
-    ``weights`` are of a mix, see `Weights`. ``spread`` is the upper triangle of their covariance, row by row. ``drift``
-    is the running mean of surprises in standard deviations. ``samples`` counts what was learned from.
+    ``weights`` are reported tokens per counted one of what is said, called and answered, then tokens per call and per
+    message on top. ``spread`` is the upper triangle of their covariance, row by row. ``drift`` is the running mean of
+    surprises in standard deviations. ``samples`` counts what was learned from.
     """
 
-    weights: Weights = _PRIOR
+    weights: tuple[float, ...] = _PRIOR
     spread: tuple[float, ...] = tuple(
         _VARIANCE[row] if row == column else 0.0 for row in range(_KINDS) for column in range(row, _KINDS)
     )
@@ -132,15 +128,16 @@ class Ratios:
         """What `to_json` gave, None for anything else: state and store are not trusted."""
         if not isinstance(value, Mapping):
             return None
-        kept, held = weights_of(value.get("weights")), _numbers(value.get("spread"), len(cls().spread))
+        weights, held = _numbers(value.get("weights"), _KINDS), _numbers(value.get("spread"), len(cls().spread))
         samples, drift = value.get("samples"), _numbers([value.get("drift")], 1)
-        if kept is None or held is None or drift is None or not isinstance(samples, int):
+        if weights is None or held is None or drift is None or not isinstance(samples, int):
             return None
+        kept = [min(most, max(least, one)) for one, least, most in zip(weights, _LEAST, _MOST, strict=True)]
         diagonal = [held[at] for at in _DIAGONAL]
         if min(diagonal) <= 0 or any(one > most for one, most in zip(diagonal, _VARIANCE, strict=True)):
-            return cls(weights=kept, samples=max(0, samples))
+            return cls(weights=_rounded(kept), samples=max(0, samples))
         return cls(
-            weights=kept,
+            weights=_rounded(kept),
             spread=_rounded(held),
             drift=max(-_DRIFT, min(_DRIFT, drift[0])),
             samples=max(0, samples),
@@ -199,14 +196,6 @@ class Anchor:
             of = _mix(doubted[1])
             held = (doubted[0], of) if of is not None else None
         return cls(model=model, epoch=epoch, mix=mix, reported=reported, doubted=held)
-
-
-def weights_of(value: object) -> Weights | None:
-    """Weights from outside, inside their bounds; None for anything else."""
-    found = _numbers(value, _KINDS)
-    if found is None:
-        return None
-    return _rounded(min(most, max(least, one)) for one, least, most in zip(found, _LEAST, _MOST, strict=True))
 
 
 def report(

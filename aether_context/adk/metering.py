@@ -1,8 +1,8 @@
 """What providers report, kept for the next estimate: an anchor for each conversation, ratios for each user and model.
 
-Ratios stand in the session's state and, across sessions, in the store. The anchor and the ratios in use stand in the
-metadata of the last answer, so that they cost no state, and every process goes on from them alike: what this process
-remembers of a conversation counts only where its events say nothing.
+Ratios stand in the session's state and, across sessions, in the store. The anchor stands in the metadata of the last
+answer, so that it costs no state, and every process goes on from it alike: what this process remembers of a
+conversation counts only where its events say nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -20,7 +20,7 @@ from google.adk.sessions.state import State
 from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.adk.usage import METADATA
-from aether_context.calibration import Anchor, Ratios, Weights, calibration, report, weights_of
+from aether_context.calibration import Anchor, Ratios, calibration, report
 from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
@@ -44,13 +44,9 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Meter:
-    """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last.
-
-    ``weights`` are those of the ratios as the last answer left them, None before the first.
-    """
+    """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last."""
 
     anchor: Anchor | None = None
-    weights: Weights | None = None
     reported_in: str = ""
     invocation: str = ""
     unseen: int = 0
@@ -95,8 +91,6 @@ class Meters:
             return None
         anchor = meter.anchor if settings.anchor else None
         ratios = self._ratios.get(owner, Ratios()) if settings.calibrate else Ratios()
-        if settings.calibrate and meter.weights is not None:
-            ratios = replace(ratios, weights=meter.weights, samples=max(1, ratios.samples))
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
@@ -122,7 +116,6 @@ class Meters:
                 learns=settings.calibrate,
             )
             meter.reported_in = identity.invocation
-            meter.weights = learned.weights if learned.samples else None
             if learned is not ratios:
                 keep(self._ratios, owner, learned, _MOST_RATIOS)
 
@@ -132,7 +125,7 @@ class Meters:
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
             held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
-            noted["meter"] = held if meter.weights is None else {**held, "weights": list(meter.weights)}
+            noted["meter"] = held
         return noted
 
     def _meter(self, identity: Identity, events: list[Event]) -> _Meter:
@@ -174,7 +167,6 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
             unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
                 anchor=Anchor.from_json(meter.get("anchor")),
-                weights=weights_of(meter.get("weights")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,
