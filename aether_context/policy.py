@@ -299,6 +299,18 @@ class CompressSettings(_Settings):
     """Deadline for all summaries of one pack together."""
 
 
+class AcceptanceSettings(_Settings):
+    """The look at final answers."""
+
+    enabled: bool = True
+    """Whether an answer is looked at by its step's checklist, and the URIs that it cites by what the request held. What
+    came of it stands in the outcome; no answer is ever changed."""
+    critic: str = ""
+    """Name of a model, as ADK's registry knows it, that judges the items of the checklist, too. Empty for none."""
+    timeout_seconds: float = Field(default=10.0, gt=0)
+    """Deadline for checks and the critic together."""
+
+
 class PayloadSettings(_Settings):
     """The structured text in the final user message."""
 
@@ -329,7 +341,8 @@ class UsageSettings(_Settings):
     """What the provider's reported usage decides."""
 
     anchor: bool = True
-    """Whether the estimate of a request stands on the usage that was reported for the one before."""
+    """Whether the estimate of a request stands on the usage that was reported for the one before. Tokens by which that
+    fell short of the count are then room for more, tokens by which it passed the count take room."""
     calibrate: bool = True
     """Whether the growth of reported usage teaches how counted tokens become the provider's."""
     gate: float = Field(default=0.6, ge=0, le=1)
@@ -427,6 +440,7 @@ class PackPolicy(_Settings):
     retrieval: RetrievalSettings = RetrievalSettings()
     compress: CompressSettings = CompressSettings()
     payload: PayloadSettings = PayloadSettings()
+    acceptance: AcceptanceSettings = AcceptanceSettings()
     tools: ToolSettings = ToolSettings()
     usage: UsageSettings = UsageSettings()
     tokens: TokenSettings = TokenSettings()

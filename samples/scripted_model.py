@@ -1,8 +1,8 @@
 """The model of the samples: Gemini where GOOGLE_API_KEY is set, else a script, so that they run offline.
 
 A script is a generator. It is given the user's words, yields calls of tools, is sent the result of each, and returns
-its answer. It is played from the beginning at every request, with the results that the request holds, so that one
-script serves any number of sessions.
+its answer. Where it yields an answer instead, it is sent what another agent says to that. It is played from the
+beginning at every request, with the replies that the request holds, so that one script serves any number of sessions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def call(name: str, /, **arguments: Any) -> types.Part:
     return types.Part(function_call=types.FunctionCall(name=name, args=arguments))
 
 
+def say(text: str) -> types.Part:
+    """An answer that another agent may object to, for a script to yield."""
+    return types.Part(text=text)
+
+
 class ScriptedModel(BaseLlm):
     """Answers each request with the next part of its script."""
 
@@ -51,8 +56,8 @@ def _next_part(script: Script, contents: Sequence[types.Content]) -> types.Part:
     play = script(asked)
     try:
         part = next(play)
-        for result in _results(contents[at:]):
-            part = play.send(result)
+        for reply in _replies(contents[at:]):
+            part = play.send(reply)
     except StopIteration as end:
         return types.Part(text=end.value)
     return part
@@ -66,6 +71,16 @@ def _words(content: types.Content) -> str:
     return "" if text.startswith("For context:") else text
 
 
-def _results(contents: Sequence[types.Content]) -> list[str]:
-    responses = [part.function_response for one in contents for part in one.parts or () if part.function_response]
-    return [str(next(iter((one.response or {"result": ""}).values()))) for one in responses]
+def _replies(contents: Sequence[types.Content]) -> list[str]:
+    """Results of tools, and what other agents say right after an answer."""
+    replies: list[str] = []
+    answered = False
+    for content in contents:
+        parts = content.parts or ()
+        responses = [part.function_response for part in parts if part.function_response]
+        replies += [str(next(iter((one.response or {"result": ""}).values()))) for one in responses]
+        text = "\n".join(part.text for part in parts if part.text)
+        if answered and text.startswith("For context:"):
+            replies.append(text)
+        answered = content.role == "model" and not any(part.function_call for part in parts)
+    return replies

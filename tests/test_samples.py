@@ -33,6 +33,8 @@ from aether_context.playback import Replayer
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "samples"
+# ADK 2 warns of its own LoopAgent, which the range that the package takes still has nothing in the place of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LoopAgent is deprecated:DeprecationWarning")
 ADK = [sys.executable, "-m", "google.adk.cli"]
 
 
@@ -58,8 +60,15 @@ EXPECTED = {
     "sub_agents": Sample(
         "The printer on the second floor jams, what now?", "open flap B", "I have forgotten my password.", "desk", 6
     ),
+    "press_office": Sample(
+        "How large are losses in the network?",
+        "from 11% to 8% after the mains in the old town were replaced. (artifact://documents/water_works.md)",
+        "And the hardness in hill villages?",
+        "14 degrees",
+        8,
+    ),
 }
-PLANNED = ("research_analyst", "requirements_writer", "test_case_builder")
+PLANNED = ("research_analyst", "requirements_writer", "test_case_builder", "press_office")
 
 
 def checked(store: PackStore) -> list[Manifest]:
@@ -152,7 +161,7 @@ def test_every_model_call_is_a_pack_that_verifies_and_replays(spoken: tuple[str,
         event.custom_metadata["aether_context"]["pack_id"]
         for events in talk.events
         for event in events
-        if event.content is not None and event.content.role == "model"
+        if event.content is not None and event.content.role == "model" and event.author != "gate"
     ]
     assert len(manifests) >= EXPECTED[name].packs
     assert set(named) <= {one.pack_id for one in manifests}
@@ -187,6 +196,17 @@ def test_sub_agents_are_packed_by_one_plugin(spoken: tuple[str, Spoken]) -> None
         manifests = list(talk.store.manifests())
         assert {one.agent for one in manifests} == {"coordinator", "librarian", "hardware", "accounts"}
         assert {one.agent for one in manifests if one.profile == "research"} == {"librarian"}
+
+
+def test_the_gate_asks_for_what_is_missing(spoken: tuple[str, Spoken]) -> None:
+    name, talk = spoken
+    if name == "press_office":
+        verdicts = [
+            event.custom_metadata["aether_context"]["acceptance"]["passed"]
+            for event in talk.events[0]
+            if event.author == "writer" and event.is_final_response()
+        ]
+        assert verdicts == [False, True]
 
 
 def test_the_readme_names_every_sample_and_its_question() -> None:

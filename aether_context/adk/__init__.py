@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
 from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
@@ -9,6 +10,8 @@ from aether_context.adk.preview import cutoff, preview_strategies
 from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
 
 __all__ = [
+    "AcceptanceCheck",
+    "AcceptanceGate",
     "ContextPackPlugin",
     "HybridMemoryService",
     "context_pack_callbacks",

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -20,6 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer, noted
 from aether_context.adk.counters import register_counters
 from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
@@ -80,6 +81,8 @@ class Edge:
         on_error: ``passthrough`` sends the request on whatever fails here, ``raise`` does not.
         summarizer: a model that writes summaries; None takes the one that the policy names, if any.
         recorder: writes to the store; None makes one.
+        checks: asked of final answers, see `AcceptanceCheck`.
+        critic: a model that judges final answers; None takes the one that the policy names, if any.
     """
 
     def __init__(
@@ -89,6 +92,8 @@ class Edge:
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
         recorder: Recorder | None = None,
+        checks: Sequence[AcceptanceCheck] = (),
+        critic: BaseLlm | None = None,
     ) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
@@ -99,6 +104,8 @@ class Edge:
         policy = with_environment(policy)
         if summarizer is not None:
             policy = policy.changed(compress={"summarizer": summarizer.model})
+        if critic is not None:
+            policy = policy.changed(acceptance={"critic": critic.model})
         strategies_of(policy.conversation)
         self.policy = policy
         self.store = store
@@ -107,6 +114,8 @@ class Edge:
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
+        self._reviewer = Reviewer(checks, critic)
+        self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._gatherer = Gatherer()
         register_counters()
@@ -153,7 +162,7 @@ class Edge:
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
         try:
-            self._after(context, response)
+            await self._after(context, response)
         except Exception as error:
             if self.on_error == "raise":
                 raise
@@ -200,7 +209,12 @@ class Edge:
                 told = self._calibrated(call, told, policy, counter)
                 pack, granted = await self._written(await self._build(told.source, policy, pick), policy, pick)
                 return _Built(
-                    gathered=told, pack=pack, policy=policy, planned=planned, counter=counter, cost=granted.cost
+                    gathered=told,
+                    pack=pack,
+                    policy=policy,
+                    planned=planned,
+                    counter=counter,
+                    cost=granted.cost.to_json(),
                 )
             except TokenCountingError as error:
                 self._counters.fail(model, pick, error)
@@ -336,7 +350,7 @@ class Edge:
 
     # after the call
 
-    def _after(self, context: CallbackContext, response: LlmResponse) -> None:
+    async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
         said: dict[str, Any] = self._guarded(lambda: self.ledgers.track(context, response), {})
@@ -344,10 +358,13 @@ class Edge:
         if last is not None and last.pack.identity.invocation != context.invocation_id:
             last = None
         usage = reported(response.usage_metadata)
+        review = await self._reviewed(last, response) if last is not None else None
         if last is not None:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(last.pack, last.counter, usage.input_tokens, last.policy.usage)
             said = {"pack_id": last.name, **self._meters.note(last.pack), **self._cutoff(context, last.pack), **said}
+            if review is not None and last.pack.source.step.acceptance:
+                said[ACCEPTANCE] = noted(review)
         if said:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: said}
         if last is None or self.policy.record == "off":
@@ -364,8 +381,21 @@ class Edge:
                 "error_code": str(response.error_code) if response.error_code is not None else None,
                 "model_version": response.model_version,
                 **({"summarizer": last.summarizer} if last.summarizer else {}),
+                **({ACCEPTANCE: review.to_json()} if review is not None else {}),
             },
         )
+
+    async def _reviewed(self, last: Last, response: LlmResponse) -> Review | None:
+        """The review of a final answer; none where it fails, so that the rest is recorded all the same."""
+        try:
+            return await self._reviewer.review(
+                last.pack, response, last.policy.acceptance, last.planned.candidates
+            )
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._tell(f"acceptance: {type(error).__name__}: {error}", error)
+            return None
 
     def _cutoff(self, context: CallbackContext, pack: Pack) -> dict[str, str]:
         """The last event that the model did not read, where there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -16,6 +16,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.edge import Edge, OnError
 from aether_context.adk.usage import calling
 from aether_context.ledger import Forecast, LedgerReport
@@ -39,6 +40,9 @@ class ContextPackPlugin(BasePlugin):
             ends the run, for tests.
         summarizer: a model that writes summaries in place of the extractive way; None takes the one that the policy's
             ``compress.summarizer`` names, if any.
+        checks: asked of every final answer, item by item of its step's checklist; see `AcceptanceCheck`.
+        critic: a model that judges final answers by the same checklist; None takes the one that the policy's
+            ``acceptance.critic`` names, if any.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
@@ -52,9 +56,11 @@ class ContextPackPlugin(BasePlugin):
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
+        checks: Sequence[AcceptanceCheck] = (),
+        critic: BaseLlm | None = None,
     ) -> None:
         super().__init__(name=name)
-        self._edge = Edge(policy, store, on_error, summarizer)
+        self._edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic)
 
     @property
     def policy(self) -> PackPolicy:
@@ -140,6 +146,8 @@ def context_pack_callbacks(
     store: PackStore | str | None = None,
     on_error: OnError = "passthrough",
     summarizer: BaseLlm | None = None,
+    checks: Sequence[AcceptanceCheck] = (),
+    critic: BaseLlm | None = None,
 ) -> AgentCallbacks:
     """The plugin's work as callbacks of a single agent.
 
@@ -147,7 +155,7 @@ def context_pack_callbacks(
 
     The arguments are those of `ContextPackPlugin`.
     """
-    edge = Edge(policy, store, on_error, summarizer)
+    edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic)
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await edge.before_model(callback_context, llm_request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
@@ -13,9 +13,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
+from aether_context.adk.asking import Cost, ask, check_model
 from aether_context.adk.epochs import storable
 from aether_context.canonical import JSON, canonical_json
-from aether_context.errors import AetherContextError, PolicyError
+from aether_context.errors import AetherContextError
 from aether_context.pack import Identity, Wish
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -60,17 +61,8 @@ class Granted:
 
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    cost: Cost = field(default_factory=Cost)
     deadline: float = 0.0
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def cost(self) -> Mapping[str, int]:
-        """Requests and tokens as the model's provider reported them; empty where no model was asked."""
-        if not self.requests:
-            return {}
-        return {"requests": self.requests, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
 
 
 class ModelSummarizer:
@@ -94,16 +86,8 @@ class ModelSummarizer:
 
     def check(self, name: str) -> None:
         """Raises PolicyError where ADK knows no model of that name."""
-        if not name or name in self._models:
-            return
-        try:
-            LLMRegistry.resolve(name)
-        except (ValueError, ImportError) as error:
-            raise PolicyError(
-                f"compress.summarizer = {name!r}: ADK's registry has no such model; name one that it has, or give the "
-                "plugin a model object as summarizer",
-                field="compress.summarizer",
-            ) from error
+        if name and name not in self._models:
+            check_model(name, "compress.summarizer", "summarizer")
 
     async def grant(self, wishes: Sequence[Wish], identity: Identity, policy: PackPolicy, granted: Granted) -> None:
         """Adds the summaries that there are by the deadline. Never raises for a model or a store that fails.
@@ -163,16 +147,8 @@ class ModelSummarizer:
         self, model: BaseLlm, batch: Sequence[Wish], identity: Identity, policy: PackPolicy, granted: Granted
     ) -> None:
         """One request for several summaries; a failure is noted and leaves them to the extractive way."""
-        granted.requests += 1
         try:
-            said = ""
-            async for response in model.generate_content_async(_request(model.model, batch), stream=False):
-                usage = response.usage_metadata
-                if usage is not None:
-                    granted.input_tokens += usage.prompt_token_count or 0
-                    granted.output_tokens += usage.candidates_token_count or 0
-                parts = (response.content.parts if response.content is not None else None) or ()
-                said += "".join(part.text for part in parts if part.text and not part.thought)
+            said = await ask(model, _request(model.model, batch), granted.cost)
             texts = _read(said, batch)
         except Exception as error:
             granted.problems.append(f"summarizer: {type(error).__name__}")

@@ -181,7 +181,22 @@ def _cache(seen: _Seen) -> RenderableType:
     finish = outcome.get("error_code") or outcome.get("finish_reason")
     if finish is not None:
         table.add_row("answer", cell(f"{number(_count(outcome.get('output_tokens')))} tokens · {finish}"))
+    for line in _accepted(outcome.get("acceptance")):
+        table.add_row("acceptance", cell(line))
     return table
+
+
+def _accepted(verdict: JSON) -> Iterator[str]:
+    """What came of the answer's acceptance, a line for each item and for each fabricated URI."""
+    if not isinstance(verdict, dict):
+        return
+    items, invented = verdict.get("items"), verdict.get("fabricated")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            said = {True: "met", False: "not met"}.get(item.get("passed"), "not looked at")
+            reason = f": {item.get('reason')}" if item.get("reason") else ""
+            yield f"{item.get('id')} {said} (by {item.get('by')}){reason}"
+    yield from (f"{uri} was never in the request" for uri in (invented if isinstance(invented, list) else ()))
 
 
 def _count(value: JSON) -> int | None:
