@@ -193,7 +193,8 @@ def _accepted(verdict: JSON) -> Iterator[str]:
     items, invented = verdict.get("items"), verdict.get("fabricated")
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
-            said = {True: "met", False: "not met"}.get(item.get("passed"), "not looked at")
+            passed = item.get("passed")
+            said = "met" if passed is True else "not met" if passed is False else "not looked at"
             reason = f": {item.get('reason')}" if item.get("reason") else ""
             yield f"{item.get('id')} {said} (by {item.get('by')}){reason}"
     yield from (f"{uri} was never in the request" for uri in (invented if isinstance(invented, list) else ()))
