@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aether_context.adk.artifacts import FsspecArtifactService, register_artifact_service
 from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
@@ -10,6 +11,7 @@ from aether_context.adk.tools import context_tools, evidence_tools, memory_tools
 
 __all__ = [
     "ContextPackPlugin",
+    "FsspecArtifactService",
     "HybridMemoryService",
     "context_pack_callbacks",
     "context_tools",
@@ -19,5 +21,6 @@ __all__ = [
     "memory_tools",
     "planning_tools",
     "preview_strategies",
+    "register_artifact_service",
     "register_memory_service",
 ]

@@ -20,7 +20,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
     Raises:
         PackNotFound: there is none, or more than one.
     """
-    known = store.folders()
+    known = (pack_id and store.folders(begins=pack_id)) or store.folders(newest=None if pack_id else 1)
     if not known:
         raise PackNotFound(f"no packs in {store.url}")
     if pack_id is None:
