@@ -75,13 +75,13 @@ class Files:
     ) -> None:
         self.url = os.fspath(url)
         self.timeout_seconds = timeout_seconds
-        self._options = dict(options or {})
+        self.options = dict(options or {})
         self._open()
 
     def _open(self) -> None:
         protocol = self.url.split("://", 1)[0] if "://" in self.url else "file"
         try:
-            options = {**_uncached(protocol), **self._options}
+            options = {**_uncached(protocol), **self.options}
             self._fs, root = fsspec.core.url_to_fs(self.url, **options)
         except ImportError as error:
             raise MissingExtra(_EXTRAS.get(protocol, protocol), f"a store on {protocol}://") from error
@@ -102,9 +102,9 @@ class Files:
     def is_local(self) -> bool:
         return isinstance(self._fs, LocalFileSystem)
 
-    def within(self, timeout_seconds: float) -> Files:
-        """The same files with a time limit."""
-        return Files(self.url, self._options, timeout_seconds)
+    @property
+    def is_in_memory(self) -> bool:
+        return isinstance(self._fs, MemoryFileSystem)
 
     # writing
 

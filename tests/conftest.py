@@ -20,6 +20,14 @@ BACKENDS = [
 ]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _spools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test leaves anything in the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path_factory.mktemp("spool")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Seaweed]:
     with object_stores.seaweed(tmp_path_factory.mktemp("s3")) as server:
