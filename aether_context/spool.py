@@ -127,6 +127,12 @@ class Spool:
             held.execute("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", (one.number, one.path, one.data, reason))
             held.execute("DELETE FROM waiting WHERE number = ?", (one.number,))
 
+    def drop(self, path: str) -> None:
+        """Takes out what waits to be written to a path."""
+        if self.path.exists():
+            with self._open() as held:
+                held.execute("DELETE FROM waiting WHERE path = ?", (path,))
+
     def aside(self) -> list[tuple[str, str]]:
         """Paths of what was set aside, each with the reason."""
         if not self.path.exists():

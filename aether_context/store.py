@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -31,7 +31,7 @@ from aether_context.manifest import Manifest, Recording
 
 __all__ = ["PackStore", "segment"]
 
-_NO_SESSIONS = ("blobs", "summaries", "calibration", "artifacts")
+_NO_SESSIONS = ("blobs", "summaries", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
 _HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
@@ -214,8 +214,16 @@ class PackStore:
             StoreError: the store could not be read.
         """
         for _, folders in groupby(self.folders(app, user, session), key=_moment):
-            found = [self.read(folder) for folder in folders]
+            found = self._there(folders)
             yield from sorted(found, key=lambda one: (one.last_event_time, one.call, one.pack_id))
+
+    def _there(self, folders: Iterable[str]) -> Iterator[Manifest]:
+        """The manifests in folders, those left out that were deleted since the folders were listed."""
+        for folder in folders:
+            try:
+                yield self.read(folder)
+            except PackNotFound:
+                continue
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of a pack; the id may be cut short where it stays unique.
@@ -284,6 +292,28 @@ class PackStore:
             raise StoreError(f"{path} could not be read: {error}") from error
         return found
 
+    # what a pack consists of
+
+    def named_by(self, manifest: Manifest) -> tuple[str, ...]:
+        """The blobs that a manifest names, by hash."""
+        return (manifest.policy, *((manifest.setting, *manifest.texts) if manifest.texts else ()))
+
+    def blob_path(self, manifest: Manifest, digest: str) -> str:
+        """Where a blob of the manifest's user is."""
+        return self._blob_path(manifest.app, manifest.user, digest)
+
+    def beside(self, manifest: Manifest) -> list[str]:
+        """Where else a pack may have files: names, its hour, messages, outcome, and last of all the manifest."""
+        session, names = self._session(manifest), []
+        folder = self._root
+        for piece in session.removeprefix(f"{folder}/").split("/"):
+            folder = f"{folder}/{piece}"
+            names.append(f"{folder}/name.json")
+        uris = (uri.removeprefix("artifact://") for uri in manifest.artifact_uris)
+        messages = [f"{session}/{name}" for name in uris if _MESSAGE.fullmatch(name)]
+        pack = self._folder(manifest)
+        return [*names, self.hour_entry(manifest), *messages, f"{pack}/outcome.json", f"{pack}/manifest.json"]
+
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""
         return self.files.url_of(f"{self._folder(manifest)}/manifest.json")
@@ -348,10 +378,21 @@ class PackStore:
         found = self.files.at_once(lambda one: self.files.folders(f"{one}/packs"), sessions)
         return [pack for packs in found for pack in packs]
 
+    def owners(self, app: str | None = None, user: str | None = None) -> list[str]:
+        """The folders of users.
+
+        Raises:
+            StoreError: the store could not be listed.
+        """
+        return self._inside([self._root], ((app, (_HOURS,)), (user, ())))
+
     def _sessions(self, app: str | None, user: str | None, session: str | None) -> list[str]:
         """The folders of sessions."""
-        folders = [self._root]
-        for name, others in ((app, (_HOURS,)), (user, ()), (session, _NO_SESSIONS)):
+        return self._inside(self.owners(app, user), ((session, _NO_SESSIONS),))
+
+    def _inside(self, folders: list[str], names: Sequence[tuple[str | None, Sequence[str]]]) -> list[str]:
+        """Folders so many levels down, of a name or all but some."""
+        for name, others in names:
             if name is not None:
                 folders = [f"{folder}/{segment(name)}" for folder in folders]
             else:
@@ -361,10 +402,11 @@ class PackStore:
 
     def hour_entry(self, manifest: Manifest) -> str:
         """The path by which an hour tells that the manifest's session has packs of it."""
-        return f"{self._hour_folder(manifest.pack_id)}/{self._session(manifest).removeprefix(self._root + '/')}"
+        return f"{self.hour_of(manifest.pack_id)}/{self._session(manifest).removeprefix(self._root + '/')}"
 
-    def _hour_folder(self, pack_id: str) -> str:
-        found = _HOUR.match(pack_id)
+    def hour_of(self, pack: str) -> str:
+        """The folder of the hour of a pack, by its id or its folder."""
+        found = _HOUR.match(_name(pack))
         day, hour = (found[1], found[2]) if found else ("19700101", "00")
         return f"{self._root}/{_HOURS}/{day}/{hour}"
 
