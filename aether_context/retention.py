@@ -361,7 +361,8 @@ def _delete(store: PackStore, file: File, deleted: Callable[[File], None]) -> No
 def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
     """Deletes what the hours say of sessions that have no packs of them any more."""
     for session, gone in _by_session(packs).items():
-        left = {store.hour_of(pack) for pack in store.files.folders(f"{session}/packs")}
+        there = store.files.below(f"{session}/packs")
+        left = {store.hour_of(file.path.rsplit("/", 1)[0]) for file in there if file.path.endswith("/manifest.json")}
         for hour in sorted({store.hour_of(pack) for pack in gone} - left):
             store.files.delete(f"{hour}/{session.removeprefix(store.files.root + '/')}")
         if not [file for file in store.files.below(session) if not file.path.endswith(f"{session}/name.json")]:

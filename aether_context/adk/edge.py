@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -24,6 +25,7 @@ from aether_context.adk.counters import register_counters
 from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import Meters
+from aether_context.adk.mirroring import Mirror
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
@@ -80,6 +82,7 @@ class Edge:
         on_error: ``passthrough`` sends the request on whatever fails here, ``raise`` does not.
         summarizer: a model that writes summaries; None takes the one that the policy names, if any.
         recorder: writes to the store; None makes one.
+        mirror_artifacts: also saves manifests to the app's own artifact service.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Edge:
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
         recorder: Recorder | None = None,
+        mirror_artifacts: bool = False,
     ) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
@@ -103,7 +107,8 @@ class Edge:
         self.policy = policy
         self.store = store
         self.on_error = on_error
-        self._recorder = recorder or Recorder(store)
+        self._mirror = Mirror(self._tell) if mirror_artifacts else None
+        self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
@@ -138,6 +143,7 @@ class Edge:
 
         That is where a plan is invalid, or where a limit would be passed.
         """
+        self._mirrored(context)
         try:
             return await self._pack(context, request)
         except (InvalidPlan, BudgetExceededError):
@@ -152,6 +158,7 @@ class Edge:
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
+        self._mirrored(context)
         try:
             self._after(context, response)
         except Exception as error:
@@ -159,10 +166,17 @@ class Edge:
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
 
-    async def flush(self, timeout_seconds: float = 10.0) -> None:
-        """Waits, off the event loop, until every pack so far is in the store."""
+    async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
+        """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
         if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
             self._tell(f"packs are still waiting for {self.store.url}")
+        if self._mirror is not None and invocation is not None:
+            await self._mirror.finish(invocation)
+
+    def _mirrored(self, context: CallbackContext) -> None:
+        mirror = self._mirror
+        if mirror is not None:
+            self._guarded(lambda: mirror.go_on(context), None)
 
     # packing
 

@@ -39,6 +39,8 @@ class ContextPackPlugin(BasePlugin):
             ends the run, for tests.
         summarizer: a model that writes summaries in place of the extractive way; None takes the one that the policy's
             ``compress.summarizer`` names, if any.
+        mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
+            artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
@@ -52,9 +54,10 @@ class ContextPackPlugin(BasePlugin):
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | None = None,
+        mirror_artifacts: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._edge = Edge(policy, store, on_error, summarizer)
+        self._edge = Edge(policy, store, on_error, summarizer, mirror_artifacts=mirror_artifacts)
 
     @property
     def policy(self) -> PackPolicy:
@@ -118,10 +121,10 @@ class ContextPackPlugin(BasePlugin):
         calling(tool_context.get_invocation_context())
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        await self._edge.flush()
+        await self._edge.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._edge.flush()
+        await self._edge.flush(invocation=invocation_context)
 
     async def close(self) -> None:
         await self._edge.flush(timeout_seconds=4.0)
@@ -140,6 +143,7 @@ def context_pack_callbacks(
     store: PackStore | str | None = None,
     on_error: OnError = "passthrough",
     summarizer: BaseLlm | None = None,
+    mirror_artifacts: bool = False,
 ) -> AgentCallbacks:
     """The plugin's work as callbacks of a single agent.
 
@@ -147,7 +151,7 @@ def context_pack_callbacks(
 
     The arguments are those of `ContextPackPlugin`.
     """
-    edge = Edge(policy, store, on_error, summarizer)
+    edge = Edge(policy, store, on_error, summarizer, mirror_artifacts=mirror_artifacts)
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await edge.before_model(callback_context, llm_request)
@@ -157,7 +161,7 @@ def context_pack_callbacks(
         return None
 
     async def after_agent(callback_context: CallbackContext) -> types.Content | None:
-        await edge.flush()
+        await edge.flush(invocation=callback_context.get_invocation_context())
         return None
 
     return {

@@ -21,7 +21,7 @@ from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
-from aether_context.manifest import Manifest, Tip, record
+from aether_context.manifest import Manifest, Recording, Tip, record
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
 from aether_context.spool import SpooledFiles, spool_of
@@ -39,10 +39,12 @@ _QUIET_SECONDS = 10.0
 class Recorder:
     """The writing end of a store. What an earlier process left in the spool is written first.
 
-    ``store`` is the store through the spool: what it took can be read from it, wherever that is by now.
+    ``store`` is the store through the spool: what it took can be read from it, wherever that is by now. ``recorded`` is
+    told each pack, in the thread that writes.
     """
 
-    def __init__(self, store: PackStore) -> None:
+    def __init__(self, store: PackStore, recorded: Callable[[Manifest, Recording], None] | None = None) -> None:
+        self._recorded = recorded
         spool = spool_of(store.files)
         self._spooled = SpooledFiles(store.files, spool) if spool is not None else None
         self.store = store.through(self._spooled) if self._spooled is not None else store
@@ -147,6 +149,8 @@ class Recorder:
             tip = replace(tip, pack_id=manifest.pack_id)
         keep(self._tips, scope, tip, _MOST_CHAINS)
         keep(self._written, _call_key(pack.identity), manifest, _MOST_CHAINS)
+        if self._recorded is not None:
+            self._recorded(manifest, recording)
 
     def _write_outcome(self, key: str, values: Mapping[str, Any]) -> None:
         manifest = self._written.get(key)
