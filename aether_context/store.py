@@ -29,11 +29,12 @@ from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, 
 from aether_context.files import Files, segment
 from aether_context.manifest import Manifest, Recording
 
-__all__ = ["PackStore", "segment"]
+__all__ = ["HOUR", "PackStore", "segment"]
 
 _NO_SESSIONS = ("blobs", "summaries", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
-_HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
+HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
+"""How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_KNOWN = 10_000
 _KNOWN_SECONDS = 900.0
@@ -352,7 +353,7 @@ class PackStore:
         self, app: str | None, user: str | None, session: str | None, begins: str, newest: int | None
     ) -> list[str] | None:
         """The packs of so many of the last hours as hold what is asked for; None where the hours cannot tell."""
-        hour = _HOUR.match(begins)
+        hour = HOUR.match(begins)
         if session is not None or not (hour or newest):
             return None
         found: list[str] = []
@@ -406,7 +407,7 @@ class PackStore:
 
     def hour_of(self, pack: str) -> str:
         """The folder of the hour of a pack, by its id or its folder."""
-        found = _HOUR.match(_name(pack))
+        found = HOUR.match(_name(pack))
         day, hour = (found[1], found[2]) if found else ("19700101", "00")
         return f"{self._root}/{_HOURS}/{day}/{hour}"
 

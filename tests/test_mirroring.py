@@ -50,8 +50,15 @@ def test_manifests_are_artifacts_of_their_session(kind, tmp_path):
 
 
 def test_events_tell_of_what_was_saved():
-    chat = mirrored(InMemoryArtifactService(), calls=6)
-    chat.say("go", "again")
+    def work(key: str) -> str:
+        """A tool that takes its time."""
+        time.sleep(0.2)
+        return key
+
+    plugin = ContextPackPlugin(store=new_store(), on_error="raise", mirror_artifacts=True)
+    chat = Chat(plugin=plugin, script=[*(call("work", key=str(at)) for at in range(4)), "done"], tools=[work])
+    chat.runner.artifact_service = InMemoryArtifactService()
+    chat.say("go")
     told = {name for event in asyncio.run(chat.held()).events for name in event.actions.artifact_delta}
     known = {f"packs/{one.pack_id}.json" for one in chat.store.manifests()}
     assert told
