@@ -17,6 +17,7 @@ AetherContextError
 ├── StoreError           the store could not be read or written
 │   ├── PackNotFound     no pack of that id is in the store
 │   └── BlobNotFound     a pack names content that the store does not hold
+├── ArtifactError        an artifact cannot be saved or loaded: which one, and the cure
 ├── ManifestError        a manifest is not one, or is not what was written
 │   ├── SchemaVersionError   written by a version this one cannot read
 │   └── ChecksumMismatch     a byte changed since it was written
@@ -237,6 +238,10 @@ class PackNotFound(StoreError):
 
 class BlobNotFound(StoreError):
     """A pack names content that the store does not hold."""
+
+
+class ArtifactError(AetherContextError):
+    """An artifact cannot be saved or loaded, or a URI names none of its session."""
 
 
 class ManifestError(AetherContextError):

@@ -6,6 +6,7 @@
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
     {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
     {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
+    {base}/hours/{day}/{hour}/{app}/{user}/{session}               which sessions have packs of that hour
 
 A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
 then holds the name.
@@ -13,30 +14,30 @@ then holds the name.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
-import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
-
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, short
-from aether_context.errors import BlobNotFound, ChecksumMismatch, MissingExtra, PackNotFound, StoreError
+from aether_context.canonical import JSON, canonical_json, hash_bytes, short
+from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, StoreError
+from aether_context.files import Files, segment
 from aether_context.manifest import Manifest, Recording
 
-_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration)(\..*)?")
-_NO_SESSIONS = ("blobs", "summaries", "calibration")
+__all__ = ["HOUR", "PackStore", "segment"]
+
+_NO_SESSIONS = ("blobs", "summaries", "calibration", "evidence", "artifacts")
+_HOURS = "hours"
+HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
+"""How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
+_MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_KNOWN = 10_000
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_KNOWN_SECONDS = 900.0
 
 
 class PackStore:
@@ -52,16 +53,27 @@ class PackStore:
     """
 
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
-        self.url = os.fspath(url)
-        protocol = self.url.split("://", 1)[0] if "://" in self.url else "file"
-        try:
-            self._fs, root = fsspec.core.url_to_fs(self.url, **options)
-        except ImportError as error:
-            raise MissingExtra(_EXTRAS.get(protocol, protocol), f"a store on {protocol}://") from error
-        except ValueError as error:
-            raise StoreError(f"store {self.url!r} cannot be opened: {error}") from error
-        self._root = root.rstrip("/")
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self.files = Files(url, options)
+        self._known: OrderedDict[str, float] = OrderedDict()
+
+    @property
+    def url(self) -> str:
+        return self.files.url
+
+    @property
+    def _fs(self) -> Any:
+        return self.files.fs
+
+    @property
+    def _root(self) -> str:
+        return self.files.root
+
+    def through(self, files: Files) -> PackStore:
+        """The same store, read and written through other files."""
+        other = copy.copy(self)
+        other.files = files
+        other._known = OrderedDict()
+        return other
 
     def __repr__(self) -> str:
         return f"PackStore({self.url!r})"
@@ -82,14 +94,12 @@ class PackStore:
         """
         manifest = recording.manifest
         for digest, data in recording.blobs.items():
-            path = self._blob_path(manifest.app, manifest.user, digest)
-            if path not in self._known:
-                self._create(path, data)
-                self._know(path)
+            self._create_known(self._blob_path(manifest.app, manifest.user, digest), data)
         for uri, text in recording.saved.items():
             name = uri.rsplit("/", 1)[-1]
             self._create(f"{self._session(manifest)}/messages/{name}", text.encode("utf-8", "surrogatepass"))
         self._name(manifest)
+        self._create_known(self.hour_entry(manifest), b"{}")
         return self._write_manifest(manifest, recording.text)
 
     def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> None:
@@ -116,12 +126,25 @@ class PackStore:
         """
         path = self._summary_path(app, user, key)
         try:
-            data: bytes = self._fs.cat_file(path)
+            return self.files.read(path).decode("utf-8", "surrogatepass")
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise StoreError(f"{path} could not be read: {error}") from error
-        return data.decode("utf-8", "surrogatepass")
+
+    def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
+        """What was taken out of an oversized message, by the name in its URI; None where there is nothing.
+
+        Args:
+            name: ``messages/{hash}.txt``; any other names nothing.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        if not _MESSAGE.fullmatch(name):
+            return None
+        try:
+            return self.files.read("/".join([self._root, *map(segment, (app, user, session)), name]))
+        except FileNotFoundError:
+            return None
 
     def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
         """Keeps what a user's usage of a model has taught, in the place of what was kept before.
@@ -139,11 +162,10 @@ class PackStore:
         """
         path = self._calibration_path(app, user, model)
         try:
-            return json.loads(self._fs.cat_file(path))
+            value: JSON = json.loads(self.files.read(path))
         except (FileNotFoundError, ValueError):
             return None
-        except OSError as error:
-            raise StoreError(f"{path} could not be read: {error}") from error
+        return value
 
     def _write_manifest(self, manifest: Manifest, text: str) -> Manifest:
         wanted = manifest
@@ -156,39 +178,24 @@ class PackStore:
             wanted, text = manifest.model_copy(update={"pack_id": f"{manifest.pack_id}-{number}"}).sealed()
         return wanted
 
-    def _know(self, path: str) -> None:
-        """Remembers that a blob is there; blobs never change, so there is no need to look again."""
-        self._known[path] = None
+    def _create_known(self, path: str, data: bytes) -> None:
+        """Creates a file that never changes. For a while there is no need to look again; a `gc` may then take it."""
+        now = time.monotonic()
+        if now - self._known.get(path, -_KNOWN_SECONDS) < _KNOWN_SECONDS:
+            return
+        self._create(path, data)
+        self._known[path] = now
+        self._known.move_to_end(path)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
 
     def _create(self, path: str, data: bytes) -> bool:
         """Writes a file that is not there yet, whole or not at all; False where it is there already."""
-        try:
-            if isinstance(self._fs, LocalFileSystem):
-                return _create_local(Path(path), data)
-            if isinstance(self._fs, MemoryFileSystem):
-                return _create_in_memory(self._fs, path, data)
-            if self._fs.exists(path):
-                return False
-            self._fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.url}: {path} could not be written: {error}") from error
-        return True
+        return self.files.create(path, data)
 
     def _replace(self, path: str, data: bytes) -> None:
         """Writes a file in the place of another, whole or not at all."""
-        try:
-            if isinstance(self._fs, LocalFileSystem):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with _draft(Path(path), data) as draft:
-                    os.replace(draft, path)
-            else:
-                self._fs.pipe_file(path, data)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.url}: {path} could not be written: {error}") from error
+        self.files.replace(path, data)
 
     def _name(self, manifest: Manifest) -> None:
         folder = self._root
@@ -208,8 +215,16 @@ class PackStore:
             StoreError: the store could not be read.
         """
         for _, folders in groupby(self.folders(app, user, session), key=_moment):
-            found = [self.read(folder) for folder in folders]
+            found = self._there(folders)
             yield from sorted(found, key=lambda one: (one.last_event_time, one.call, one.pack_id))
+
+    def _there(self, folders: Iterable[str]) -> Iterator[Manifest]:
+        """The manifests in folders, those left out that were deleted since the folders were listed."""
+        for folder in folders:
+            try:
+                yield self.read(folder)
+            except PackNotFound:
+                continue
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of a pack; the id may be cut short where it stays unique.
@@ -218,7 +233,7 @@ class PackStore:
             PackNotFound: there is none, or more than one.
             StoreError: the store could not be read.
         """
-        found = [path for path in self.folders(app, user) if path.rsplit("/", 1)[-1].startswith(pack_id)]
+        found = self.folders(app, user, begins=pack_id)
         exact = [path for path in found if path.endswith(f"/{pack_id}")]
         if len(exact or found) > 1:
             names = ", ".join(sorted(path.rsplit("/", 1)[-1] for path in found)[:3])
@@ -235,10 +250,10 @@ class PackStore:
         """
         if manifest.parent is None:
             return None
-        path = f"{self._session(manifest)}/packs/{manifest.parent}/manifest.json"
-        if not self._fs.exists(path):
-            raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}")
-        return self._read_manifest(path)
+        try:
+            return self._read_manifest(f"{self._session(manifest)}/packs/{manifest.parent}/manifest.json")
+        except PackNotFound as error:
+            raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}") from error
 
     def chain(self, manifest: Manifest) -> list[Manifest]:
         """The manifest and its ancestors, the oldest first.
@@ -260,11 +275,9 @@ class PackStore:
         """
         path = self._blob_path(manifest.app, manifest.user, digest)
         try:
-            data: bytes = self._fs.cat_file(path)
+            data = self.files.read(path)
         except FileNotFoundError as error:
             raise BlobNotFound(f"{manifest.pack_id} names {digest}, which is not in {self.url}") from error
-        except OSError as error:
-            raise StoreError(f"{path} could not be read: {error}") from error
         if hash_bytes(data) != digest:
             raise ChecksumMismatch(f"{path} does not hold what its name says")
         return data
@@ -273,35 +286,130 @@ class PackStore:
         """What became of a pack's model call; None where nothing was written."""
         path = f"{self._folder(manifest)}/outcome.json"
         try:
-            return json.loads(self._fs.cat_file(path)) if self._fs.exists(path) else None
-        except (OSError, ValueError) as error:
+            found: dict[str, JSON] = json.loads(self.files.read(path))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
             raise StoreError(f"{path} could not be read: {error}") from error
+        return found
+
+    # what a pack consists of
+
+    def named_by(self, manifest: Manifest) -> tuple[str, ...]:
+        """The blobs that a manifest names, by hash."""
+        return (manifest.policy, *((manifest.setting, *manifest.texts) if manifest.texts else ()))
+
+    def blob_path(self, manifest: Manifest, digest: str) -> str:
+        """Where a blob of the manifest's user is."""
+        return self._blob_path(manifest.app, manifest.user, digest)
+
+    def beside(self, manifest: Manifest) -> list[str]:
+        """Where else a pack may have files: names, its hour, messages, outcome, and last of all the manifest."""
+        session, names = self._session(manifest), []
+        folder = self._root
+        for piece in session.removeprefix(f"{folder}/").split("/"):
+            folder = f"{folder}/{piece}"
+            names.append(f"{folder}/name.json")
+        uris = (uri.removeprefix("artifact://") for uri in manifest.artifact_uris)
+        messages = [f"{session}/{name}" for name in uris if _MESSAGE.fullmatch(name)]
+        pack = self._folder(manifest)
+        return [*names, self.hour_entry(manifest), *messages, f"{pack}/outcome.json", f"{pack}/manifest.json"]
 
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""
-        return str(self._fs.unstrip_protocol(f"{self._folder(manifest)}/manifest.json"))
+        return self.files.url_of(f"{self._folder(manifest)}/manifest.json")
 
     def _read_manifest(self, path: str) -> Manifest:
         try:
-            return Manifest.parse(self._fs.cat_file(path))
+            return Manifest.parse(self.files.read(path))
         except FileNotFoundError as error:
             raise PackNotFound(f"{path} is not there") from error
-        except OSError as error:
-            raise StoreError(f"{path} could not be read: {error}") from error
 
-    def folders(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
+    def folders(
+        self,
+        app: str | None = None,
+        user: str | None = None,
+        session: str | None = None,
+        *,
+        begins: str = "",
+        newest: int | None = None,
+    ) -> list[str]:
         """The folders of packs, by the times in their names.
+
+        Args:
+            begins: those alone whose id begins so; one with day and hour is found without a look at other hours.
+            newest: so many of them at most, the last ones.
 
         Raises:
             StoreError: the store could not be listed.
         """
-        folders = [self._root]
-        for name in (app, user, session):
-            if name is None:
-                folders = [inner for folder in folders for inner in self._subfolders(folder)]
-            else:
+        found = self._recent(app, user, session, begins, newest)
+        if found is None:
+            found = self._packs_of(self._sessions(app, user, session))
+        found = sorted((pack for pack in found if _name(pack).startswith(begins)), key=_order)
+        return found[-newest:] if newest else found
+
+    def _recent(
+        self, app: str | None, user: str | None, session: str | None, begins: str, newest: int | None
+    ) -> list[str] | None:
+        """The packs of so many of the last hours as hold what is asked for; None where the hours cannot tell."""
+        hour = HOUR.match(begins)
+        if session is not None or not (hour or newest):
+            return None
+        found: list[str] = []
+        for folder in [f"{self._root}/{_HOURS}/{hour[1]}/{hour[2]}"] if hour else self._hours():
+            sessions = [one for one in self._sessions_in(folder) if _belongs(one, app, user)]
+            stamp = "pack_{}T{}".format(*folder.rsplit("/", 2)[1:])
+            there = self._packs_of([f"{self._root}/{one}" for one in sessions])
+            found += [pack for pack in there if _name(pack).startswith(stamp)]
+            if newest and len(found) >= newest:
+                return found
+        return found if hour and found else None
+
+    def _hours(self) -> Iterator[str]:
+        """The folders of hours in which there are packs, the last one first."""
+        for day in sorted(self.files.folders(f"{self._root}/{_HOURS}"), reverse=True):
+            yield from sorted(self.files.folders(day), reverse=True)
+
+    def _sessions_in(self, hour: str) -> list[str]:
+        """``app/user/session`` of the sessions that have packs of an hour."""
+        return [one.path.removeprefix(f"{hour}/") for one in self.files.below(hour)]
+
+    def _packs_of(self, sessions: list[str]) -> list[str]:
+        found = self.files.at_once(lambda one: self.files.folders(f"{one}/packs"), sessions)
+        return [pack for packs in found for pack in packs]
+
+    def owners(self, app: str | None = None, user: str | None = None) -> list[str]:
+        """The folders of users.
+
+        Raises:
+            StoreError: the store could not be listed.
+        """
+        return self._inside([self._root], ((app, (_HOURS,)), (user, ())))
+
+    def _sessions(self, app: str | None, user: str | None, session: str | None) -> list[str]:
+        """The folders of sessions."""
+        return self._inside(self.owners(app, user), ((session, _NO_SESSIONS),))
+
+    def _inside(self, folders: list[str], names: Sequence[tuple[str | None, Sequence[str]]]) -> list[str]:
+        """Folders so many levels down, of a name or all but some."""
+        for name, others in names:
+            if name is not None:
                 folders = [f"{folder}/{segment(name)}" for folder in folders]
-        return sorted((pack for folder in folders for pack in self._subfolders(f"{folder}/packs")), key=_order)
+            else:
+                found = self.files.at_once(self.files.folders, folders)
+                folders = [inner for listed in found for inner in listed if _name(inner) not in others]
+        return folders
+
+    def hour_entry(self, manifest: Manifest) -> str:
+        """The path by which an hour tells that the manifest's session has packs of it."""
+        return f"{self.hour_of(manifest.pack_id)}/{self._session(manifest).removeprefix(self._root + '/')}"
+
+    def hour_of(self, pack: str) -> str:
+        """The folder of the hour of a pack, by its id or its folder."""
+        found = HOUR.match(_name(pack))
+        day, hour = (found[1], found[2]) if found else ("19700101", "00")
+        return f"{self._root}/{_HOURS}/{day}/{hour}"
 
     def read(self, folder: str) -> Manifest:
         """The manifest in a pack's folder.
@@ -311,16 +419,6 @@ class PackStore:
             ManifestError: it is not a manifest.
         """
         return self._read_manifest(f"{folder}/manifest.json")
-
-    def _subfolders(self, folder: str) -> list[str]:
-        try:
-            found = self._fs.ls(folder, detail=True, refresh=True)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"{folder} could not be listed: {error}") from error
-        names = [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
-        return [name for name in names if name.rsplit("/", 1)[-1] not in _NO_SESSIONS]
 
     def _session(self, manifest: Manifest) -> str:
         return "/".join([self._root, *map(segment, (manifest.app, manifest.user, manifest.session))])
@@ -342,55 +440,20 @@ class PackStore:
         return f"{self._root}/{segment(app)}/{segment(user)}/{folder}/{name[0]}/{name}"
 
 
-def segment(name: str) -> str:
-    """A safe path segment of at most 64 characters: lower-case names as they are, others as a stub and a hash."""
-    if _SAFE.fullmatch(name) and not _RESERVED.fullmatch(name) and not name.endswith("."):
-        return name
-    stub = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
-    return f"{stub}~{short(hash_text(name), 16)}"
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _belongs(session: str, app: str | None, user: str | None) -> bool:
+    """Whether ``app/user/session`` is one of this app and user."""
+    of_app, of_user, _ = session.split("/", 2)
+    return (app is None or of_app == segment(app)) and (user is None or of_user == segment(user))
 
 
 def _order(path: str) -> tuple[str, str]:
-    name = path.rsplit("/", 1)[-1]
-    return name, path
+    return _name(path), path
 
 
 def _moment(path: str) -> str:
     """The time in a pack's name."""
-    return path.rsplit("/", 1)[-1].split("_")[1]
-
-
-def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
-    """What the in-memory file system does for a new file, without its walk over all files for each parent folder."""
-    if path in fs.store:
-        return False
-    fs.store[path] = MemoryFile(fs, path, data)
-    return True
-
-
-def _create_local(path: Path, data: bytes) -> bool:
-    """A new file with these bytes, complete the moment it appears."""
-    if path.exists():
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(path, data) as draft:
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError:
-            os.replace(draft, path)
-    return True
-
-
-@contextmanager
-def _draft(path: Path, data: bytes) -> Iterator[str]:
-    """A file with these bytes beside ``path``, gone afterwards where it is still there."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(draft, 0o644)
-        yield draft
-    finally:
-        Path(draft).unlink(missing_ok=True)
+    return _name(path).split("_")[1]

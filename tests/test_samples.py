@@ -6,19 +6,17 @@ The last two start processes and are marked slow: ``pytest -m slow``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
+from adk_server import ADK, api_server
 from google.adk.apps import App
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.cli.utils.agent_loader import AgentLoader
@@ -35,7 +33,6 @@ ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "samples"
 # ADK 2 warns of its own LoopAgent, which the range that the package takes still has nothing in the place of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LoopAgent is deprecated:DeprecationWarning")
-ADK = [sys.executable, "-m", "google.adk.cli"]
 
 
 class Sample(NamedTuple):
@@ -245,42 +242,9 @@ def test_adk_run_answers_what_is_typed(name: str, tmp_path: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, PackStore]]:
     """The samples behind ADK's own server on a free port, and the store that it writes to."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     services = [f"--{service}_service_uri=memory://" for service in ("session", "artifact", "memory")]
-    log = folder / "log.txt"
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            [*ADK, "api_server", f"--port={port}", *services, str(SAMPLES)],
-            env=environment(folder / "packs"),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-            wait_for(client, process, log)
-            yield client, PackStore(folder / "packs")
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10)
-
-
-def wait_for(client: httpx.Client, process: subprocess.Popen[bytes], log: Path, seconds: float = 45) -> None:
-    """Waits until the server answers."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if client.get("/list-apps").is_success:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"the server does not answer:\n{log.read_text()}")
+    with api_server(SAMPLES, *services, folder=folder, env=environment(folder / "packs")) as client:
+        yield client, PackStore(folder / "packs")
 
 
 @pytest.mark.slow

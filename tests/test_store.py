@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 
 import fsspec
 import pytest
+from failing import FailingFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from test_build import IDENTITY, memory, source
@@ -24,17 +26,16 @@ from aether_context.errors import (
     SchemaVersionError,
     StoreError,
 )
+from aether_context.files import Files
 from aether_context.manifest import Recording, record, schema
 from aether_context.playback import Replayer
 from aether_context.store import segment
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request, tmp_path):
-    if request.param == "local":
-        return PackStore(tmp_path / "packs")
-    url = f"memory://{tmp_path.name}"
-    return PackStore(url)
+@pytest.fixture
+def store(place):
+    url, options = place
+    return PackStore(url, **options)
 
 
 def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: object) -> Recording:
@@ -148,12 +149,12 @@ def test_a_missing_blob_is_named(tmp_path):
         replay(manifest, store)
 
 
-def test_hashes_only_keeps_no_text(tmp_path):
-    store = PackStore(tmp_path)
+def test_hashes_only_keeps_no_text(store):
     secret = "my dog Fenris bites"
     manifest = store.write(recording(secret, PackPolicy(record="hashes")))
-    for path in tmp_path.rglob("*"):
-        assert not path.is_file() or b"Fenris" not in path.read_bytes()
+    held = store.files.below(store.files.root)
+    assert len(held) >= 3
+    assert not any(b"Fenris" in store.files.read(one.path) for one in held)
     manifest.verify()
     with pytest.raises(ReplayIncomplete, match="recorded hashes only"):
         replay(manifest, store)
@@ -203,11 +204,12 @@ def test_a_pack_that_is_not_there_is_named(store):
         store.manifest("pack_nowhere")
 
 
-def test_of_many_writers_each_pack_is_there_once_and_whole(tmp_path):
+def test_of_many_writers_each_pack_is_there_once_and_whole(place):
+    url, options = place
     made = [recording(call=at, last_event_time=float(at)) for at in range(20)]
 
     def work() -> None:
-        store = PackStore(tmp_path)
+        store = PackStore(url, **options)
         for one in made:
             store.write(one)
 
@@ -216,11 +218,13 @@ def test_of_many_writers_each_pack_is_there_once_and_whole(tmp_path):
         worker.start()
     for worker in workers:
         worker.join()
-    found = list(PackStore(tmp_path).manifests())
+    store = PackStore(url, **options)
+    found = list(store.manifests())
     assert len(found) == 20
     for one in found:
         one.verify()
-    assert not list(tmp_path.rglob(".draft-*"))
+        assert replay(one, store).matches
+    assert not [one for one in store.files.below(store.files.root) if ".draft-" in one.path]
 
 
 def test_an_outcome_is_written_once(store):
@@ -236,3 +240,110 @@ def test_the_memory_protocol_sees_what_was_written(tmp_path):
     store.write(recording())
     fs = fsspec.filesystem("memory")
     assert any(path.endswith("manifest.json") for path in fs.find(f"/{tmp_path.name}-seen"))
+
+
+def test_of_two_that_create_the_same_file_one_does(place):
+    url, options = place
+    won = []
+
+    def create(at: int) -> None:
+        files = Files(url, options)
+        won.extend(name for name in range(12) if files.create(f"{files.root}/{name}", b"%d" % at))
+
+    makers = [threading.Thread(target=create, args=(at,)) for at in range(5)]
+    for one in makers:
+        one.start()
+    for one in makers:
+        one.join()
+    assert sorted(won) == list(range(12))
+
+
+def test_files_are_listed_with_size_and_time(place):
+    url, options = place
+    files = Files(url, options)
+    began = time.time()
+    for name, data in (("a/b", b"1"), ("a/c/d", b"22"), ("e", b"333")):
+        files.create(f"{files.root}/{name}", data)
+    files.replace(f"{files.root}/e", b"4444")
+    assert [(one.path.removeprefix(f"{files.root}/"), one.size) for one in files.below(files.root)] == [
+        ("a/b", 1),
+        ("a/c/d", 2),
+        ("e", 4),
+    ]
+    assert all(
+        one.modified is not None and began - 5 < one.modified < time.time() + 5 for one in files.below(files.root)
+    )
+    assert [one.path for one in files.files(f"{files.root}/a")] == [f"{files.root}/a/b"]
+    assert files.folders(f"{files.root}/a") == [f"{files.root}/a/c"]
+    assert files.folders(f"{files.root}/nowhere") == files.below(f"{files.root}/nowhere") == []
+    assert files.read(f"{files.root}/e", 1, 3) == b"44"
+    for name in ("a/c/d", "a/c/d", "nowhere"):
+        files.delete(f"{files.root}/{name}")
+    assert files.below(f"{files.root}/a/c") == []
+    with pytest.raises(FileNotFoundError):
+        files.read(f"{files.root}/a/c/d")
+
+
+def test_what_a_backend_raises_becomes_an_error_of_ours():
+    FailingFileSystem.down = True
+    try:
+        store = PackStore("failing://errors")
+        asked = [
+            lambda: store.write(recording()),
+            lambda: store.folders(),
+            lambda: store.summary("app", "user", "sha256:" + "0" * 64),
+            lambda: store.write_calibration("app", "user", "model", {}),
+        ]
+        for one in asked:
+            with pytest.raises(StoreError, match="the store is down"):
+                one()
+    finally:
+        FailingFileSystem.down = False
+
+
+def test_the_newest_packs_are_found_by_the_hour(place):
+    url, options = place
+    store = PackStore(url, **options)
+    hour = 3_600.0
+    for at in range(6):
+        store.write(recording(session=f"s{at % 3}", call=at, last_event_time=1_768_900_000.0 + at * hour))
+    everything = store.folders()
+    assert len(everything) == 6
+    assert store.folders(newest=2) == everything[-2:]
+    assert store.folders(app="app", newest=4) == everything[-4:]
+    assert store.folders(user="nobody", newest=4) == []
+    assert store.folders(session="s0", newest=1) == [everything[3]]
+    assert store.folders(newest=100) == everything
+    last = everything[-1].rsplit("/", 1)[-1]
+    assert store.folders(begins=last[:18]) == everything[-1:]
+    assert store.manifest(last).pack_id == last
+
+
+def test_finding_the_newest_looks_at_few_sessions(tmp_path):
+    class Counting(Files):
+        looked = 0
+
+        def folders(self, path: str) -> list[str]:
+            self.looked += path.endswith("/packs")
+            return super().folders(path)
+
+    store = PackStore(tmp_path)
+    for at in range(30):
+        store.write(recording(session=f"s{at}", last_event_time=1_768_900_000.0 + at * 3_600))
+    counting = Counting(str(tmp_path))
+    assert len(store.through(counting).folders(newest=3)) == 3
+    assert counting.looked == 3
+
+
+def test_symbolic_links_lead_nowhere(tmp_path):
+    outside, root = tmp_path / "outside", tmp_path / "store"
+    PackStore(outside).write(recording(user="bob"))
+    store = PackStore(root)
+    store.write(recording(user="ann"))
+    (root / "app" / "bob").symlink_to(outside / "app" / "bob")
+    assert [one.user for one in store.manifests()] == ["ann"]
+    with pytest.raises(StoreError, match="symbolic link"):
+        list(store.manifests(user="bob"))
+    with pytest.raises(StoreError, match="symbolic link"):
+        store.write(recording("Another question", user="bob", call=2))
+    assert len(list(PackStore(outside).manifests())) == 1

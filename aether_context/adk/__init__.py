@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
+from aether_context.adk.artifacts import FsspecArtifactService, register_artifact_service
 from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
@@ -13,6 +14,7 @@ __all__ = [
     "AcceptanceCheck",
     "AcceptanceGate",
     "ContextPackPlugin",
+    "FsspecArtifactService",
     "HybridMemoryService",
     "context_pack_callbacks",
     "context_tools",
@@ -22,5 +24,6 @@ __all__ = [
     "memory_tools",
     "planning_tools",
     "preview_strategies",
+    "register_artifact_service",
     "register_memory_service",
 ]

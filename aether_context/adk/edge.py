@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -25,6 +26,7 @@ from aether_context.adk.counters import register_counters
 from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import Meters
+from aether_context.adk.mirroring import Mirror
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
@@ -83,6 +85,7 @@ class Edge:
         recorder: writes to the store; None makes one.
         checks: asked of final answers, see `AcceptanceCheck`.
         critic: a model that judges final answers; None takes the one that the policy names, if any.
+        mirror_artifacts: also saves manifests to the app's own artifact service.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Edge:
         recorder: Recorder | None = None,
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
+        mirror_artifacts: bool = False,
     ) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
@@ -110,7 +114,8 @@ class Edge:
         self.policy = policy
         self.store = store
         self.on_error = on_error
-        self._recorder = recorder or Recorder(store)
+        self._mirror = Mirror(self._tell) if mirror_artifacts else None
+        self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
@@ -147,6 +152,7 @@ class Edge:
 
         That is where a plan is invalid, or where a limit would be passed.
         """
+        self._mirrored(context)
         try:
             return await self._pack(context, request)
         except (InvalidPlan, BudgetExceededError):
@@ -161,6 +167,7 @@ class Edge:
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
+        self._mirrored(context)
         try:
             await self._after(context, response)
         except Exception as error:
@@ -168,10 +175,17 @@ class Edge:
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
 
-    async def flush(self, timeout_seconds: float = 10.0) -> None:
-        """Waits, off the event loop, until every pack so far is in the store."""
+    async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
+        """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
         if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
             self._tell(f"packs are still waiting for {self.store.url}")
+        if self._mirror is not None and invocation is not None:
+            await self._mirror.finish(invocation)
+
+    def _mirrored(self, context: CallbackContext) -> None:
+        mirror = self._mirror
+        if mirror is not None:
+            self._guarded(lambda: mirror.go_on(context), None)
 
     # packing
 
@@ -388,9 +402,7 @@ class Edge:
     async def _reviewed(self, last: Last, response: LlmResponse) -> Review | None:
         """The review of a final answer; none where it fails, so that the rest is recorded all the same."""
         try:
-            return await self._reviewer.review(
-                last.pack, response, last.policy.acceptance, last.planned.candidates
-            )
+            return await self._reviewer.review(last.pack, response, last.policy.acceptance, last.planned.candidates)
         except Exception as error:
             if self.on_error == "raise":
                 raise

@@ -43,6 +43,8 @@ class ContextPackPlugin(BasePlugin):
         checks: asked of every final answer, item by item of its step's checklist; see `AcceptanceCheck`.
         critic: a model that judges final answers by the same checklist; None takes the one that the policy's
             ``acceptance.critic`` names, if any.
+        mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
+            artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
 
     Raises:
         PolicyError: the policy does not exist or is wrong.
@@ -58,9 +60,12 @@ class ContextPackPlugin(BasePlugin):
         summarizer: BaseLlm | None = None,
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
+        mirror_artifacts: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic)
+        self._edge = Edge(
+            policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
+        )
 
     @property
     def policy(self) -> PackPolicy:
@@ -124,10 +129,10 @@ class ContextPackPlugin(BasePlugin):
         calling(tool_context.get_invocation_context())
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        await self._edge.flush()
+        await self._edge.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._edge.flush()
+        await self._edge.flush(invocation=invocation_context)
 
     async def close(self) -> None:
         await self._edge.flush(timeout_seconds=4.0)
@@ -148,6 +153,7 @@ def context_pack_callbacks(
     summarizer: BaseLlm | None = None,
     checks: Sequence[AcceptanceCheck] = (),
     critic: BaseLlm | None = None,
+    mirror_artifacts: bool = False,
 ) -> AgentCallbacks:
     """The plugin's work as callbacks of a single agent.
 
@@ -155,7 +161,7 @@ def context_pack_callbacks(
 
     The arguments are those of `ContextPackPlugin`.
     """
-    edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic)
+    edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts)
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await edge.before_model(callback_context, llm_request)
@@ -165,7 +171,7 @@ def context_pack_callbacks(
         return None
 
     async def after_agent(callback_context: CallbackContext) -> types.Content | None:
-        await edge.flush()
+        await edge.flush(invocation=callback_context.get_invocation_context())
         return None
 
     return {

@@ -1,8 +1,9 @@
 """Writes recordings off the model call's path: one thread a store, in order, all there after a flush.
 
 The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
-needed, in a forked process, too. A write that fails is tried again with the next one
-and at each flush; the oldest are given up, with an error in the log, once more than a thousand wait.
+needed, in a forked process, too. What the store cannot take waits in a local spool, and in memory only where there is
+none; there it is tried again with the next one and at each flush, and the oldest are given up, with an error in the
+log, once more than a thousand wait.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
-from aether_context.manifest import Manifest, Tip, record
+from aether_context.manifest import Manifest, Recording, Tip, record
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
+from aether_context.spool import SpooledFiles, spool_of
 from aether_context.store import PackStore
 
 logger = logging.getLogger("aether_context")
@@ -35,10 +37,19 @@ _QUIET_SECONDS = 10.0
 
 
 class Recorder:
-    """The writing end of a store."""
+    """The writing end of a store. What an earlier process left in the spool is written first.
 
-    def __init__(self, store: PackStore) -> None:
-        self.store = store
+    ``store`` is the store through the spool: what it took can be read from it, wherever that is by now. ``recorded`` is
+    told each pack, in the thread that writes.
+    """
+
+    def __init__(self, store: PackStore, recorded: Callable[[Manifest, Recording], None] | None = None) -> None:
+        self._recorded = recorded
+        spool = spool_of(store.files)
+        self._spooled = SpooledFiles(store.files, spool) if spool is not None else None
+        self.store = store.through(self._spooled) if self._spooled is not None else store
+        if self._spooled is not None:
+            self._spooled.deliver()
         self._waiting: deque[Callable[[], None]] = deque()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,7 +90,7 @@ class Recorder:
             if self._failures > failures or time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
-        return True
+        return self._spooled is None or self._spooled.flush(deadline - time.monotonic())
 
     def _put(self, job: Callable[[], None]) -> None:
         """Adds a job without waking the thread: a thread that wakes here takes its time from the model call."""
@@ -138,6 +149,8 @@ class Recorder:
             tip = replace(tip, pack_id=manifest.pack_id)
         keep(self._tips, scope, tip, _MOST_CHAINS)
         keep(self._written, _call_key(pack.identity), manifest, _MOST_CHAINS)
+        if self._recorded is not None:
+            self._recorded(manifest, recording)
 
     def _write_outcome(self, key: str, values: Mapping[str, Any]) -> None:
         manifest = self._written.get(key)

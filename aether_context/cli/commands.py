@@ -361,6 +361,91 @@ def search(
     )
 
 
+@main.command(
+    epilog=_examples(
+        "gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 1000000000 --yes", "gc --app shop --json"
+    )
+)
+@_store_option
+@click.option("--app", help="Users of this application only.")
+@click.option("--user", help="This user only.")
+@click.option("--pack-days", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Age of a pack.")
+@click.option(
+    "--evidence-days", type=click.FloatRange(min=0), default=14.0, show_default=True, help="Age of raw evidence."
+)
+@click.option("--cache-days", type=click.FloatRange(min=0), default=7.0, show_default=True, help="Age of a cache.")
+@click.option("--max-bytes", type=click.IntRange(min=0), metavar="N", help="The most that one user's packs may take.")
+@click.option(
+    "--grace-minutes", type=click.FloatRange(min=0), default=60.0, show_default=True, help="What is younger stays."
+)
+@click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
+@_json_option("A JSON object with a row per user.")
+def gc(
+    url: str,
+    app: str | None,
+    user: str | None,
+    pack_days: float,
+    evidence_days: float,
+    cache_days: float,
+    max_bytes: int | None,
+    grace_minutes: float,
+    delete: bool,
+    as_json: bool,
+) -> None:
+    """Deletes what is old: packs, raw evidence, caches, and texts that no pack names any more.
+
+    A pack that younger ones extend outlives its age. With --max-bytes the chains of packs that were written to longest
+    ago go as well. Agents may write to the store meanwhile. Artifacts that an app saved stay.
+
+    The exit code is 3 where a manifest could not be read; then no text of that user goes.
+    """
+    from aether_context.cli import retaining
+    from aether_context.retention import DAY_SECONDS, Rules
+
+    rules = Rules(
+        packs_seconds=pack_days * DAY_SECONDS,
+        evidence_seconds=evidence_days * DAY_SECONDS,
+        caches_seconds=cache_days * DAY_SECONDS,
+        most_bytes=max_bytes,
+        grace_seconds=grace_minutes * 60,
+    )
+    readable = retaining.collect(url, rules, app=app, user=user, delete=delete, as_json=as_json)
+    _end(0 if readable else NOT_THERE)
+
+
+@main.command(epilog=_examples("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes"))
+@_store_option
+@click.option("--app", required=True, help="The application.")
+@click.option("--user", required=True, help="The user.")
+@click.option("--session", help="This session only.")
+@click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
+@_json_option("A JSON object with what was found.")
+def forget(url: str, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
+    """Deletes all that a store keeps of a user, or of one session, whatever its age.
+
+    That is packs, texts, evidence, caches, artifacts in the same store, and what waits in this machine's spool. Texts
+    that other sessions of the user name stay until those go. A memory service keeps its own.
+    """
+    from aether_context.cli import retaining
+
+    retaining.forget_all(url, app=app, user=user, session=session, delete=delete, as_json=as_json)
+
+
+@main.command(
+    "export-pack",
+    epilog=_examples("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident"),
+)
+@click.argument("pack_id")
+@_store_option
+@click.option("--to", "target", metavar="URL", required=True, help="The store to copy to.")
+@_json_option("A JSON object with what was copied.")
+def export_pack(pack_id: str, url: str, target: str, as_json: bool) -> None:
+    """Copies a pack, the packs that it extends and all their texts to another store, where it verifies and replays."""
+    from aether_context.cli import retaining
+
+    retaining.export(url, pack_id, target, as_json=as_json)
+
+
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:

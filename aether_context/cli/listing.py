@@ -18,7 +18,7 @@ _ROOM_FOR_IDS = 130
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> bool:
     """Prints the list; False where a manifest in it could not be read."""
     store = PackStore(url)
-    known = store.folders(app=app, user=user, session=session)
+    known = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
     shown = known[-limit:] if limit else known
     found = [(place, _read(store, place)) for place in shown]
     if as_json:
@@ -26,7 +26,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     elif not found:
         console(stderr=True).print(cell(f"no packs in {store.url}"))
     else:
-        _print(found, len(known) - len(shown))
+        _print(found, len(known) > len(shown))
     return not any(isinstance(one, AetherContextError) for _, one in found)
 
 
@@ -37,7 +37,7 @@ def _read(store: PackStore, place: str) -> Manifest | AetherContextError:
         return error
 
 
-def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: int) -> None:
+def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool) -> None:
     out = console()
     narrow = out.width < _ROOM_FOR_IDS
     table = grid("pack", "time (UTC)", "agent", ">call", ">tokens / window", ">full", "epoch", ">events", "validity")
@@ -58,7 +58,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: int)
         )
     out.print(table)
     if earlier:
-        out.print(f"… and {number(earlier)} earlier")
+        out.print("… and earlier ones")
 
 
 def _named(place: str, narrow: bool) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.errors import PackNotFound
-from aether_context.store import PackStore
+from aether_context.store import HOUR, PackStore
 
 
 def name(place: str) -> str:
@@ -20,7 +20,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
     Raises:
         PackNotFound: there is none, or more than one.
     """
-    known = store.folders()
+    known = store.folders(newest=1) if pack_id is None else _among(store, pack_id)
     if not known:
         raise PackNotFound(f"no packs in {store.url}")
     if pack_id is None:
@@ -33,6 +33,12 @@ def find(store: PackStore, pack_id: str | None) -> str:
         some = ", ".join(name(place) for place in found[:3])
         raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({some}, …): give more of the id")
     return found[0]
+
+
+def _among(store: PackStore, pack_id: str) -> list[str]:
+    """The packs of one hour where the id names it, else all."""
+    begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
+    return (HOUR.match(begins) and store.folders(begins=begins)) or store.folders()
 
 
 def _abbreviates(piece: str, whole: str) -> bool:

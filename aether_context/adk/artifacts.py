@@ -1,0 +1,332 @@
+"""An ADK artifact service on any fsspec URL, and ``artifact://`` URIs of either kind as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from google.adk.artifacts import artifact_util
+from google.adk.artifacts.base_artifact_service import ArtifactVersion, BaseArtifactService, ensure_part
+from google.adk.errors.input_validation_error import InputValidationError
+from google.genai import types
+from typing_extensions import override
+
+from aether_context.artifacts import SCHEME as ARTIFACT
+from aether_context.artifacts import ArtifactFiles, Scope, Version, relative_name
+from aether_context.canonical import JSON, canonical_json, plain
+from aether_context.errors import ArtifactError, StoreError
+from aether_context.files import Files
+from aether_context.store import PackStore
+
+SCHEME = "fsspec"
+"""What a URI of such a service begins with, once `register_artifact_service` was called; ``fsspec+s3`` and so on."""
+
+PROTOCOLS = ("file", "memory", "s3", "gs", "gcs", "az", "abfs", "sftp", "hdfs")
+"""What `register_artifact_service` puts on offer behind ``fsspec+`` where it is told nothing else."""
+
+_USER = "user:"
+_MOST_REFERENCES = 5
+_BINARY = "application/octet-stream"
+
+
+class FsspecArtifactService(BaseArtifactService):
+    """Keeps artifacts by app, user, session and name, each version for ever, on any fsspec URL.
+
+    Of two that save at the same moment, in whatever process, each gets a version of its own; a version is there whole
+    or not at all. Names may be anything: none leads out of its session's folder. Nothing blocks the event loop.
+
+    Args:
+        uri: a folder or fsspec URL (``artifacts``, ``s3://bucket/artifacts``), or one as ADK gives it, with ``fsspec+``
+            in front and storage options behind a question mark: ``fsspec+s3://bucket/artifacts?anon=false``.
+        options: storage options of the protocol.
+        agents_dir: where a relative path of ``fsspec+file://`` begins; ADK gives it.
+
+    Raises:
+        MissingExtra: the protocol needs a package that is not installed.
+        StoreError: the protocol is unknown.
+    """
+
+    def __init__(
+        self, uri: str | os.PathLike[str] = "artifacts", *, agents_dir: str | None = None, **options: Any
+    ) -> None:
+        url, given = _parsed(os.fspath(uri), agents_dir)
+        self.url = url
+        self._artifacts = ArtifactFiles(Files(url, {**given, **options}))
+
+    @override
+    async def save_artifact(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        filename: str,
+        artifact: types.Part | dict[str, Any],
+        session_id: str | None = None,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> int:
+        """Saves a new version and gives its number, from 0.
+
+        Raises:
+            InputValidationError: a name is empty or reaches elsewhere, or the part holds nothing that can be kept.
+            StoreError: the store could not be written.
+        """
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        part = ensure_part(artifact)
+        head, data = _taken_apart(part, scope, session_id)
+        head["custom_metadata"] = plain(custom_metadata or {})
+        head["create_time"] = time.time()
+        return await asyncio.to_thread(self._artifacts.save, scope, name, head, data)
+
+    @override
+    async def load_artifact(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        filename: str,
+        session_id: str | None = None,
+        version: int | None = None,
+    ) -> types.Part | None:
+        """A version, the last one where none is named; None where there is none, or a rewind took it back.
+
+        Raises:
+            InputValidationError: a name is empty or reaches elsewhere, or a reference does.
+            StoreError: the store could not be read.
+        """
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        for left in range(_MOST_REFERENCES, -1, -1):
+            found = await asyncio.to_thread(self._artifacts.load, scope, name, version)
+            if found is None:
+                return None
+            part = _put_together(found)
+            if not artifact_util.is_artifact_ref(part):
+                return None if _is_taken_back(part) else part
+            target = artifact_util.resolve_artifact_reference(
+                file_uri=_uri_of(part),
+                app_name=scope.app,
+                user_id=scope.user,
+                session_id=session_id,
+                remaining_depth=left,
+            )
+            scope, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
+            version = target.version
+        raise AssertionError("resolve_artifact_reference ends every chain")
+
+    @override
+    async def list_artifact_keys(self, *, app_name: str, user_id: str, session_id: str | None = None) -> list[str]:
+        """Names in a session, and behind ``user:`` those that its user has in all sessions; each loads as it is."""
+        owner = _scope(app_name, user_id, None)
+        keys = [f"{_USER}{name}" for name in await asyncio.to_thread(self._artifacts.names, owner)]
+        if session_id is not None:
+            scope = _scope(app_name, user_id, session_id)
+            keys += await asyncio.to_thread(self._artifacts.names, scope)
+        return sorted(keys)
+
+    @override
+    async def delete_artifact(
+        self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
+    ) -> None:
+        """Deletes all versions of an artifact; one that is not there is passed over."""
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        await asyncio.to_thread(self._artifacts.delete, scope, name)
+
+    @override
+    async def list_versions(
+        self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
+    ) -> list[int]:
+        """The numbers of an artifact's versions, ascending."""
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        return await asyncio.to_thread(self._artifacts.versions, scope, name)
+
+    @override
+    async def list_artifact_versions(
+        self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
+    ) -> list[ArtifactVersion]:
+        """An artifact's versions with what is known of each, ascending; no payload is read."""
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        found = await asyncio.to_thread(self._artifacts.described, scope, name)
+        return [_described(scope, name, one) for one in found]
+
+    @override
+    async def get_artifact_version(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        filename: str,
+        session_id: str | None = None,
+        version: int | None = None,
+    ) -> ArtifactVersion | None:
+        """What is known of a version, the last one where none is named; None where there is none."""
+        scope, name = _placed(app_name, user_id, session_id, filename)
+        found = await asyncio.to_thread(self._artifacts.describe, scope, name, version)
+        return _described(scope, name, found) if found is not None else None
+
+
+def register_artifact_service(*protocols: str) -> None:
+    """Puts ``fsspec+s3://bucket/folder`` and the like on offer to ``adk web --artifact_service_uri``.
+
+    To be called in ``services.py``.
+
+    Args:
+        protocols: those of fsspec; without any, `PROTOCOLS`.
+    """
+    from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
+
+    for protocol in protocols or PROTOCOLS:
+        get_service_registry().register_artifact_service(f"{SCHEME}+{protocol}", _of_adk)
+
+
+async def resolve(
+    uri: str,
+    *,
+    app: str,
+    user: str,
+    session: str,
+    artifacts: BaseArtifactService | None = None,
+    store: PackStore | None = None,
+) -> bytes:
+    """The bytes that an ``artifact://`` URI stands for in a session.
+
+    Args:
+        uri: relative to the session (``artifact://tasks/42/report.md``), looked for in the store and then among its
+            artifacts, or absolute as ADK writes it (``artifact://apps/…/versions/3``).
+        artifacts: the app's artifact service.
+        store: the store of packs.
+
+    Raises:
+        ArtifactError: it is no such URI, is of another app, user or session, or names what is not there.
+        StoreError: the store could not be read.
+    """
+    target = artifact_util.parse_artifact_uri(uri)
+    if target is None:
+        filename, version = relative_name(uri), None
+        if store is not None:
+            message = await asyncio.to_thread(store.message, app, user, session, filename)
+            if message is not None:
+                return message
+    else:
+        if (target.app_name, target.user_id, target.session_id or session) != (app, user, session):
+            raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
+        filename, version = target.filename, target.version
+        if target.session_id is None:
+            filename = f"{_USER}{filename.removeprefix(_USER)}"
+    part = None
+    if artifacts is not None:
+        try:
+            part = await artifacts.load_artifact(
+                app_name=app, user_id=user, session_id=session, filename=filename, version=version
+            )
+        except ValueError as error:  # ADK's services refuse names that the others take
+            raise ArtifactError(f"artifact URI {uri!r} cannot be loaded: {error}") from error
+    if part is None:
+        raise ArtifactError(f"artifact URI {uri!r} names what is not there: it was deleted, or never saved")
+    return _bytes_of(part, uri)
+
+
+def _of_adk(uri: str, **given: Any) -> FsspecArtifactService:
+    """The service for ADK, which gives options of its own besides."""
+    return FsspecArtifactService(uri, agents_dir=given.get("agents_dir"))
+
+
+def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
+    """The URL behind ``fsspec+``, and its options."""
+    if not uri.startswith(f"{SCHEME}+"):
+        return uri, {}
+    url, _, query = uri.removeprefix(f"{SCHEME}+").partition("?")
+    parts = urlsplit(url)
+    if not parts.netloc and not parts.path:
+        raise StoreError(f"artifact URI {uri!r} names no place: write it as {SCHEME}+s3://bucket/folder")
+    if parts.scheme == "file" and parts.netloc:
+        url = str(Path(agents_dir or "") / (parts.netloc + parts.path))
+    words = {"true": True, "false": False}
+    return url, {key: words.get(value.lower(), value) for key, value in parse_qsl(query)}
+
+
+def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Scope, str]:
+    """Where an artifact belongs, and its name there."""
+    name = filename.removeprefix(_USER)
+    if not name.strip():
+        raise InputValidationError(f"filename = {filename!r} is empty: give the artifact a name")
+    return _scope(app, user, None if name != filename else session), name
+
+
+def _scope(app: str, user: str, session: str | None) -> Scope:
+    artifact_util.validate_path_segment(app, "app_name")
+    artifact_util.validate_path_segment(user, "user_id")
+    if session is not None:
+        artifact_util.validate_path_segment(session, "session_id")
+    return Scope(app=app, user=user, session=session)
+
+
+def _taken_apart(part: types.Part, scope: Scope, session: str | None) -> tuple[dict[str, JSON], bytes]:
+    """A part as what describes it and its bytes."""
+    kind: str | None
+    if part.inline_data is not None:
+        if part.inline_data.data is None:
+            raise InputValidationError("artifact.inline_data.data is missing: give it bytes")
+        kind, data = part.inline_data.mime_type or _BINARY, part.inline_data.data
+        part = part.model_copy(update={"inline_data": part.inline_data.model_copy(update={"data": b""})})
+    elif part.text is not None:
+        kind, data = "text/plain", part.text.encode("utf-8", "surrogatepass")
+        part = part.model_copy(update={"text": ""})
+    elif part.file_data is not None and part.file_data.file_uri:
+        kind, data = part.file_data.mime_type, b""
+        if artifact_util.is_artifact_ref(part):
+            _check_reference(part, scope, session)
+    else:
+        raise InputValidationError("artifact holds neither inline_data, text nor file_data.file_uri: give it one")
+    return {"mime_type": kind, "part": part.model_dump(mode="json", exclude_none=True)}, data
+
+
+def _check_reference(part: types.Part, scope: Scope, session: str | None) -> None:
+    target = artifact_util.parse_artifact_uri(_uri_of(part))
+    if target is None:
+        raise InputValidationError(f"Invalid artifact reference URI: {_uri_of(part)}")
+    artifact_util.validate_artifact_reference_scope(
+        app_name=scope.app, user_id=scope.user, session_id=session, parsed_uri=target
+    )
+
+
+def _put_together(found: Version) -> types.Part:
+    part = types.Part.model_validate_json(canonical_json(found.head.get("part") or {}))
+    if part.inline_data is not None:
+        part.inline_data.data = found.data
+        part.inline_data.mime_type = part.inline_data.mime_type or _BINARY
+    elif part.text is not None:
+        part.text = found.data.decode("utf-8", "surrogatepass")
+    return part
+
+
+def _described(scope: Scope, name: str, found: Version) -> ArtifactVersion:
+    head = found.head
+    uri = artifact_util.get_artifact_uri(scope.app, scope.user, name, found.number, scope.session)
+    return ArtifactVersion(
+        version=found.number,
+        canonical_uri=uri,
+        custom_metadata=cast("dict[str, Any]", head.get("custom_metadata") or {}),
+        create_time=cast("float", head.get("create_time") or 0.0),
+        mime_type=cast("str | None", head.get("mime_type")),
+    )
+
+
+def _is_taken_back(part: types.Part) -> bool:
+    """Whether this is what ADK saves in a rewind where an artifact is to be gone."""
+    blob = part.inline_data
+    return blob is not None and not blob.data and blob.mime_type == _BINARY and blob.display_name is None
+
+
+def _uri_of(part: types.Part) -> str:
+    return cast("str", cast("types.FileData", part.file_data).file_uri)
+
+
+def _bytes_of(part: types.Part, uri: str) -> bytes:
+    if part.inline_data is not None and part.inline_data.data is not None:
+        return part.inline_data.data
+    if part.text is not None:
+        return part.text.encode("utf-8", "surrogatepass")
+    raise ArtifactError(f"artifact URI {uri!r} stands for a file elsewhere, which is not loaded here: {ARTIFACT}…")

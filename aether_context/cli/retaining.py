@@ -1,0 +1,125 @@
+"""`aether-context gc`, `forget` and `export-pack`: what a store may lose, and what goes to another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.progress import Progress
+
+from aether_context.cli import lookup
+from aether_context.cli.terminal import cell, console, grid, number, print_json
+from aether_context.errors import PackNotFound
+from aether_context.files import File
+from aether_context.retention import Plan, Rules, carry_out, carry_out_forgetting, forget, plan
+from aether_context.store import PackStore
+from aether_context.transfer import export_pack
+
+_KINDS = ("packs", "blobs", "evidence", "caches")
+
+
+def collect(url: str, rules: Rules, *, app: str | None, user: str | None, delete: bool, as_json: bool) -> bool:
+    """Prints what the rules delete, and deletes it where ``delete`` says so; False where a manifest is unreadable.
+
+    Raises:
+        StoreError: the store could not be read or written.
+    """
+    store = PackStore(url)
+    plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
+    if delete:
+        with _progress("deleting", sum(len(one.files) for one in plans)) as step:
+            plans = [carry_out(store, one, step) for one in plans]
+    if as_json:
+        print_json({"store": store.url, "deleted": delete, "users": [_value(store, one) for one in plans]})
+    else:
+        _print(store, plans, delete)
+    return not any(one.unreadable for one in plans)
+
+
+def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
+    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` says so.
+
+    Raises:
+        PackNotFound: it keeps nothing of them.
+        StoreError: the store could not be read or written.
+    """
+    store = PackStore(url)
+    files = forget(store, app, user, session)
+    whose = " ".join(
+        f"{name} {value!r}" for name, value in (("app", app), ("user", user), ("session", session)) if value
+    )
+    if not files:
+        raise PackNotFound(f"nothing of {whose} is in {store.url}")
+    if delete:
+        with _progress("deleting", len(files)) as step:
+            carry_out_forgetting(store, files, step)
+    size = sum(file.size for file in files)
+    if as_json:
+        owner = {"app": app, "user": user, "session": session}
+        print_json({"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size})
+        return
+    done = "deleted" if delete else "would be deleted"
+    console().print(cell(f"{number(len(files))} files, {number(size)} bytes of {whose} {done}"))
+    _hint(delete)
+
+
+def export(url: str, pack_id: str, target: str, *, as_json: bool) -> None:
+    """Copies a pack and what it stands on to another store.
+
+    Raises:
+        PackNotFound: it, or a pack that it extends, is not there.
+        StoreError: a store could not be read or written.
+    """
+    store, other = PackStore(url), PackStore(target)
+    exported = export_pack(store, store.read(lookup.find(store, pack_id)), other)
+    if as_json:
+        names = [one.pack_id for one in exported.manifests]
+        print_json({"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url})
+        return
+    packs = number(len(exported.manifests))
+    text = f"{exported.manifests[-1].pack_id} with its chain of {packs}: {number(exported.files)} files in {other.url}"
+    console().print(cell(text), soft_wrap=True)
+
+
+def _value(store: PackStore, one: Plan) -> dict[str, object]:
+    return {
+        "user": one.owner.removeprefix(f"{store.files.root}/"),
+        **{kind: len(getattr(one, kind)) for kind in _KINDS},
+        "bytes": one.size,
+        "kept_bytes": one.kept_bytes,
+        "unreadable": [f"{pack}/manifest.json" for pack in one.unreadable],
+    }
+
+
+def _print(store: PackStore, plans: Sequence[Plan], delete: bool) -> None:
+    table = grid("app / user", *(f">{kind}" for kind in _KINDS), ">bytes", ">kept bytes")
+    for one in plans:
+        counts = [number(len(getattr(one, kind))) for kind in _KINDS]
+        table.add_row(
+            cell(one.owner.removeprefix(f"{store.files.root}/")), *counts, number(one.size), number(one.kept_bytes)
+        )
+    out = console()
+    out.print(table)
+    for pack in (pack for one in plans for pack in one.unreadable):
+        out.print(cell(f"unreadable: {pack}/manifest.json: no text of this user is deleted", "red"), soft_wrap=True)
+    size, files = sum(one.size for one in plans), sum(len(one.files) for one in plans)
+    out.print(cell(f"{number(files)} files, {number(size)} bytes {'deleted' if delete else 'would be deleted'}"))
+    _hint(delete)
+
+
+def _hint(delete: bool) -> None:
+    if not delete:
+        console(stderr=True).print("nothing was deleted: add --yes")
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[File], None]]:
+    """A bar on a terminal's stderr."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda _: bar.advance(task)

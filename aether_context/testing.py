@@ -1,0 +1,297 @@
+"""What every artifact service has to do, as checks to run over one's own.
+
+    @pytest.mark.parametrize("check", ARTIFACT_CHECKS, ids=lambda check: check.__name__)
+    def test_my_service(check):
+        asyncio.run(check(MyArtifactService()))
+
+Each check wants a service that holds nothing, and fails by an AssertionError. Where ADK's own services differ from each
+other, either way passes: whether text has a MIME type, whether a name without a session is of the user or refused,
+whether ``..`` in a name is refused or is but a name, and whether a part may refer to a file elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+ArtifactCheck = Callable[["ArtifactService"], Awaitable[None]]
+
+
+class ArtifactService(Protocol):
+    """ADK's ``BaseArtifactService``, as far as it is checked here."""
+
+    async def save_artifact(self, **given: Any) -> int: ...
+
+    async def load_artifact(self, **given: Any) -> Any: ...
+
+    async def list_artifact_keys(self, **given: Any) -> list[str]: ...
+
+    async def delete_artifact(self, **given: Any) -> None: ...
+
+    async def list_versions(self, **given: Any) -> list[int]: ...
+
+    async def list_artifact_versions(self, **given: Any) -> list[Any]: ...
+
+    async def get_artifact_version(self, **given: Any) -> Any: ...
+
+
+_HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
+_HOSTILE = (
+    "../../other/secret.txt",
+    "..",
+    "/etc/passwd",
+    "C:\\windows\\win.ini",
+    "..\\..\\secret.txt",
+    "%2e%2e%2fsecret.txt",
+    "a/../../../b",
+    "x" * 3_000,
+    "a\nb",
+    "Ärger 日本.txt",
+    "nul.txt",
+    "versions",
+    "metadata.json",
+    "name.json",
+    "con",
+    "0",
+)
+
+
+async def versions_count_from_zero(service: ArtifactService) -> None:
+    """Each save is a version of its own, the last one is loaded, and every earlier one still is there."""
+    for at in range(3):
+        assert await _save(service, f"text {at}") == at
+    assert await _text(service) == "text 2"
+    assert [await _text(service, version=at) for at in range(3)] == ["text 0", "text 1", "text 2"]
+    assert await service.list_versions(**_HERE, filename="a.txt") == [0, 1, 2]
+
+
+async def what_is_not_there_is_none(service: ArtifactService) -> None:
+    """A name or version that does not exist is None or empty, and deleting it is no error."""
+    assert await service.load_artifact(**_HERE, filename="a.txt") is None
+    assert await service.get_artifact_version(**_HERE, filename="a.txt") is None
+    assert await service.list_versions(**_HERE, filename="a.txt") == []
+    assert await service.list_artifact_versions(**_HERE, filename="a.txt") == []
+    assert await service.list_artifact_keys(**_HERE) == []
+    await service.delete_artifact(**_HERE, filename="a.txt")
+    await _save(service, "one")
+    for version in (1, 7, -1):
+        assert await service.load_artifact(**_HERE, filename="a.txt", version=version) is None
+        assert await service.get_artifact_version(**_HERE, filename="a.txt", version=version) is None
+
+
+async def bytes_come_back_as_they_were(service: ArtifactService) -> None:
+    """Binary data keeps its bytes, MIME type and display name, up to several megabytes."""
+    for at, data in enumerate((b"\x00\xff\r\n\n{}", bytes(range(256)) * 20_000)):
+        blob = {"data": data, "mime_type": "image/png", "display_name": "Bild.png"}
+        await service.save_artifact(**_HERE, filename=f"{at}.png", artifact={"inline_data": blob})
+        part = await service.load_artifact(**_HERE, filename=f"{at}.png")
+        assert part.inline_data.data == data
+        assert (part.inline_data.mime_type, part.inline_data.display_name) == ("image/png", "Bild.png")
+
+
+async def text_comes_back_as_it_was(service: ArtifactService) -> None:
+    """Text keeps every character."""
+    for text in ("", "plain", "Zeile\n日本語 🐈\tend", "x" * 300_000):
+        await _save(service, text, filename="t.txt")
+        assert await _text(service, filename="t.txt") == text
+
+
+async def what_was_loaded_is_a_copy(service: ArtifactService) -> None:
+    """Changing what was saved or loaded changes nothing that is kept."""
+    blob = {"data": b"abc", "mime_type": "image/png"}
+    await service.save_artifact(**_HERE, filename="a.png", artifact={"inline_data": blob})
+    first = await service.load_artifact(**_HERE, filename="a.png")
+    first.inline_data.data = b"changed"
+    assert (await service.load_artifact(**_HERE, filename="a.png")).inline_data.data == b"abc"
+
+
+async def metadata_is_kept_by_version(service: ArtifactService) -> None:
+    """Each version keeps its own metadata, MIME type, time, and a canonical URI that no other version has."""
+    for at in range(2):
+        blob = {"data": b"x", "mime_type": "image/png"}
+        told = {"step": f"step-{at}", "note": "ü"}
+        await service.save_artifact(**_HERE, filename="a.png", artifact={"inline_data": blob}, custom_metadata=told)
+    found = await service.list_artifact_versions(**_HERE, filename="a.png")
+    assert [one.version for one in found] == [0, 1]
+    assert [one.custom_metadata["step"] for one in found] == ["step-0", "step-1"]
+    assert {one.mime_type for one in found} == {"image/png"}
+    assert len({one.canonical_uri for one in found}) == 2
+    assert all(one.create_time > 0 for one in found)
+    last = await service.get_artifact_version(**_HERE, filename="a.png")
+    first = await service.get_artifact_version(**_HERE, filename="a.png", version=0)
+    assert (last.version, last.custom_metadata["note"]) == (1, "ü")
+    assert (first.version, first.custom_metadata["step"]) == (0, "step-0")
+
+
+async def large_metadata_is_kept(service: ArtifactService) -> None:
+    """Metadata may be longer than what it describes."""
+    told = {"note": "n" * 50_000}
+    await service.save_artifact(**_HERE, filename="a.txt", artifact={"text": "short"}, custom_metadata=told)
+    found = await service.get_artifact_version(**_HERE, filename="a.txt")
+    assert found.custom_metadata == told
+    assert await _text(service) == "short"
+
+
+async def sessions_users_and_apps_are_apart(service: ArtifactService) -> None:
+    """The same name in another session, of another user or app, is another artifact."""
+    places = [
+        _HERE,
+        {**_HERE, "session_id": "s2"},
+        {**_HERE, "user_id": "bob"},
+        {**_HERE, "app_name": "other"},
+        {**_HERE, "session_id": "S1"},
+    ]
+    for at, place in enumerate(places):
+        await service.save_artifact(**place, filename="a.txt", artifact={"text": f"of {at}"})
+    for at, place in enumerate(places):
+        part = await service.load_artifact(**place, filename="a.txt")
+        assert part.text == f"of {at}"
+        assert await service.list_versions(**place, filename="a.txt") == [0]
+        assert await service.list_artifact_keys(**place) == ["a.txt"]
+
+
+async def names_of_users_are_seen_in_all_their_sessions(service: ArtifactService) -> None:
+    """``user:`` names are the same artifact in every session of the user, and nobody else's."""
+    await _save(service, "mine", filename="user:profile.txt")
+    other = {**_HERE, "session_id": "s2"}
+    assert (await service.load_artifact(**other, filename="user:profile.txt")).text == "mine"
+    assert await service.save_artifact(**other, filename="user:profile.txt", artifact={"text": "later"}) == 1
+    assert await _text(service, filename="user:profile.txt") == "later"
+    assert await service.list_artifact_keys(**other) == ["user:profile.txt"]
+    owner = {"app_name": "app", "user_id": "ann"}
+    assert await service.list_artifact_keys(**owner) == ["user:profile.txt"]
+    assert await service.list_artifact_keys(**{**_HERE, "user_id": "bob"}) == []
+    assert await service.load_artifact(**_HERE, filename="profile.txt") is None
+
+
+async def keys_are_complete_and_sorted(service: ArtifactService) -> None:
+    """Every name is listed once, those of folders and of the user included, and each loads as it is listed."""
+    names = ["b.txt", "a.txt", "a.txt/inner.txt", "folder/deep/c.txt", "Upper.TXT", "user:u.txt", "user:f/u.txt"]
+    for name in (*names, "a.txt"):
+        await _save(service, name, filename=name)
+    keys = await service.list_artifact_keys(**_HERE)
+    assert keys == sorted(names)
+    assert [await _text(service, filename=key) for key in keys] == keys
+
+
+async def deleting_takes_all_versions_of_one_name(service: ArtifactService) -> None:
+    """Nothing of a deleted artifact is left, and nothing of its neighbours is gone; saving begins again."""
+    for name in ("doc", "doc", "doc/inner", "docs", "user:doc"):
+        await _save(service, name, filename=name)
+    await service.delete_artifact(**_HERE, filename="doc")
+    assert await service.load_artifact(**_HERE, filename="doc") is None
+    assert await service.list_versions(**_HERE, filename="doc") == []
+    assert await service.list_artifact_keys(**_HERE) == ["doc/inner", "docs", "user:doc"]
+    assert await _text(service, filename="doc/inner") == "doc/inner"
+    assert await _save(service, "again", filename="doc") == 0
+    await service.delete_artifact(**_HERE, filename="user:doc")
+    assert await service.list_artifact_keys(**_HERE) == ["doc", "doc/inner", "docs"]
+
+
+async def savers_at_the_same_time_get_versions_of_their_own(service: ArtifactService) -> None:
+    """Ten savers at once: ten versions, each with what its saver was told."""
+    numbers = await asyncio.gather(*(_save(service, f"by {at}") for at in range(10)))
+    assert sorted(numbers) == list(range(10))
+    assert [await _text(service, version=number) for number in numbers] == [f"by {at}" for at in range(10)]
+
+
+async def a_rewind_takes_an_artifact_back(service: ArtifactService) -> None:
+    """The empty binary part that ADK saves in a rewind loads as None."""
+    await _save(service, "one")
+    gone = {"inline_data": {"data": b"", "mime_type": "application/octet-stream"}}
+    assert await service.save_artifact(**_HERE, filename="a.txt", artifact=gone) == 1
+    assert await service.load_artifact(**_HERE, filename="a.txt") is None
+    assert await _text(service, version=0) == "one"
+
+
+async def references_are_followed_inside_their_session(service: ArtifactService) -> None:
+    """A part that refers to another artifact loads that one; one of another session, user or app never does."""
+    await _save(service, "target")
+    own = "artifact://apps/app/users/ann/sessions/s1/artifacts/a.txt/versions/0"
+    if not await _takes(service, "ref", own):
+        return
+    assert await _text(service, filename="ref") == "target"
+    foreign = (own.replace("s1", "s2"), own.replace("ann", "bob"), own.replace("apps/app", "apps/x"), "artifact://odd")
+    for uri in foreign:
+        assert not await _takes(service, "foreign", uri)
+    ring = own.replace("a.txt", "ring")
+    assert await _takes(service, "ring", ring)
+    assert await _refuses(service.load_artifact(**_HERE, filename="ring"))
+
+
+async def odd_names_stay_in_their_session(service: ArtifactService) -> None:
+    """A name that would lead elsewhere is refused, or is but a name: saved, listed, loaded and deleted like others."""
+    await service.save_artifact(**{**_HERE, "session_id": "s2"}, filename="mine", artifact={"text": "untouched"})
+    for name in _HOSTILE:
+        saving = service.save_artifact(**_HERE, filename=name, artifact={"text": "odd"})
+        if await _refuses(saving):
+            continue
+        assert await _text(service, filename=name) == "odd"
+        assert await service.list_artifact_keys(**_HERE) == [name]
+        await service.delete_artifact(**_HERE, filename=name)
+        assert await service.list_artifact_keys(**_HERE) == []
+    other = {**_HERE, "session_id": "s2"}
+    assert await service.list_artifact_keys(**other) == ["mine"]
+    assert (await service.load_artifact(**other, filename="mine")).text == "untouched"
+
+
+async def owners_that_lead_elsewhere_are_refused(service: ArtifactService) -> None:
+    """An app, user or session that is empty or holds ``..`` is an error, whatever is asked."""
+    for field in ("app_name", "user_id", "session_id"):
+        for name in ("", "..", "../x", "a/../b", "/abs", "a\x00b"):
+            place = {**_HERE, field: name}
+            assert await _refuses(service.save_artifact(**place, filename="a.txt", artifact={"text": "x"}))
+            assert await _refuses(service.load_artifact(**place, filename="a.txt"))
+            assert await _refuses(service.list_artifact_keys(**place)) or field == "session_id"
+
+
+async def a_part_with_nothing_to_keep_is_refused(service: ArtifactService) -> None:
+    """An empty part is an error, and leaves no version."""
+    assert await _refuses(service.save_artifact(**_HERE, filename="a.txt", artifact={}))
+    assert await service.list_versions(**_HERE, filename="a.txt") == []
+
+
+async def _save(service: ArtifactService, text: str, filename: str = "a.txt") -> int:
+    return await service.save_artifact(**_HERE, filename=filename, artifact={"text": text})
+
+
+async def _text(service: ArtifactService, filename: str = "a.txt", version: int | None = None) -> str | None:
+    part = await service.load_artifact(**_HERE, filename=filename, version=version)
+    text: str | None = part.text
+    return text
+
+
+async def _takes(service: ArtifactService, name: str, uri: str) -> bool:
+    return not await _refuses(service.save_artifact(**_HERE, filename=name, artifact={"file_data": {"file_uri": uri}}))
+
+
+async def _refuses(asked: Awaitable[Any]) -> bool:
+    """Whether a call is refused as wrong; OSError is how a file system refuses a name that is too long."""
+    try:
+        await asked
+    except (ValueError, OSError):
+        return True
+    return False
+
+
+ARTIFACT_CHECKS: tuple[ArtifactCheck, ...] = (
+    versions_count_from_zero,
+    what_is_not_there_is_none,
+    bytes_come_back_as_they_were,
+    text_comes_back_as_it_was,
+    what_was_loaded_is_a_copy,
+    metadata_is_kept_by_version,
+    large_metadata_is_kept,
+    sessions_users_and_apps_are_apart,
+    names_of_users_are_seen_in_all_their_sessions,
+    keys_are_complete_and_sorted,
+    deleting_takes_all_versions_of_one_name,
+    savers_at_the_same_time_get_versions_of_their_own,
+    a_rewind_takes_an_artifact_back,
+    references_are_followed_inside_their_session,
+    odd_names_stay_in_their_session,
+    owners_that_lead_elsewhere_are_refused,
+    a_part_with_nothing_to_keep_is_refused,
+)
+"""Every check, in the order in which a broken service is best understood."""

@@ -1,0 +1,53 @@
+"""What all tests share: places to keep packs and artifacts in, the object stores among them with ``-m slow``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import object_stores
+import pytest
+
+_numbers = itertools.count(1)
+
+BACKENDS = [
+    "local",
+    "memory",
+    pytest.param("s3", marks=pytest.mark.slow),
+    pytest.param("gcs", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _spools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test leaves anything in the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path_factory.mktemp("spool")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Seaweed]:
+    with object_stores.seaweed(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[dict[str, Any]]:
+    with object_stores.fake_gcs() as options:
+        yield options
+
+
+@pytest.fixture(params=BACKENDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """The URL of an empty place on each backend, and its storage options."""
+    name = f"place-{next(_numbers)}"
+    if request.param == "local":
+        return str(tmp_path / "place"), {}
+    if request.param == "memory":
+        return f"memory://{name}", {}
+    if request.param == "s3":
+        return f"s3://bucket/{name}", request.getfixturevalue("s3").options
+    return f"gs://bucket/{name}", request.getfixturevalue("gcs")

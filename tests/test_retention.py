@@ -1,0 +1,344 @@
+"""What a store forgets and what it hands on: by age, size and reference, with agents writing to it meanwhile."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from scripted import Chat, call, look_up
+from test_store import recording
+
+from aether_context import PackPolicy, PackStore, replay
+from aether_context.adk import ContextPackPlugin
+from aether_context.cli.commands import main
+from aether_context.errors import PackNotFound, StoreError
+from aether_context.playback import Replayer
+from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
+from aether_context.transfer import export_pack
+
+
+@pytest.fixture
+def store(place):
+    url, options = place
+    return PackStore(url, **options)
+
+
+def chained(store: PackStore, calls: int = 3) -> list:
+    """Packs of one run, each but the first extending the one before it."""
+    script = [*(call("look_up", key=str(at)) for at in range(calls - 1)), "done"]
+    chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"), script=script, tools=[look_up])
+    chat.say("go")
+    manifests = list(store.manifests())
+    assert [one.parent for one in manifests] == [None, *(one.pack_id for one in manifests[:-1])]
+    return manifests
+
+
+def paths(store: PackStore) -> set[str]:
+    return {file.path.removeprefix(store.files.root) for file in store.files.below(store.files.root)}
+
+
+def days(count: float) -> float:
+    return time.time() + count * DAY_SECONDS
+
+
+def whole(store: PackStore) -> int:
+    """How many packs verify and replay; all that are there have to."""
+    replayer = Replayer(store)
+    manifests = list(store.manifests())
+    for manifest in manifests:
+        manifest.verify()
+        assert replayer.replay(manifest).matches
+    return len(manifests)
+
+
+def age(store: PackStore, monkeypatch, folders: dict[str, float]) -> None:
+    """Makes files below some folders look as old as so many days."""
+    below = store.files.below
+
+    def aged(path):
+        found = below(path)
+        for at, file in enumerate(found):
+            for piece, old in folders.items():
+                if piece in file.path:
+                    found[at] = replace(file, modified=time.time() - old * DAY_SECONDS)
+        return found
+
+    monkeypatch.setattr(store.files, "below", aged)
+
+
+# gc
+
+
+def test_what_is_young_stays(store):
+    chained(store)
+    (owner,) = store.owners()
+    found = plan(store, owner, Rules(), days(6))
+    assert found.files == ()
+    assert found.kept_bytes > 0
+
+
+def test_what_is_old_goes_and_leaves_nothing(store):
+    store.write(recording())
+    manifest = store.write(recording("Another", session="Odd Session", call=2))
+    store.write_outcome(manifest, {"input_tokens": 1})
+    store.write_calibration("app", "user", "model", {})
+    (owner,) = store.owners()
+    before = paths(store)
+    found = plan(store, owner, Rules(), days(31))
+    assert len(found.packs) == 2
+    assert paths(store) == before
+    carry_out(store, found)
+    assert paths(store) == set()
+
+
+def test_ages_are_by_kind(store):
+    store.write(replace(recording(), saved={"artifact://messages/0123456789abcdef.txt": "long"}))
+    store.write_summary("app", "user", "sha256:" + "1" * 64, "short")
+    (owner,) = store.owners()
+    found = plan(store, owner, Rules(), days(8))
+    assert [len(one) for one in (found.packs, found.blobs, found.evidence, found.caches)] == [0, 0, 0, 1]
+    found = plan(store, owner, Rules(), days(15))
+    assert [len(one) for one in (found.packs, found.blobs, found.evidence, found.caches)] == [0, 0, 1, 1]
+    carry_out(store, found)
+    assert whole(store) == 1
+
+
+def test_ancestors_outlive_their_age(store, monkeypatch):
+    manifests = chained(store, 4)
+    (owner,) = store.owners()
+    old = {one.pack_id: 40.0 for one in manifests[:3]}
+    age(store, monkeypatch, {**old, "/blobs/": 40.0})
+    found = plan(store, owner, Rules(), time.time())
+    assert found.packs == {}
+    assert found.blobs == ()
+    age(store, monkeypatch, {manifests[3].pack_id: 40.0})
+    found = plan(store, owner, Rules(), time.time())
+    assert [one.rsplit("/", 1)[1] for one in found.packs] == [one.pack_id for one in reversed(manifests)]
+    carry_out(store, found)
+    assert list(store.manifests()) == []
+
+
+def test_a_text_stays_while_a_pack_names_it(store, monkeypatch):
+    first = store.write(recording())
+    store.write(recording("Another question", session="later", call=2))
+    (owner,) = store.owners()
+    age(store, monkeypatch, {first.pack_id: 40.0, "/blobs/": 40.0})
+    found = plan(store, owner, Rules(), time.time())
+    assert [one.rsplit("/", 1)[1] for one in found.packs] == [first.pack_id]
+    assert len(found.blobs) >= 1
+    carry_out(store, found)
+    assert whole(store) == 1
+
+
+def test_nothing_goes_within_the_grace_period(store):
+    chained(store)
+    (owner,) = store.owners()
+    rules = Rules(packs_seconds=0, evidence_seconds=0, caches_seconds=0, most_bytes=0)
+    assert plan(store, owner, rules, time.time()).files == ()
+    assert len(plan(store, owner, replace(rules, grace_seconds=0), days(0.01)).packs) == 3
+
+
+def test_a_quota_takes_the_chains_written_to_longest_ago(store, monkeypatch):
+    made = [store.write(recording(f"Question {at}", session=f"s{at}", call=at)) for at in range(5)]
+    (owner,) = store.owners()
+    age(store, monkeypatch, {one.pack_id: 5.0 - at for at, one in enumerate(made)} | {"/blobs/": 5.0})
+    everything = plan(store, owner, Rules(), time.time()).kept_bytes
+    found = plan(store, owner, Rules(most_bytes=everything // 2), time.time())
+    gone = {one.rsplit("/", 1)[1] for one in found.packs}
+    assert gone == {one.pack_id for one in made[: len(gone)]}
+    assert 0 < len(gone) < 5
+    assert found.kept_bytes <= everything // 2
+    carry_out(store, found)
+    assert whole(store) == 5 - len(gone)
+
+
+def test_a_pack_written_meanwhile_keeps_what_it_needs(store, monkeypatch):
+    """Between plan and deletion an agent extends an old pack and names old texts."""
+    manifests = chained(store, 3)
+    (owner,) = store.owners()
+    *older, last = manifests
+    held = store.files.read(f"{store._folder(last)}/manifest.json")
+    store.files.delete(f"{store._folder(last)}/manifest.json")
+    found = plan(store, owner, Rules(), days(31))
+    assert len(found.packs) >= 2
+    assert found.blobs
+    found = replace(found, known=found.known - {store._folder(last)})
+    store.files.create(f"{store._folder(last)}/manifest.json", held)
+    carried = carry_out(store, found)
+    assert not [pack for pack in carried.packs if pack.endswith(tuple(one.pack_id for one in older))]
+    assert whole(store) == 3
+
+
+def test_a_text_named_in_the_moment_of_its_deletion_is_put_back(store):
+    made = recording()
+    store.write(made)
+    (owner,) = store.owners()
+    found = plan(store, owner, Rules(), days(31))
+    again = recording("What is my dog called?", session="new", call=9)
+    written = []
+
+    def agent(file):
+        if "/blobs/" in file.path and not written:
+            written.append(PackStore.write(store, again))  # it has seen the other texts and does not write them again
+
+    carry_out(store, found, agent)
+    assert written
+    assert replay(written[0], store).matches
+
+
+def test_an_unreadable_manifest_keeps_all_texts(store):
+    store.write(recording())
+    other = store.write(recording("Another", call=2))
+    store.files.replace(f"{store._folder(other)}/manifest.json", b"{broken")
+    (owner,) = store.owners()
+    found = plan(store, owner, Rules(), days(10))
+    assert [one.rsplit("/", 1)[1] for one in found.unreadable] == [other.pack_id]
+    assert found.blobs == ()
+    assert found.packs == {}
+
+
+def test_artifacts_of_an_app_are_never_touched(store):
+    store.write(recording())
+    path = f"{store.files.root}/app/user/session/artifacts/report.md/0"
+    store.files.create(path, b"{}\ntext")
+    (owner,) = store.owners()
+    carry_out(store, plan(store, owner, Rules(), days(400)))
+    assert store.files.exists(path)
+
+
+# forget
+
+
+def test_forgetting_a_user_leaves_nothing_of_them(store):
+    for user in ("ann", "Bob Ä"):
+        store.write(recording(user=user))
+        store.write_summary("app", user, "sha256:" + "1" * 64, "x")
+    files = forget(store, "app", "Bob Ä")
+    carry_out_forgetting(store, files)
+    assert {one.user for one in store.manifests()} == {"ann"}
+    assert not [one for one in paths(store) if "bob" in one]
+    assert whole(store) == 1
+    assert forget(store, "app", "Bob Ä") == ()
+
+
+def test_forgetting_a_session_leaves_the_others_whole(store):
+    for at in range(3):
+        store.write(recording(f"The secret of {at}", session=f"s{at}", call=at + 1))
+    carry_out_forgetting(store, forget(store, "app", "user", "s1"))
+    assert [one.session for one in store.manifests()] == ["s0", "s2"]
+    assert whole(store) == 2
+    held = [store.files.read(one.path) for one in store.files.below(store.files.root)]
+    assert not [data for data in held if b"secret of 1" in data]
+    assert [data for data in held if b"secret of 2" in data]
+
+
+# export
+
+
+def test_an_exported_pack_verifies_and_replays_where_it_went(store, tmp_path):
+    manifests = chained(store, 4)
+    store.write(recording("Of another session", session="other"))
+    target = PackStore(tmp_path / "target")
+    exported = export_pack(store, manifests[-1], target)
+    assert [one.pack_id for one in exported.manifests] == [one.pack_id for one in manifests]
+    assert whole(target) == 4
+    assert [target.outcome(one) for one in target.manifests()] == [store.outcome(one) for one in manifests]
+    assert target.folders(newest=1)[0].endswith(manifests[-1].pack_id)
+    again = export_pack(store, manifests[-1], target)
+    assert (again.files, again.size) == (0, 0)
+
+
+def test_an_exported_pack_goes_to_every_backend(place, tmp_path):
+    source = PackStore(tmp_path / "source")
+    manifest = chained(source)[-1]
+    url, options = place
+    target = PackStore(url, **options)
+    export_pack(source, manifest, target)
+    assert whole(target) == 3
+
+
+def test_an_export_takes_what_a_message_lost(store, tmp_path):
+    uri = "artifact://messages/0123456789abcdef.txt"
+    made = recording()
+    changed, text = made.manifest.model_copy(update={"artifact_uris": (uri,)}).sealed()
+    manifest = store.write(replace(made, manifest=changed, text=text, saved={uri: "the middle"}))
+    target = PackStore(tmp_path / "target")
+    export_pack(store, manifest, target)
+    assert target.message("app", "user", "session", "messages/0123456789abcdef.txt") == b"the middle"
+
+
+def test_an_export_stops_at_what_is_missing_or_in_the_way(store, tmp_path):
+    manifests = chained(store)
+    store.files.delete(f"{store._folder(manifests[0])}/manifest.json")
+    target = PackStore(tmp_path / "target")
+    with pytest.raises(PackNotFound, match=manifests[0].pack_id):
+        export_pack(store, manifests[-1], target)
+    assert list(target.manifests()) == []
+    one = store.write(recording())
+    target.write(recording("Another pack under the same id"))
+    with pytest.raises(StoreError, match="export to an empty place"):
+        export_pack(store, one, target)
+
+
+# on the command line
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [*map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_gc_shows_before_it_deletes(tmp_path):
+    store = PackStore(tmp_path)
+    store.write(recording(policy=PackPolicy(max_input_tokens=16_000)))
+    before = paths(store)
+    old = ["--pack-days", "0", "--cache-days", "0", "--evidence-days", "0", "--grace-minutes", "0"]
+    code, output = run("gc", "--store", tmp_path)
+    assert code == 0
+    assert "0 files, 0 bytes would be deleted" in output
+    code, output = run("gc", "--store", tmp_path, *old)
+    assert "nothing was deleted: add --yes" in output
+    assert paths(store) == before
+    code, output = run("gc", "--store", tmp_path, *old, "--yes", "--json")
+    (user,) = json.loads(output)["users"]
+    assert (user["user"], user["packs"], user["unreadable"]) == ("app/user", 1, [])
+    assert paths(store) == set()
+
+
+def test_gc_says_what_it_cannot_read(tmp_path):
+    store = PackStore(tmp_path)
+    manifest = store.write(recording())
+    store.files.replace(f"{store._folder(manifest)}/manifest.json", b"{")
+    code, output = run("gc", "--store", tmp_path)
+    assert code == 3
+    assert "no text of this user is deleted" in output
+
+
+def test_forget_asks_for_a_yes(tmp_path):
+    store = PackStore(tmp_path)
+    store.write(recording(user="ann"))
+    whose = ["--app", "app", "--user", "ann"]
+    code, output = run("forget", "--store", tmp_path, *whose)
+    assert code == 0
+    assert "would be deleted" in output
+    assert len(list(store.manifests())) == 1
+    code, output = run("forget", "--store", tmp_path, *whose, "--yes", "--json")
+    assert json.loads(output)["files"] > 3
+    assert paths(store) == set()
+    code, output = run("forget", "--store", tmp_path, *whose)
+    assert code == 3
+    assert "nothing of app 'app' user 'ann'" in output
+
+
+def test_export_pack_copies_to_another_store(tmp_path):
+    store = PackStore(tmp_path / "here")
+    manifest = store.write(recording())
+    there = tmp_path / "there"
+    code, output = run("export-pack", manifest.pack_id[-8:], "--store", tmp_path / "here", "--to", there)
+    assert (code, manifest.pack_id in output) == (0, True)
+    assert run("verify", "--replay", "--store", there)[0] == 0
+    code, output = run("export-pack", manifest.pack_id, "--store", tmp_path / "here", "--to", there, "--json")
+    assert json.loads(output)["files"] == 0

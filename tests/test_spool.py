@@ -1,0 +1,259 @@
+"""A store that is away for a while: runs go on, and everything is there when it is back."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from failing import FailingFileSystem
+from object_stores import Seaweed
+from scripted import Chat, call, look_up
+from test_store import recording
+
+from aether_context import PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.recorder import Recorder
+from aether_context.errors import StoreError
+from aether_context.files import Files
+from aether_context.playback import Replayer
+from aether_context.spool import Spool, SpooledFiles, spool_of
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def url():
+    FailingFileSystem.down, FailingFileSystem.refused = False, ()
+    yield f"failing://store-{next(_numbers)}"
+    FailingFileSystem.down, FailingFileSystem.refused = False, ()
+
+
+def loop(calls: int) -> list:
+    return [call("look_up", key=str(at)) for at in range(calls)]
+
+
+def spooled(url, tmp_path, **given) -> tuple[SpooledFiles, Spool]:
+    spool = Spool(tmp_path / "spool" / "one.sqlite", **given)
+    return SpooledFiles(Files(url), spool), spool
+
+
+def wait_until(found, seconds=10):
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def check(store: PackStore, packs: int) -> None:
+    """So many packs are there, each with its outcome, unchanged, and with the same request when it is built again."""
+    manifests = list(store.manifests())
+    assert len(manifests) == packs
+    replayer = Replayer(store)
+    for manifest in manifests:
+        manifest.verify()
+        assert store.outcome(manifest) is not None
+        assert replayer.replay(manifest).matches
+
+
+def test_a_run_goes_on_while_the_store_is_away_and_nothing_is_lost(url, caplog):
+    plugin = ContextPackPlugin(store=url, on_error="raise")
+    chat = Chat(plugin=plugin, script=[*loop(3), "one", *loop(3), "two", *loop(3), "three"], tools=[look_up])
+    chat.say("first")
+    FailingFileSystem.down = True
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="aether_context"):
+        chat.say("second")
+    assert time.monotonic() - began < 5
+    assert sum("packs wait in" in one.message for one in caplog.records) == 1
+    FailingFileSystem.down = False
+    chat.say("third")
+    wait_until(spool_of(plugin.store.files).is_empty)
+    check(plugin.store, 12)
+
+
+def test_what_waits_is_written_without_another_run(url):
+    plugin = ContextPackPlugin(store=url, on_error="raise")
+    FailingFileSystem.down = True
+    Chat(plugin=plugin).say("one")
+    assert not spool_of(plugin.store.files).is_empty()
+    FailingFileSystem.down = False
+    wait_until(spool_of(plugin.store.files).is_empty)
+    check(plugin.store, 1)
+
+
+def test_the_next_process_writes_what_one_left_behind(url):
+    FailingFileSystem.down = True
+    store = PackStore(url)
+    files = SpooledFiles(store.files, spool_of(store.files))
+    files.deliver = lambda: None  # a process that ends before the store is back
+    manifest = store.through(files).write(recording())
+    assert PackStore(url).through(files).read(store._folder(manifest)) == manifest
+    FailingFileSystem.down = False
+    assert list(store.manifests()) == []
+    recorder = Recorder(PackStore(url))
+    assert recorder.flush()
+    assert list(store.manifests()) == [manifest]
+
+
+def test_what_was_spooled_arrives_in_its_order(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    for at in range(50):
+        files.create(f"{files.root}/{at % 7}/{at}", b"%d" % at)
+    arrived = []
+    FailingFileSystem.down = False
+    while (one := spool.first()) is not None:
+        arrived.append(int(one.data))
+        files._deliver(one)
+        spool.done(one)
+    assert arrived == sorted(arrived)
+    wait_until(spool.is_empty)
+
+
+def test_a_damaged_or_conflicting_write_is_set_aside(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    files.deliver = lambda: None
+    names = [f"{files.root}/{name}" for name in ("damaged", "conflict", "equal", "good")]
+    for name in names:
+        files.create(name, name.encode())
+    with sqlite3.connect(spool.path) as held:
+        held.execute("UPDATE waiting SET data = ? WHERE path = ?", (b"flipped", names[0]))
+    held.close()
+    FailingFileSystem.down = False
+    FailingFileSystem.held.update({names[1]: b"another", names[2]: names[2].encode()})
+    assert files._deliver_all()
+    assert spool.is_empty()
+    assert spool.aside() == [(names[0], "it was damaged"), (names[1], "another file is in its place")]
+    assert FailingFileSystem.held[names[1]] == b"another"
+    assert FailingFileSystem.held[names[3]] == names[3].encode()
+
+
+def test_one_file_that_the_store_never_takes_holds_nothing_back(url, tmp_path):
+    FailingFileSystem.refused = ("never",)
+    files, spool = spooled(url, tmp_path)
+    for name in ("never", "other"):
+        files.create(f"{files.root}/{name}", b"x")
+    assert files.flush(5)
+    ((path, reason),) = spool.aside()
+    assert path.endswith("never")
+    assert "could not be written" in reason
+    assert FailingFileSystem.held[f"{files.root}/other"] == b"x"
+    assert files.create(f"{files.root}/later", b"x")
+    assert spool.is_empty()
+
+
+def test_the_last_of_what_replaces_itself_arrives(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    FailingFileSystem.down = True
+    for at in range(5):
+        files.replace(f"{files.root}/x", b"%d" % at)
+    assert files.read(f"{files.root}/x") == b"4"
+    FailingFileSystem.down = False
+    wait_until(spool.is_empty)
+    assert FailingFileSystem.held[f"{files.root}/x"] == b"4"
+
+
+def test_a_full_spool_says_so_and_the_run_goes_on(url, tmp_path):
+    files, spool = spooled(url, tmp_path, most_bytes=10)
+    FailingFileSystem.down = True
+    assert files.create(f"{files.root}/a", b"12345")
+    with pytest.raises(StoreError, match="is full with 5 bytes"):
+        files.create(f"{files.root}/b", b"123456")
+    store = PackStore(url)
+    recorder = Recorder(store)
+    recorder._spooled.spool = spool
+    assert not recorder.flush(1)
+
+
+def test_a_spool_that_is_no_database_makes_place_for_one(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    spool.path.parent.mkdir()
+    spool.path.write_bytes(b"no database at all" * 100)
+    FailingFileSystem.down = True
+    assert files.create(f"{files.root}/a", b"x")
+    assert files.read(f"{files.root}/a") == b"x"
+    assert spool.path.with_suffix(".damaged").exists()
+
+
+def test_threads_and_processes_may_share_a_spool(url, tmp_path):
+    FailingFileSystem.down = True
+    both = [spooled(url, tmp_path)[0] for _ in range(2)]
+
+    def work(files, at):
+        for number in range(20):
+            files.create(f"{files.root}/{at}/{number}", b"x")
+
+    workers = [threading.Thread(target=work, args=(files, at)) for at, files in enumerate(both)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    FailingFileSystem.down = False
+    wait_until(both[0].spool.is_empty)
+    assert sum(path.startswith(f"{both[0].root}/") for path in FailingFileSystem.held) == 40
+
+
+def test_a_spool_is_private_and_only_made_when_it_is_needed(url, tmp_path):
+    files, spool = spooled(url, tmp_path)
+    files.create(f"{files.root}/a", b"x")
+    assert not spool.path.parent.exists()
+    FailingFileSystem.down = True
+    files.create(f"{files.root}/b", b"x")
+    assert spool.path.stat().st_mode & 0o077 == 0
+    assert spool.path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_where_spools_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", "off")
+    assert spool_of(Files("failing://x")) is None
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path))
+    one, other = spool_of(Files("failing://x")), spool_of(Files("failing://y"))
+    assert one.path.parent == other.path.parent == tmp_path
+    assert one.path != other.path
+    assert spool_of(Files("memory://x")) is None
+    monkeypatch.delenv("AETHER_CONTEXT_SPOOL")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert spool_of(Files("failing://x")).path.parent == tmp_path / "state" / "aether-context" / "spool"
+
+
+def long_run(store: PackStore, seconds: float, server: Seaweed) -> tuple[int, float]:
+    """A run of tool calls in whose middle the server is killed for a while; packs, and the longest call in seconds."""
+    calls = 40
+    times: list[float] = []
+
+    def work(key: str) -> str:
+        """A tool that takes its time."""
+        times.append(time.monotonic())
+        if len(times) == 10:
+            server.kill()
+        if len(times) == 30:
+            server.start()
+        time.sleep(seconds / 20 if 10 <= len(times) < 30 else 0.02)
+        return f"value of {key}"
+
+    plugin = ContextPackPlugin(store=store, on_error="raise")
+    script = [call("work", key=str(at)) for at in range(calls)]
+    chat = Chat(plugin=plugin, script=[*script, "done"], tools=[work])
+    assert chat.say("go")[-1].content.parts[0].text == "done"
+    wait_until(spool_of(store.files).is_empty, 60)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times[:29])]
+    return calls + 1, max(pauses) - seconds / 20
+
+
+@pytest.mark.slow
+def test_an_object_store_is_killed_in_the_middle_of_a_run(tmp_path: Path):
+    server = Seaweed(tmp_path)
+    try:
+        server.start()
+        store = PackStore("s3://bucket/packs", **server.options)
+        packs, held_up = long_run(store, 6.0, server)
+        assert held_up < 1.0
+        check(store, packs)
+    finally:
+        server.kill()
