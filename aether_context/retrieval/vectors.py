@@ -32,9 +32,8 @@ class VectorTable:
         """Of shape ``(entries, dimensions)``."""
         return self._rows.values
 
-    def extend(self, vectors: NDArray[np.float32]) -> None:
-        """Adds vectors of the next entries; a row of zeros is no vector."""
-        rows = quantized(vectors)
+    def extend(self, rows: NDArray[np.int8]) -> None:
+        """Adds vectors of the next entries, `quantized`; a row of zeros is no vector."""
         self._rows.extend(rows)
         self._lengths.extend(_lengths(rows))
 
@@ -70,8 +69,11 @@ def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
 
 
 def _lengths(rows: NDArray[np.int8]) -> NDArray[np.float64]:
-    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.int64)
-    lengths: NDArray[np.float64] = np.sqrt(squares.astype(np.float64))
+    squares = np.empty(len(rows), dtype=np.float64)
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS].astype(np.float32)
+        squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
+    lengths: NDArray[np.float64] = np.sqrt(squares)
     return lengths
 
 
