@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,8 +100,9 @@ class InvertedIndex:
         """
         rows = array("i")
         for slot, terms in enumerate(documents, start=len(self._lengths)):
-            for term, count in Counter(terms).items():
-                rows.extend((self._number(term), slot, count))
+            counted = Counter(terms)
+            for number, count in zip(self._numbers(counted), counted.values(), strict=True):
+                rows.extend((number, slot, count))
         added = np.array(rows, dtype=np.int32).reshape(-1, 3)
         self._count(np.array([len(terms) for terms in documents], dtype=np.int32))
         np.add.at(self._holders.values, added[:, 0], 1)
@@ -206,19 +207,22 @@ class InvertedIndex:
         runs = []
         for part in parts:
             first = len(self._lengths)
-            terms = np.array([self._number(word) for word in part.words], dtype=np.int64)
+            terms = np.array(self._numbers(part.words), dtype=np.int64)
             sizes = part.sizes.astype(np.int64)
             runs.append(_Run(terms, sizes, part.slots.astype(np.int32) + np.int32(first), part.counts.astype(np.int32)))
             self._count(part.lengths.astype(np.int32))
             self._holders.values[terms] += sizes
         self._merge(runs)
 
-    def _number(self, term: str) -> int:
-        """The number of a term; a new one gets the next."""
-        number = self._vocabulary.setdefault(term, len(self._words))
-        if number == len(self._words):
-            self._words.append(term)
-        return number
+    def _numbers(self, terms: Collection[str]) -> list[int]:
+        """The numbers of different terms; new ones get the next."""
+        held = self._vocabulary
+        found = list(map(held.get, terms))
+        new = [term for term, number in zip(terms, found, strict=True) if number is None]
+        if new:
+            held.update(zip(new, range(len(held), len(held) + len(new)), strict=True))
+            self._words += new
+        return [held[term] if number is None else number for term, number in zip(terms, found, strict=True)]
 
     def _count(self, lengths: Numbers) -> None:
         """Makes room for the next entries and for the terms that are new."""

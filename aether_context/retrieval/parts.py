@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,20 +75,29 @@ class Part:
 
 
 def packed(arrays: Arrays) -> bytes:
-    """Arrays as the bytes of an ``.npz`` file, the same for the same arrays."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **dict(arrays))
-    return file.getvalue()
+    """Arrays as bytes, the same for the same arrays: a line of JSON with their names, types and shapes, then each.
+
+    Opening a hundred ``.npz`` files takes longer than reading what is in them.
+    """
+    laid = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    head = [[name, values.dtype.str, list(values.shape)] for name, values in laid.items()]
+    return b"".join([json.dumps(head).encode(), b"\n", *(values.tobytes() for values in laid.values())])
 
 
 def unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file.
+    """The arrays that were packed, to be read only.
 
     Raises:
-        ValueError, OSError, zipfile.BadZipFile: the bytes are of no such file.
+        ValueError, TypeError: the bytes are others.
     """
-    with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        return {name: held[name] for name in held.files}
+    head, _, _ = data.partition(b"\n")
+    at = len(head) + 1
+    found = {}
+    for name, kind, shape in json.loads(head):
+        count = math.prod(shape)
+        found[name] = np.frombuffer(data, dtype=np.dtype(kind), count=count, offset=at).reshape(shape)
+        at += found[name].nbytes
+    return found
 
 
 def _letters(text: str) -> NDArray[np.uint8]:

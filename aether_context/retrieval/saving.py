@@ -2,7 +2,7 @@
 
     {folder}/index.json           what is in the folder, with the hash of each file; written last
     {folder}/{hash}/entries.jsonl one entry a line
-    {folder}/{hash}/part.npz      terms, postings, vectors, times and threads
+    {folder}/{hash}/part.bin      terms, postings, vectors, times and threads
 
 A new state goes into a folder of its own, and ``index.json`` is replaced in one act: a process that is killed leaves
 the old state or the new one.
@@ -80,7 +80,7 @@ def read(folder: str | os.PathLike[str]) -> Saved:
         data = {name: _checked(root / head["state"] / name, digest) for name, digest in head["files"].items()}
         rows = json.loads(b"[" + b",".join(data["entries.jsonl"].split(b"\n")[:-1]) + b"]")
         embedders = tuple(head["embedders"])
-        return Saved(embedders=embedders, rows=rows, part=Part.from_arrays(unpacked(data["part.npz"]), len(embedders)))
+        return Saved(embedders=embedders, rows=rows, part=Part.from_arrays(unpacked(data["part.bin"]), len(embedders)))
     except FileNotFoundError as error:
         raise SearchIndexError(f"there is no index in {root}: give a folder that one was saved in") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -91,7 +91,7 @@ def _write_files(saved: Saved, folder: Path) -> dict[str, str]:
     """Writes the files of a state; their hashes by name."""
     entries = "".join(f"{canonical_json(row)}\n" for row in saved.rows).encode("utf-8", "surrogatepass")
     (folder / "entries.jsonl").write_bytes(entries)
-    (folder / "part.npz").write_bytes(packed(saved.part.arrays()))
+    (folder / "part.bin").write_bytes(packed(saved.part.arrays()))
     return {path.name: hash_bytes(path.read_bytes()) for path in sorted(folder.iterdir())}
 
 
