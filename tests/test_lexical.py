@@ -202,13 +202,16 @@ def plain_mmr(relevance, similar, weight, k, names):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 400), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]))
-def test_mmr_is_that_of_comparing_all(count, seed, weight):
+@given(st.integers(1, 1_500), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]), st.integers(1, 3))
+def test_mmr_is_that_of_comparing_all(count, seed, weight, decimals):
     random = np.random.default_rng(seed)
-    relevance = np.round(random.random(count) ** 3, 2)
-    units = random.normal(size=(count, 4))
-    units /= np.linalg.norm(units, axis=1, keepdims=True)
-    similar = np.round(units @ units.T, 6)
-    names = [f"n{number:03d}" for number in random.permutation(count)]
-    found = mmr(relevance, lambda places, chosen: similar[np.ix_(places, chosen)], weight=weight, k=12, names=names)
+    relevance = np.round(random.random(count) ** 3, decimals)
+    rows = quantized(random.normal(size=(count, 4)).astype(np.float32))
+    rows[random.random(count) < 0.1] = 0
+    products = rows.astype(np.int64) @ rows.astype(np.int64).T
+    lengths = np.sqrt(np.diag(products))
+    lengths = lengths[:, None] * lengths
+    similar = np.round(np.divide(products, lengths, out=np.zeros((count, count)), where=lengths > 0), 6)
+    names = [f"n{number:04d}" for number in random.permutation(count)]
+    found = mmr(relevance, rows, weight=weight, k=12, names=names)
     assert [place for place, _ in found] == plain_mmr(relevance, similar, weight, 12, names)

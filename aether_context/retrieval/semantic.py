@@ -66,10 +66,10 @@ class SemanticIndex:
             open_ &= ~here
         return found
 
-    def units(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Vectors of length 1 of some entries, by the embedder that has one of each; of no dimension without one."""
+    def compared(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
+        """Vectors of some entries, by the embedder that has one of each; of no dimension without one."""
         table = self._tables[-1] if self._tables else None
-        return np.zeros((len(slots), 0), dtype=np.float32) if table is None else table.units(slots)
+        return np.zeros((len(slots), 0), dtype=np.int8) if table is None else table.rows[slots]
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Forgets all but some entries and numbers those anew."""

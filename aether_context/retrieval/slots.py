@@ -268,14 +268,9 @@ class SlotIndex:
         return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
 
     def _diverse(self, pool: _Pool, limit: int, weight: float, entries: Lookup) -> list[Hit]:
-        units = self._semantic.units(pool.slots)
         held = entries(pool.slots)
-
-        def overlap(places: Slots, chosen: Slots) -> Floats:
-            alike = (units[places] @ units[chosen].T).astype(np.float64)
-            return np.asarray(np.round(alike, 6), dtype=np.float64)
-
-        picked = mmr(pool.total, overlap, weight=weight, k=limit, names=[entry.id for entry in held])
+        names = [entry.id for entry in held]
+        picked = mmr(pool.total, self._semantic.compared(pool.slots), weight=weight, k=limit, names=names)
         return [_hit(pool, place, held[place], mmr=marginal) for place, marginal in picked]
 
     def _numbers(self, threads: Sequence[str | None]) -> NDArray[np.int32]:
