@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -273,3 +276,10 @@ def test_blocks_never_change_what_is_found(tmp_path_factory, acts):
         memories._scope("app", "ann").save()
         assert found(memories, "badge 3 change") == expected
         assert found(opened(path), "badge 3 change") == expected
+
+
+def test_a_writer_that_is_killed_leaves_a_sound_file():
+    script = Path(__file__).parent / "bench" / "memory_kills.py"
+    done = subprocess.run([sys.executable, script, "--kills", "12"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("12 kills, ")

@@ -18,9 +18,7 @@ from aether_context.retrieval.slots import SlotIndex
 from aether_context.retrieval.vectors import quantized
 
 from .file import Memory, MemoryFile
-from .scope import BLOCK_ROWS, Remembered, Scope, searched
-
-_WORTH_SAVING = 64
+from .scope import Remembered, Scope, searched
 
 
 class Memories:
@@ -111,7 +109,7 @@ class Memories:
         with self._lock:
             scopes = list(self._scopes.values())
         for scope in scopes:
-            if scope.saving or scope.unsaved >= _WORTH_SAVING:
+            if scope.unsaved:
                 _save(scope)
         self.file.close()
 
@@ -140,7 +138,7 @@ class Memories:
 
     def _save_soon(self, scope: Scope) -> None:
         """Keeps what of an index is worth it, in a thread of its own."""
-        if scope.unsaved >= BLOCK_ROWS and not scope.saving:
+        if scope.due:
             threading.Thread(target=_save, args=(scope,), name="aether-memory-blocks", daemon=True).start()
 
 

@@ -30,6 +30,7 @@ _FORMAT = 1
 _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
+_WORTH_SAVING = 64
 _OPENED_AT_ONCE = 32_768
 
 
@@ -64,14 +65,14 @@ class Scope:
         self._made = canonical_json([_format(), masked, list(index.embedders)]) if keeps else None
 
     @property
-    def unsaved(self) -> int:
-        """How many memories are in no block; nothing where none is kept."""
-        return 0 if self._made is None else self._unsaved
+    def due(self) -> bool:
+        """Whether a block's worth of memories is in no block, and nobody is keeping any."""
+        return self._made is not None and self._unsaved >= BLOCK_ROWS and not self._saving.locked()
 
     @property
-    def saving(self) -> bool:
-        """Whether a thread is keeping blocks."""
-        return self._saving.locked()
+    def unsaved(self) -> bool:
+        """Whether it is worth the while to keep blocks before the file is closed."""
+        return self._made is not None and (self._unsaved >= _WORTH_SAVING or self._saving.locked())
 
     def search(self, query: str, limit: int, *, asked: float | None, mmr_lambda: float) -> list[Remembered]:
         """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
