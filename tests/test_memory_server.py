@@ -15,6 +15,7 @@ import pytest
 
 from aether_context.memory import Memories
 
+ADK_WEB = [sys.executable, "-m", "google.adk.cli", "web"]
 AGENT = '''
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
@@ -68,8 +69,7 @@ def serving(agents: Path, memory: str) -> Iterator[httpx.Client]:
     others = [f"--{service}_service_uri=memory://" for service in ("session", "artifact")]
     with log.open("w") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "google.adk.cli", "web", f"--port={port}", "--memory_service_uri", memory, *others]
-            + [str(agents)],
+            [*ADK_WEB, f"--port={port}", f"--memory_service_uri={memory}", *others, str(agents)],
             cwd=agents.parent,
             stdin=subprocess.DEVNULL,
             stdout=written,

@@ -34,6 +34,7 @@ _FORMAT = 2
 _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
 _NEVER = 2**63 - 1
+_NO_METADATA = canonical_json({})
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS memories (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -403,7 +404,7 @@ def _row(memory: Memory) -> list[str | None]:
         memory.role,
         memory.author,
         memory.timestamp,
-        canonical_json(dict(memory.metadata)),
+        canonical_json(dict(memory.metadata)) if memory.metadata else _NO_METADATA,
     ]
 
 
@@ -416,7 +417,7 @@ def _memory(row: Sequence[Any]) -> Memory:
         role=role,
         author=author,
         timestamp=timestamp,
-        metadata=json.loads(metadata),
+        metadata={} if metadata == _NO_METADATA else json.loads(metadata),
     )
 
 

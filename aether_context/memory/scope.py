@@ -258,7 +258,7 @@ def _format() -> str:
 
 def _entry(memory: Memory) -> Entry:
     return Entry(
-        id=canonical_json([memory.session, memory.name]),
+        id=f"{len(memory.session)}:{memory.session}{memory.name}",
         text=memory.text,
         time=memory.time,
         speaker=memory.author,

@@ -47,6 +47,9 @@ class _Front:
         names: what ties are broken by.
     """
 
+    _covered: Floats
+    _marginal: Floats
+
     def __init__(self, bound: Floats, rows: NDArray[np.int8], weight: float, names: Sequence[str]) -> None:
         self._bound = bound
         self._relevance = bound.copy()

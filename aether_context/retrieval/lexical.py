@@ -141,7 +141,9 @@ class InvertedIndex:
         lengths = self._lengths.values
         known = {term: self._vocabulary[term] for term in sorted(weights) if term in self._vocabulary}
         recent = self._recent.values
-        recent = recent[np.isin(recent[:, 0], list(known.values()))]
+        wanted = np.zeros(len(self._words), dtype=np.bool_)
+        wanted[list(known.values())] = True
+        recent = recent[wanted[recent[:, 0]]]
         for term, number in known.items():
             factor = self.weight(term) * weights[term] * (K1 + 1)
             mine = recent[recent[:, 0] == number]

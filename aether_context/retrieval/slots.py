@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,8 +169,9 @@ class SlotIndex:
         if limit < len(kept.slots):
             kept = kept.part(np.flatnonzero(kept.total >= -np.partition(-kept.total, limit - 1)[limit - 1]))
         held = entries(kept.slots)
-        order = sorted(range(len(held)), key=lambda place: (-kept.total[place], held[place].id))
-        return [_hit(kept, place, held[place]) for place in order[:limit]]
+        total = kept.total.tolist()
+        order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
+        return _hits(kept, order, held)
 
     def _ranked(self, query: str, asked: float | None, entries: Lookup) -> _Pool:
         """The candidates of a query with every score."""
@@ -271,7 +272,10 @@ class SlotIndex:
         held = entries(pool.slots)
         names = [entry.id for entry in held]
         picked = mmr(pool.total, self._semantic.compared(pool.slots), weight=weight, k=limit, names=names)
-        return [_hit(pool, place, held[place], mmr=marginal) for place, marginal in picked]
+        return [
+            replace(hit, scores={**hit.scores, "mmr": marginal})
+            for hit, (_, marginal) in zip(_hits(pool, [place for place, _ in picked], held), picked, strict=True)
+        ]
 
     def _numbers(self, threads: Sequence[str | None]) -> NDArray[np.int32]:
         """The numbers of threads, -1 of none; a new one gets the next."""
@@ -343,9 +347,14 @@ class _Pool:
         return _Pool(slots=self.slots[places], scores=scores, total=self.total[places])
 
 
-def _hit(pool: _Pool, place: int, entry: Entry, **more: float) -> Hit:
-    scores = {name: round(float(values[place]), 6) for name, values in pool.scores.items()}
-    return Hit(entry=entry, score=float(pool.total[place]), scores={**scores, **more})
+def _hits(pool: _Pool, places: Sequence[int], held: Sequence[Entry]) -> list[Hit]:
+    """Some of a pool's candidates, with the entries that stand there."""
+    chosen = pool.part(np.array(places, dtype=np.int64))
+    rows = zip(*(np.round(values, 6).tolist() for values in chosen.scores.values()), strict=True)
+    return [
+        Hit(entry=held[place], score=total, scores=dict(zip(chosen.scores, row, strict=True)))
+        for place, total, row in zip(places, chosen.total.tolist(), rows, strict=True)
+    ]
 
 
 def _times(entries: Sequence[Entry]) -> Floats:
