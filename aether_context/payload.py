@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from aether_context.pack import Candidate, Step, Tool
 from aether_context.policy import PayloadSettings
@@ -198,6 +199,7 @@ def fenced(text: str) -> str:
     return "\n".join(line if line.startswith(("- ", "  ")) else f"  {line}" for line in text.splitlines())
 
 
+@lru_cache(maxsize=4_096)
 def day(time: float) -> str:
     """The UTC date of a time, ``YYYY-MM-DD``; empty for a time outside the calendar's years 1 to 9999."""
     try:

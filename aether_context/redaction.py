@@ -7,8 +7,9 @@ mask("write to ann@example.com")     # "write to [email]"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from aether_context.canonical import hash_json
 from aether_context.errors import PolicyError
 
 PATTERNS = {
@@ -25,8 +26,8 @@ PATTERNS = {
 """Regular expressions by the names that a policy may give, in the order in which they are masked."""
 
 
-def masker(patterns: Sequence[str]) -> Callable[[str], str]:
-    """What masks a text: each match becomes the pattern's name in brackets, ``[redacted]`` where it has none.
+class Masker:
+    """Masks texts: each match becomes the pattern's name in brackets, ``[redacted]`` where it has none.
 
     Args:
         patterns: names of `PATTERNS`, or regular expressions.
@@ -34,15 +35,26 @@ def masker(patterns: Sequence[str]) -> Callable[[str], str]:
     Raises:
         PolicyError: one of them is neither.
     """
-    named = [(name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns]
-    own = [("redacted", _compiled(pattern)) for pattern in patterns if pattern not in PATTERNS]
 
-    def mask(text: str) -> str:
-        for name, pattern in (*own, *named):
+    def __init__(self, patterns: Sequence[str]) -> None:
+        own = [("redacted", _compiled(pattern)) for pattern in patterns if pattern not in PATTERNS]
+        named = [(name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns]
+        self._patterns = (*own, *named)
+
+    @property
+    def name(self) -> str:
+        """Equal names mask alike."""
+        return hash_json([[name, pattern.pattern] for name, pattern in self._patterns])
+
+    def __call__(self, text: str) -> str:
+        for name, pattern in self._patterns:
             text = pattern.sub(f"[{name}]", text)
         return text
 
-    return mask
+
+def masker(patterns: Sequence[str]) -> Masker:
+    """What masks a text; see `Masker`."""
+    return Masker(patterns)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

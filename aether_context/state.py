@@ -473,7 +473,7 @@ def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
         while name in named and named[name].digest != one.digest:
             number += 1
             name = f"{one.id}_{number}"
-        named.setdefault(name, replace(one, id=name))
+        named.setdefault(name, one if one.id == name else replace(one, id=name))
     return tuple(named.values())
 
 

@@ -268,9 +268,9 @@ def test_saved_bytes_are_the_same_each_time(tmp_path, index):
 
 def test_a_changed_byte_is_noticed(tmp_path, index):
     index.save(tmp_path)
-    (path,) = tmp_path.glob("*/words.txt")
+    (path,) = tmp_path.glob("*/part.bin")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SearchIndexError, match=r"words\.txt is not what was written"):
+    with pytest.raises(SearchIndexError, match=r"part\.bin is not what was written"):
         HybridIndex.load(tmp_path, Fake())
 
 
@@ -359,6 +359,6 @@ def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):
     assert index.search("ann example") == []
     assert not any("@" in text for text in embedder.seen)
     index.save(tmp_path)
-    assert b"ann" not in next(tmp_path.glob("*/words.txt")).read_bytes()
+    assert b"ann" not in next(tmp_path.glob("*/part.bin")).read_bytes()
     index.remove(["a"])
     assert index.search("red door") == []

@@ -92,6 +92,7 @@ def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
     press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), tally=tally)
     suffices = partial(_suffices, source, policy, demand(source, policy, carried, chosen), spare)
     layers: Mapping[Layer, tuple[Candidate, ...]] = {"memory": chosen.memory.chosen, "evidence": chosen.evidence.chosen}
+    tally.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
     if suffices({layer: sum(least_tokens(one, press) for one in some) for layer, some in layers.items()}, must):
         return aim
     least = {one.id: briefest(one, press).tokens for some in layers.values() for one in some}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from aether_context.canonical import canonical_json, fold, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
 from aether_context.manifest.schema import (
     AnchorRecord,
@@ -28,6 +28,7 @@ from aether_context.manifest.schema import (
 )
 from aether_context.pack import (
     Allocation,
+    Candidate,
     Epoch,
     Fate,
     Identity,
@@ -43,6 +44,8 @@ from aether_context.pack import (
 
 if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
+
+_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +387,7 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
     new = {content.digest: content.wire for content in source.request.contents if content.digest not in known}
     contents = ",".join(f'"{digest}":{new[digest]}' for digest in sorted(new))
     value = {
-        "candidates": canonical_json([asdict(candidate) for candidate in source.candidates] if pack.chose else []),
+        "candidates": canonical_json([_plain(candidate) for candidate in source.candidates] if pack.chose else []),
         "contents": f"{{{contents}}}",
         "epoch": canonical_json(epoch),
         "problems": canonical_json(source.problems),
@@ -392,6 +395,11 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
     if source.summaries:
         value["summaries"] = canonical_json(source.summaries)
     return ("{" + ",".join(f'"{name}":{text}' for name, text in value.items()) + "}").encode("utf-8", "surrogatepass")
+
+
+def _plain(candidate: Candidate) -> dict[str, JSON]:
+    """As `asdict`, which copies every value of the many candidates of a pack."""
+    return {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:

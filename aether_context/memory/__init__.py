@@ -8,6 +8,7 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 from __future__ import annotations
 
 from .file import Memory, MemoryFile, located
-from .library import Memories, Remembered
+from .library import Memories
+from .scope import Remembered
 
 __all__ = ["Memories", "Memory", "MemoryFile", "Remembered", "located"]

@@ -1,8 +1,12 @@
 """The texts of all users in one SQLite file, and what changed in it since it was last read.
 
 Each write is one transaction and durable when it returns. Every row has a number that only grows: what is written
-anew gets a new one, so the rows above a number are the changes since. Of what is deleted the name stays, without a
-word of its content, so that an index elsewhere learns of it and a session that is added again does not bring it back.
+anew gets a new one, so the rows above a number are the changes since, and remembers its first one, by which an index
+knows it. Of what is deleted the name stays, without a word of its content, so that an index elsewhere learns of it and
+a session that is added again does not bring it back.
+
+Beside the rows lie blocks: what an index made of runs of rows, so that it need not be made again. A row that goes, by
+whatever statement, takes the blocks along that it is part of.
 """
 
 from __future__ import annotations
@@ -19,21 +23,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aether_context.canonical import JSON, canonical_json
+from aether_context.canonical import JSON, canonical_json, hash_bytes
 from aether_context.errors import StoreError
 from aether_context.tokens.vocabulary import sound
 
 FILE_NAME = "memories.sqlite"
 """The file's name where a folder is given."""
 
-_FORMAT = 1
+_FORMAT = 2
 _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
+_NEVER = 2**63 - 1
+_NO_METADATA = canonical_json({})
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS memories (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
-        text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB,
+        text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
         UNIQUE (app, user, session, name))""",
     "CREATE INDEX IF NOT EXISTS memories_by_change ON memories (app, user, number)",
     "CREATE INDEX IF NOT EXISTS memories_by_name ON memories (app, user, name)",
@@ -41,6 +47,14 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS vectors (
         digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder))
         WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS blocks (
+        id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
+        first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL,
+        data BLOB NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows)",
+    """CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
+        DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
+        END""",
 )
 
 
@@ -75,12 +89,26 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What became of one memory: its content now, or None where it was deleted."""
+    """What became of one memory.
+
+    Attributes:
+        number: of the row that says so.
+        origin: of the first row of this memory; `number` itself where it is new.
+        memory: its content now, None where it was deleted.
+    """
 
     number: int
-    session: str
-    name: str
+    origin: int
     memory: Memory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Where a block lies: how many rows it is made of, and the numbers of the first and the last."""
+
+    first: int
+    last: int
+    rows: int
 
 
 _COLUMNS = ", ".join(one.name for one in fields(Memory))
@@ -123,41 +151,101 @@ class MemoryFile:
         where = " AND ".join(f"{column} = ?" for column in given) + " AND text IS NOT NULL"
         with self._writing() as database:
             rows = database.execute(
-                f"SELECT session, name, digest FROM memories WHERE {where}", tuple(given.values())
+                f"SELECT session, name, digest, COALESCE(origin, number) FROM memories WHERE {where}",
+                tuple(given.values()),
             ).fetchall()
-            for held, called, digest in rows:
+            for held, called, digest, origin in rows:
                 database.execute(
-                    "REPLACE INTO memories (app, user, session, name) VALUES (?, ?, ?, ?)",
-                    (given["app"], given["user"], held, called),
+                    "REPLACE INTO memories (app, user, session, name, origin) VALUES (?, ?, ?, ?, ?)",
+                    (given["app"], given["user"], held, called, origin),
                 )
                 _forget_vectors(database, digest)
         if rows and self.path is not None:
             self._clear_log()
         return len(rows)
 
-    def changes(self, app: str, user: str, since: int) -> list[Change]:
-        """What changed after a number, in the order in which it did."""
+    def changes(self, app: str, user: str, since: int, *, before: int = _NEVER, limit: int = _NEVER) -> list[Change]:
+        """What changed after a number and before another one, in the order in which it did; at most so much."""
+        query = f"""SELECT number, COALESCE(origin, number), {_COLUMNS} FROM memories
+            WHERE app = ? AND user = ? AND number > ? AND number < ? ORDER BY number LIMIT ?"""
         with self._reading() as database:
-            rows = database.execute(
-                f"SELECT number, {_COLUMNS} FROM memories WHERE app = ? AND user = ? AND number > ? ORDER BY number",
-                (sound(app), sound(user), since),
-            ).fetchall()
+            rows = database.execute(query, (sound(app), sound(user), since, before, limit)).fetchall()
         return [
-            Change(number=number, name=row[0], session=row[2], memory=None if row[1] is None else _memory(row))
-            for number, *row in rows
+            Change(number=number, origin=origin, memory=None if row[1] is None else _memory(row))
+            for number, origin, *row in rows
         ]
 
-    def read(self, app: str, user: str, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Memory]:
-        """Those of some memories, by session and name, that are there."""
+    def read(self, app: str, user: str, numbers: Sequence[int]) -> dict[int, Memory]:
+        """Those of some memories, by the numbers of their rows, that are there."""
+        found: dict[int, Memory] = {}
         with self._reading() as database:
-            rows = [
-                database.execute(
-                    f"SELECT {_COLUMNS} FROM memories WHERE {_KEY} AND text IS NOT NULL",
-                    (sound(app), sound(user), *key),
-                ).fetchone()
-                for key in keys
-            ]
-        return {key: _memory(row) for key, row in zip(keys, rows, strict=True) if row is not None}
+            for first in range(0, len(numbers), _AT_ONCE):
+                some = numbers[first : first + _AT_ONCE]
+                query = f"""SELECT number, {_COLUMNS} FROM memories
+                    WHERE number IN ({_marks(some)}) AND app = ? AND user = ? AND text IS NOT NULL"""
+                rows = database.execute(query, (*some, sound(app), sound(user))).fetchall()
+                found.update((number, _memory(row)) for number, *row in rows)
+        return found
+
+    def holds_more(self, app: str, user: str, count: int) -> bool:
+        """Whether there are more rows of a user than so many."""
+        query = "SELECT 1 FROM memories WHERE app = ? AND user = ? LIMIT 1 OFFSET ?"
+        with self._reading() as database:
+            return database.execute(query, (sound(app), sound(user), count)).fetchone() is not None
+
+    def spans(self, app: str, user: str, made: str) -> list[Span]:
+        """Where blocks lie, in the order of their rows.
+
+        Args:
+            made: names what made them.
+        """
+        query = "SELECT first, last, rows FROM blocks WHERE app = ? AND user = ? AND made = ? ORDER BY first, last"
+        with self._reading() as database:
+            rows = database.execute(query, (sound(app), sound(user), made)).fetchall()
+        return [Span(first=first, last=last, rows=count) for first, last, count in rows]
+
+    def block(self, app: str, user: str, made: str, span: Span) -> bytes | None:
+        """The data of a block; None where it is not there any more, or is not what was written."""
+        query = "SELECT data, digest FROM blocks WHERE app = ? AND user = ? AND made = ? AND first = ? AND last = ?"
+        with self._reading() as database:
+            row = database.execute(query, (sound(app), sound(user), made, span.first, span.last)).fetchone()
+        return row[0] if row is not None and hash_bytes(row[0]) == row[1] else None
+
+    def keep_block(self, app: str, user: str, made: str, span: Span, data: bytes) -> bool:
+        """Keeps a block in the place of those inside of it; whether it was kept.
+
+        It is not where one of its rows has gone, or another block reaches into it.
+        """
+        app, user = sound(app), sound(user)
+        whose = (app, user, span.first, span.last)
+        with self._writing() as database:
+            (rows,) = database.execute(
+                "SELECT count(text) FROM memories WHERE app = ? AND user = ? AND number BETWEEN ? AND ?", whose
+            ).fetchone()
+            across = database.execute(
+                """SELECT 1 FROM blocks WHERE app = ?1 AND user = ?2 AND made = ?5 AND first <= ?4 AND last >= ?3
+                AND (first < ?3 OR last > ?4)""",
+                (*whose, made),
+            ).fetchone()
+            if rows != span.rows or across is not None:
+                return False
+            database.execute(
+                "DELETE FROM blocks WHERE app = ? AND user = ? AND first >= ? AND last <= ? AND made = ?",
+                (*whose, made),
+            )
+            database.execute(
+                "INSERT INTO blocks (app, user, first, last, made, rows, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*whose, made, span.rows, hash_bytes(data), data),
+            )
+        return True
+
+    def drop_blocks(self, app: str, user: str, format_: str) -> None:
+        """Deletes the blocks of a user that are of another format: what ``made`` of theirs begins with."""
+        with self._writing() as database:
+            database.execute(
+                "DELETE FROM blocks WHERE app = ? AND user = ? AND substr(made, 1, ?) != ?",
+                (sound(app), sound(user), len(format_), format_),
+            )
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
@@ -172,8 +260,7 @@ class MemoryFile:
         with self._reading() as database:
             for first in range(0, len(digests), _AT_ONCE):
                 some = digests[first : first + _AT_ONCE]
-                marks = ", ".join("?" * len(some))
-                query = f"SELECT digest, vector FROM vectors WHERE embedder = ? AND digest IN ({marks})"
+                query = f"SELECT digest, vector FROM vectors WHERE embedder = ? AND digest IN ({_marks(some)})"
                 found.update(database.execute(query, (embedder, *some)))
         return found
 
@@ -186,20 +273,25 @@ class MemoryFile:
                 [(digest, embedder, vector) for digest, vector in vectors.items()],
             )
 
+    def again(self) -> MemoryFile:
+        """The same file, opened once more."""
+        return MemoryFile(self.path, self._digest)
+
     def close(self) -> None:
         with self._lock:
             self._database.close()
 
     def _put(self, database: sqlite3.Connection, app: str, user: str, memory: Memory, revive: bool) -> bool:
         key = (app, user, memory.session, memory.name)
-        held = database.execute(f"SELECT {_COLUMNS}, digest FROM memories WHERE {_KEY}", key).fetchone()
+        held = database.execute(
+            f"SELECT {_COLUMNS}, COALESCE(origin, number), digest FROM memories WHERE {_KEY}", key
+        ).fetchone()
         row = _row(memory)
-        if held is not None and (list(held[:-1]) == row or (held[1] is None and not revive)):
+        if held is not None and (list(held[: len(row)]) == row or (held[1] is None and not revive)):
             return False
-        marks = ", ".join("?" * (len(row) + 3))
+        values = (app, user, *row, self._digest(memory), None if held is None else held[-2])
         database.execute(
-            f"REPLACE INTO memories (app, user, {_COLUMNS}, digest) VALUES ({marks})",
-            (app, user, *row, self._digest(memory)),
+            f"REPLACE INTO memories (app, user, {_COLUMNS}, digest, origin) VALUES ({_marks(values)})", values
         )
         if held is not None:
             _forget_vectors(database, held[-1])
@@ -264,6 +356,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA secure_delete = ON")
+        database.execute("PRAGMA recursive_triggers = ON")  # else a row that is replaced goes without its trigger
         _prepare(database, path)
     except BaseException:
         database.close()
@@ -281,9 +374,11 @@ def _prepare(database: sqlite3.Connection, path: Path | None) -> None:
     if held == _FORMAT:
         return
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if held or tables - {"memories", "vectors", "sqlite_sequence"}:
+    if held not in (0, 1) or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
         raise StoreError(f"{path} holds something else than memories of format {_FORMAT}: give a file of its own")
     database.execute("BEGIN IMMEDIATE")
+    if database.execute("PRAGMA user_version").fetchone() == (1,):
+        database.execute("ALTER TABLE memories ADD COLUMN origin INTEGER")
     for table in _TABLES:
         database.execute(table)
     database.execute(f"PRAGMA user_version = {_FORMAT}")
@@ -297,6 +392,10 @@ def _forget_vectors(database: sqlite3.Connection, digest: bytes | None) -> None:
     )
 
 
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
 def _row(memory: Memory) -> list[str | None]:
     return [
         memory.name,
@@ -305,7 +404,7 @@ def _row(memory: Memory) -> list[str | None]:
         memory.role,
         memory.author,
         memory.timestamp,
-        canonical_json(dict(memory.metadata)),
+        canonical_json(dict(memory.metadata)) if memory.metadata else _NO_METADATA,
     ]
 
 
@@ -318,7 +417,7 @@ def _memory(row: Sequence[Any]) -> Memory:
         role=role,
         author=author,
         timestamp=timestamp,
-        metadata=json.loads(metadata),
+        metadata={} if metadata == _NO_METADATA else json.loads(metadata),
     )
 
 

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from aether_context.canonical import canonical_json
-from aether_context.embedding import Embedder, Purpose, Vectors, embedder_for, unit
-from aether_context.errors import EmbeddingError
-from aether_context.retrieval import Entry, Hit, HybridIndex, SearchSettings
+from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors, embedder_for, unit
+from aether_context.errors import EmbeddingError, StoreError
+from aether_context.retrieval import SearchSettings
+from aether_context.retrieval.slots import SlotIndex
 from aether_context.retrieval.vectors import quantized
 
 from .file import Memory, MemoryFile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`."""
-
-    memory: Memory
-    score: float
-    scores: Mapping[str, float] = field(default_factory=dict)
+from .scope import Remembered, Scope, searched
 
 
 class Memories:
@@ -56,13 +47,14 @@ class Memories:
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self._redact = redact or str
+        self._masked = "" if redact is None else getattr(redact, "name", None)
         self._settings = settings
         self._max_users = max_users
-        self.file = MemoryFile(path, lambda memory: _digest(self._redact(_entry(memory).searched)))
+        self.file = MemoryFile(path, lambda memory: _digest(self._redact(searched(memory))))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
-        if chosen is not None and self.file.path is not None:
+        if self.file.path is not None and chosen is not None and not isinstance(chosen, StaticEmbedder):
             self._embedder = StoredVectors(chosen, self.file)
-        self._scopes: OrderedDict[tuple[str, str], _Scope] = OrderedDict()
+        self._scopes: OrderedDict[tuple[str, str], Scope] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False) -> int:
@@ -78,8 +70,8 @@ class Memories:
         """
         new = list(memories)
         changed = self.file.add(app, user, new, revive=revive) if new else 0
-        if changed and isinstance(self._embedder, StoredVectors):
-            self._embedder.prepare([self._redact(_entry(memory).searched) for memory in new])
+        if changed:
+            self._prepare(app, user, new)
         return changed
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
@@ -91,7 +83,8 @@ class Memories:
         deleted = self.file.delete(app, user, name=name, session=session)
         scope = self._scopes.get((app, user))
         if deleted and scope is not None:
-            scope.follow(self.file)
+            scope.follow()
+            self._save_soon(scope)
         return deleted
 
     def search(
@@ -102,58 +95,57 @@ class Memories:
         Raises:
             StoreError: the file could not be read.
         """
-        hits = self._scope(app, user).search(self.file, query, limit, asked=asked, mmr_lambda=mmr_lambda)
-        found = self.file.read(app, user, [_key(hit.id) for hit in hits])
-        return [
-            Remembered(memory=found[_key(hit.id)], score=hit.score, scores=hit.scores)
-            for hit in hits
-            if _key(hit.id) in found
-        ]
+        scope = self._scope(app, user)
+        found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda)
+        self._save_soon(scope)
+        return found
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
         return self.file.users()
 
     def close(self) -> None:
+        """Keeps what of the indexes is not kept yet, and closes the file."""
+        with self._lock:
+            scopes = list(self._scopes.values())
+        for scope in scopes:
+            if scope.unsaved:
+                _save(scope)
         self.file.close()
 
-    def _scope(self, app: str, user: str) -> _Scope:
+    def _prepare(self, app: str, user: str, new: Sequence[Memory]) -> None:
+        """Indexes what was written, where the user's index is at hand; else embeds it. What fails is tried again."""
+        try:
+            if (app, user) in self._scopes or not self.file.holds_more(app, user, len(new)):
+                scope = self._scope(app, user)
+                scope.follow()
+                self._save_soon(scope)
+            elif isinstance(self._embedder, StoredVectors):
+                self._embedder.embed([self._redact(searched(memory)) for memory in new])
+        except EmbeddingError:
+            return
+
+    def _scope(self, app: str, user: str) -> Scope:
         with self._lock:
             scope = self._scopes.get((app, user))
             if scope is None:
-                index = HybridIndex(self._embedder, settings=self._settings, redact=self._redact)
-                scope = self._scopes[app, user] = _Scope(app, user, index)
+                index = SlotIndex(self._embedder, settings=self._settings, redact=self._redact)
+                scope = self._scopes[app, user] = Scope(app, user, self.file, index, self._masked)
             self._scopes.move_to_end((app, user))
             while len(self._scopes) > self._max_users:
                 self._scopes.popitem(last=False)
             return scope
 
+    def _save_soon(self, scope: Scope) -> None:
+        """Keeps what of an index is worth it, in a thread of its own."""
+        if scope.due:
+            threading.Thread(target=_save, args=(scope,), name="aether-memory-blocks", daemon=True).start()
 
-class _Scope:
-    """One user's index and the number of the last change that it holds."""
 
-    def __init__(self, app: str, user: str, index: HybridIndex) -> None:
-        self._app, self._user = app, user
-        self._index = index
-        self._number = 0
-        self._lock = threading.Lock()
-
-    def search(self, file: MemoryFile, query: str, limit: int, *, asked: float | None, mmr_lambda: float) -> list[Hit]:
-        with self._lock:
-            self._follow(file)
-            return self._index.search(query, limit, asked=asked, mmr_lambda=mmr_lambda)
-
-    def follow(self, file: MemoryFile) -> None:
-        """Brings the index up to the file."""
-        with self._lock:
-            self._follow(file)
-
-    def _follow(self, file: MemoryFile) -> None:
-        changes = file.changes(self._app, self._user, self._number)
-        if changes:
-            self._index.remove(_id(one.session, one.name) for one in changes)
-            self._index.add(_entry(one.memory) for one in changes if one.memory is not None)
-            self._number = changes[-1].number
+def _save(scope: Scope) -> None:
+    """Keeps blocks; where the file cannot take them, the index is made from the rows next time."""
+    with contextlib.suppress(StoreError):
+        scope.save()
 
 
 class StoredVectors:
@@ -175,13 +167,6 @@ class StoredVectors:
     def local(self) -> bool:
         return self._embedder.local
 
-    def prepare(self, texts: Sequence[str]) -> None:
-        """Embeds texts that will be searched; where that fails, the search tries again."""
-        try:
-            self.embed(texts)
-        except EmbeddingError:
-            return
-
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         if purpose == "query" or not texts:
             return self._embedder.embed(texts, purpose=purpose)
@@ -194,25 +179,6 @@ class StoredVectors:
             self._file.keep_vectors(self.name, fresh)
             known |= fresh
         return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
-
-
-def _entry(memory: Memory) -> Entry:
-    return Entry(
-        id=_id(memory.session, memory.name),
-        text=memory.text,
-        time=memory.time,
-        speaker=memory.author,
-        thread=memory.session or None,
-    )
-
-
-def _id(session: str, name: str) -> str:
-    return canonical_json([session, name])
-
-
-def _key(id: str) -> tuple[str, str]:
-    session, name = json.loads(id)
-    return session, name
 
 
 def _digest(text: str) -> bytes:

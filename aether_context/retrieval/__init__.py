@@ -9,8 +9,9 @@ from .ranking import Found, Left, bm25, diversify, query_of, retrieve, score, to
 
 if TYPE_CHECKING:
     from .catalogue import tool_scores
+    from .entries import Entry, Hit
     from .fusion import SearchSettings
-    from .index import Entry, Hit, HybridIndex
+    from .index import HybridIndex
 
 __all__ = [
     "Entry",
@@ -29,8 +30,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Entry": "index",
-    "Hit": "index",
+    "Entry": "entries",
+    "Hit": "entries",
     "HybridIndex": "index",
     "SearchSettings": "fusion",
     "tool_scores": "catalogue",

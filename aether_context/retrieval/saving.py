@@ -2,8 +2,7 @@
 
     {folder}/index.json           what is in the folder, with the hash of each file; written last
     {folder}/{hash}/entries.jsonl one entry a line
-    {folder}/{hash}/words.txt     the terms, one a line
-    {folder}/{hash}/arrays.npz    postings, lengths and vectors
+    {folder}/{hash}/part.bin      terms, postings, vectors, times and threads
 
 A new state goes into a folder of its own, and ``index.json`` is replaced in one act: a process that is killed leaves
 the old state or the new one.
@@ -11,23 +10,20 @@ the old state or the new one.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, short
 from aether_context.errors import SearchIndexError
 
-FORMAT = 1
+from .parts import Part, packed, unpacked
+
+FORMAT = 2
 _HEAD = "index.json"
 
 
@@ -38,12 +34,12 @@ class Saved:
     Attributes:
         embedders: the names of what made the vectors.
         rows: of each entry one JSON object.
+        part: what the index knows of them.
     """
 
     embedders: tuple[str, ...]
     rows: Sequence[JSON]
-    words: Sequence[str]
-    arrays: Mapping[str, NDArray[Any]]
+    part: Part
 
 
 def write(saved: Saved, folder: str | os.PathLike[str]) -> None:
@@ -83,10 +79,8 @@ def read(folder: str | os.PathLike[str]) -> Saved:
             raise SearchIndexError(f"the index in {root} has format {head['format']}, and this version reads {FORMAT}")
         data = {name: _checked(root / head["state"] / name, digest) for name, digest in head["files"].items()}
         rows = json.loads(b"[" + b",".join(data["entries.jsonl"].split(b"\n")[:-1]) + b"]")
-        with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-        words = data["words.txt"].decode("utf-8", "surrogatepass").split("\n")[:-1]
-        return Saved(embedders=tuple(head["embedders"]), rows=rows, words=words, arrays=arrays)
+        embedders = tuple(head["embedders"])
+        return Saved(embedders=embedders, rows=rows, part=Part.from_arrays(unpacked(data["part.bin"]), len(embedders)))
     except FileNotFoundError as error:
         raise SearchIndexError(f"there is no index in {root}: give a folder that one was saved in") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -96,11 +90,8 @@ def read(folder: str | os.PathLike[str]) -> Saved:
 def _write_files(saved: Saved, folder: Path) -> dict[str, str]:
     """Writes the files of a state; their hashes by name."""
     entries = "".join(f"{canonical_json(row)}\n" for row in saved.rows).encode("utf-8", "surrogatepass")
-    words = "".join(f"{word}\n" for word in saved.words).encode("utf-8", "surrogatepass")
-    with (folder / "arrays.npz").open("wb") as file:
-        np.savez(file, allow_pickle=False, **dict(saved.arrays))
     (folder / "entries.jsonl").write_bytes(entries)
-    (folder / "words.txt").write_bytes(words)
+    (folder / "part.bin").write_bytes(packed(saved.part.arrays()))
     return {path.name: hash_bytes(path.read_bytes()) for path in sorted(folder.iterdir())}
 
 
@@ -123,5 +114,5 @@ def _replace(path: Path, data: bytes) -> None:
 def _forget_others(root: Path, state: str) -> None:
     """Removes the states that ``index.json`` names no more."""
     for other in root.iterdir():
-        if other.is_dir() and other.name != state and (other / "arrays.npz").exists():
+        if other.is_dir() and other.name != state and (other / "entries.jsonl").exists():
             shutil.rmtree(other, ignore_errors=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors
 from aether_context.errors import EmbeddingError
 
-from .vectors import Similarities, VectorTable
+from .vectors import Similarities, VectorTable, quantized
 
 
 class SemanticIndex:
@@ -43,13 +43,7 @@ class SemanticIndex:
         """
         found = [self._vectors(number, texts, "entry") for number in range(len(self._embedders))]
         for number, vectors in enumerate(found):
-            table = self._tables[number]
-            if table is None and vectors is not None:
-                table = VectorTable(np.zeros((self._length, vectors.shape[1]), dtype=np.int8))
-                self._tables[number] = table
-            if table is not None:
-                width = table.rows.shape[1]
-                table.extend(np.zeros((len(texts), width), dtype=np.float32) if vectors is None else vectors)
+            self._extend(number, None if vectors is None else quantized(vectors), len(texts))
         self._length += len(texts)
 
     def similarities(self, query: str) -> Similarities:
@@ -72,25 +66,33 @@ class SemanticIndex:
             open_ &= ~here
         return found
 
-    def units(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Vectors of length 1 of some entries, by the embedder that has one of each; of no dimension without one."""
+    def compared(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
+        """Vectors of some entries, by the embedder that has one of each; of no dimension without one."""
         table = self._tables[-1] if self._tables else None
-        return np.zeros((len(slots), 0), dtype=np.float32) if table is None else table.units(slots)
+        return np.zeros((len(slots), 0), dtype=np.int8) if table is None else table.rows[slots]
 
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Forgets all but some entries and numbers those anew."""
         self._length = len(slots)
         self._tables = [None if table is None else VectorTable(table.rows[slots]) for table in self._tables]
 
-    @property
-    def rows(self) -> list[NDArray[np.int8] | None]:
-        """The vectors by each embedder, None where it has given none yet."""
-        return [None if table is None else table.rows for table in self._tables]
+    def part(self, slots: NDArray[np.int64]) -> list[NDArray[np.int8] | None]:
+        """The vectors of some entries by each embedder, None where it has given none yet."""
+        return [None if table is None else table.rows[slots] for table in self._tables]
 
-    def restore(self, rows: Sequence[NDArray[np.int8] | None], length: int) -> None:
-        """Takes vectors that an index with the same embedders gave."""
-        self._tables = [None if held is None else VectorTable(held) for held in rows]
-        self._length = length
+    def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
+        """Adds vectors of the next entries, as an index with the same embedders gave them."""
+        for number, rows in enumerate(part):
+            self._extend(number, rows, length)
+        self._length += length
+
+    def _extend(self, number: int, rows: NDArray[np.int8] | None, length: int) -> None:
+        table = self._tables[number]
+        if table is None and rows is not None:
+            table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
+        if table is not None:
+            width = table.rows.shape[1]
+            table.extend(np.zeros((length, width), dtype=np.int8) if rows is None else rows)
 
     def _vectors(self, number: int, texts: Sequence[str], purpose: Purpose) -> Vectors | None:
         embedder = self._embedders[number]

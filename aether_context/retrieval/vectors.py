@@ -22,7 +22,7 @@ class VectorTable:
 
     def __init__(self, rows: NDArray[np.int8]) -> None:
         self._rows = Rows(rows)
-        self._lengths = Rows(_lengths(rows))
+        self._lengths = Rows(lengths_of(rows))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -32,11 +32,10 @@ class VectorTable:
         """Of shape ``(entries, dimensions)``."""
         return self._rows.values
 
-    def extend(self, vectors: NDArray[np.float32]) -> None:
-        """Adds vectors of the next entries; a row of zeros is no vector."""
-        rows = quantized(vectors)
+    def extend(self, rows: NDArray[np.int8]) -> None:
+        """Adds vectors of the next entries, `quantized`; a row of zeros is no vector."""
         self._rows.extend(rows)
-        self._lengths.extend(_lengths(rows))
+        self._lengths.extend(lengths_of(rows))
 
     def similarities(self, query: NDArray[np.float32]) -> Similarities:
         """The cosine of every entry with a vector, 0 where either is none."""
@@ -46,18 +45,13 @@ class VectorTable:
         column = wanted[0].astype(np.float32)
         for first in range(0, len(held), _BLOCK_ROWS):
             found[first : first + _BLOCK_ROWS] = held[first : first + _BLOCK_ROWS].astype(np.float32) @ column
-        return _divided(found, self._lengths.values * _lengths(wanted)[0])
+        return _divided(found, self._lengths.values * lengths_of(wanted)[0])
 
     @property
     def lengths(self) -> NDArray[np.float64]:
         """The length of each row, 0 where there is no vector."""
         held: NDArray[np.float64] = self._lengths.values
         return held
-
-    def units(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Some entries' vectors at length 1."""
-        lengths = np.maximum(self._lengths.values[slots], 1.0)
-        return (self.rows[slots] / lengths[:, None]).astype(np.float32)
 
 
 def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
@@ -69,9 +63,13 @@ def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
     return rows
 
 
-def _lengths(rows: NDArray[np.int8]) -> NDArray[np.float64]:
-    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.int64)
-    lengths: NDArray[np.float64] = np.sqrt(squares.astype(np.float64))
+def lengths_of(rows: NDArray[np.int8]) -> NDArray[np.float64]:
+    """The length of each row."""
+    squares = np.empty(len(rows), dtype=np.float64)
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS].astype(np.float32)
+        squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
+    lengths: NDArray[np.float64] = np.sqrt(squares)
     return lengths
 
 

@@ -15,6 +15,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
+RULES = 1
+"""Goes up whenever a text gives other terms than before, so that what was indexed by older rules is indexed anew."""
+
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",

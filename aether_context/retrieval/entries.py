@@ -1,0 +1,52 @@
+"""What an index holds and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A text in an index.
+
+    Attributes:
+        time: seconds since 1970 UTC, None where it is unknown.
+        speaker: who said it; found by name.
+        thread: the conversation it belongs to; entries of one thread are neighbours in the order they were added.
+    """
+
+    id: str
+    text: str
+    time: float | None = None
+    speaker: str | None = None
+    thread: str | None = None
+
+    @property
+    def searched(self) -> str:
+        """The text with its speaker."""
+        return f"{self.speaker}: {self.text}" if self.speaker else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry that was found.
+
+    Attributes:
+        score: the one it is ranked by.
+        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
+            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``, ``mmr``
+            and ``rerank`` where they played a part.
+    """
+
+    entry: Entry
+    score: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def text(self) -> str:
+        return self.entry.text

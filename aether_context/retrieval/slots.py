@@ -1,0 +1,362 @@
+"""Numbered entries, found by words and by meaning; what they say is kept elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.embedding import Embedder, embedder_for
+
+from .dates import asks_for_recent, closeness, freshness, named_times
+from .diversity import mmr
+from .entries import Entry, Hit
+from .fusion import (
+    Expander,
+    Floats,
+    Reranker,
+    SearchSettings,
+    Slots,
+    reciprocal_ranks,
+    semantic_share,
+    smoothed,
+    told_by_meaning,
+    told_by_words,
+)
+from .lexical import InvertedIndex
+from .parts import Part
+from .rows import Rows
+from .semantic import SemanticIndex
+from .words import query_terms, terms
+
+Lookup = Callable[[Slots], Sequence[Entry]]
+"""The entries of some slots, in the order of these."""
+
+_FEEDBACK_TERMS, _FEEDBACK_WEIGHT = 10, 0.3
+
+
+class SlotIndex:
+    """Finds entries by BM25 and vectors together, and knows them by slot: 0, 1, … in the order they were added.
+
+    The arguments are those of `HybridIndex`.
+    """
+
+    def __init__(
+        self,
+        embedder: str | Embedder | None = None,
+        *,
+        settings: SearchSettings | None = None,
+        redact: Callable[[str], str] | None = None,
+        expander: Expander | None = None,
+        reranker: Reranker | None = None,
+    ) -> None:
+        chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
+        self.settings = settings or SearchSettings()
+        self._redact = redact or str
+        self._expander = expander
+        self._reranker = reranker
+        self._lexical = InvertedIndex()
+        self._semantic = SemanticIndex(chosen)
+        self._times = Rows(np.empty(0, dtype=np.float64))
+        self._before = Rows(np.empty(0, dtype=np.int64))
+        self._after = Rows(np.empty(0, dtype=np.int64))
+        self._threads: dict[str, int] = {}
+        self._thread_of = Rows(np.empty(0, dtype=np.int32))
+        self._last = Rows(np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """How many entries there are, removed ones not counted."""
+        return self._lexical.live
+
+    @property
+    def slots(self) -> int:
+        """How many slots were given, those of removed entries counted."""
+        return len(self._lexical)
+
+    @property
+    def living(self) -> Slots:
+        """The slots of the entries that are there, sorted."""
+        return np.flatnonzero(self._lexical.alive)
+
+    @property
+    def embedders(self) -> tuple[str, ...]:
+        """What made the vectors, by the names that a manifest records."""
+        return self._semantic.names
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Gives entries the next slots, each behind the last one of its thread.
+
+        Raises:
+            EmbeddingError: a local embedder failed; nothing was added.
+        """
+        searched = [self._redact(entry.searched) for entry in entries]
+        self._semantic.add(searched)
+        self._lexical.add([terms(text) for text in searched])
+        self._times.extend(_times(entries))
+        self._link(self._numbers([entry.thread for entry in entries]))
+
+    def extend(self, parts: Sequence[Part]) -> None:
+        """Gives the entries of parts the next slots, as they were in an index with the same embedders."""
+        self._lexical.extend([part.postings for part in parts])
+        for part in parts:
+            self._semantic.extend(part.vectors, len(part))
+            self._times.extend(part.times)
+            numbers = np.append(self._numbers(part.threads), np.int32(-1))
+            self._link(numbers[part.thread_of])
+
+    def part(self, slots: Slots) -> Part:
+        """What is known of some entries.
+
+        Args:
+            slots: sorted, none of them removed.
+        """
+        used, thread_of = np.unique(self._thread_of.values[slots], return_inverse=True)
+        names = list(self._threads)
+        nameless = int(len(used) > 0 and used[0] < 0)
+        return Part(
+            postings=self._lexical.part(slots),
+            vectors=self._semantic.part(slots),
+            times=self._times.values[slots],
+            threads=[names[number] for number in used[nameless:]],
+            thread_of=(thread_of - nameless).astype(np.int32),
+        )
+
+    def remove(self, slots: Slots) -> None:
+        """Forgets entries, each of them once."""
+        self._lexical.remove(slots)
+        for slot in slots.tolist():
+            self._unlink(slot)
+
+    def compact(self) -> Slots:
+        """Numbers the entries anew, without those that were removed; the slots that they had."""
+        kept = self.living
+        if len(kept) == self.slots:
+            return kept
+        places = np.full(self.slots + 1, -1, dtype=np.int64)
+        places[kept] = np.arange(len(kept))
+        self._lexical.keep(kept)
+        self._semantic.keep(kept)
+        self._before, self._after = Rows(places[self._before.values[kept]]), Rows(places[self._after.values[kept]])
+        self._times = Rows(self._times.values[kept])
+        used, thread_of = np.unique(np.append(self._thread_of.values[kept], np.int32(-1)), return_inverse=True)
+        names = list(self._threads)
+        self._threads = {names[number]: place for place, number in enumerate(used[1:].tolist())}
+        self._thread_of = Rows((thread_of[:-1] - 1).astype(np.int32))
+        self._last = Rows(places[self._last.values[used[1:]]])
+        return kept
+
+    def search(
+        self, query: str, limit: int, entries: Lookup, *, asked: float | None = None, mmr_lambda: float = 1.0
+    ) -> list[Hit]:
+        """As `HybridIndex.search`.
+
+        Args:
+            entries: says what stands in slots.
+        """
+        if not len(self) or limit <= 0:
+            return []
+        pool = self._ranked(self._redact(query), asked, entries)
+        best = pool.total.max(initial=0.0)
+        kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
+        if self._reranker is not None:
+            kept = self._reranked(query, kept, self._reranker, entries)
+        if mmr_lambda < 1:
+            return self._diverse(kept, limit, mmr_lambda, entries)
+        if limit < len(kept.slots):
+            kept = kept.part(np.flatnonzero(kept.total >= -np.partition(-kept.total, limit - 1)[limit - 1]))
+        held = entries(kept.slots)
+        total = kept.total.tolist()
+        order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
+        return _hits(kept, order, held)
+
+    def _ranked(self, query: str, asked: float | None, entries: Lookup) -> _Pool:
+        """The candidates of a query with every score."""
+        alive = self._lexical.alive
+        first = self._fused(query, dict.fromkeys(query_terms(query), 1.0), np.flatnonzero(alive))
+        fused = [
+            first,
+            *(self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive) for text in self._other(query)),
+        ]
+        if self.settings.feedback:
+            fused.append(self._fused(query, self._fed_back(query, first, entries), first.alive))
+        total = sum((one.total for one in fused[1:]), start=first.total) / len(fused)
+        slots = self._candidates([one.lexical for one in fused] + [one.semantic for one in fused], alive)
+        scores = {name: values[slots] for name, values in first.parts.items()}
+        lent = smoothed(total, slots, self._steps(slots), self.settings.neighbours)
+        scores["neighbours"] = lent - total[slots]
+        for name, bonus in self._timely(query, slots, asked).items():
+            scores[name] = bonus
+            lent = lent + bonus
+        return _Pool(slots=slots, scores=scores, total=np.round(lent, 9))
+
+    def _fused(self, query: str, weights: Mapping[str, float], alive: Slots) -> _Fused:
+        """The scores of every entry by words and by meaning."""
+        bm25 = self._lexical.scores(weights)
+        cosine = np.round(self._semantic.similarities(query), 6)
+        lexical = told_by_words(bm25, self._lexical.ceiling(weights))
+        semantic = told_by_meaning(cosine, alive)
+        share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
+        if self.settings.fusion == "rrf":
+            lexical = reciprocal_ranks(lexical, self.settings.rrf_k)
+            semantic = reciprocal_ranks(semantic, self.settings.rrf_k)
+        return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
+
+    def _other(self, query: str) -> list[str]:
+        """What else to search by, masked as the query is."""
+        return [] if self._expander is None else [self._redact(text) for text in self._expander.expand(query)]
+
+    def _fed_back(self, query: str, first: _Fused, entries: Lookup) -> dict[str, float]:
+        """The query's terms, and those that tell most of the best entries (Rocchio, 1971)."""
+        weights = dict.fromkeys(query_terms(query), 1.0)
+        best = first.alive[np.argsort(-first.total[first.alive], kind="stable")[: self.settings.feedback]]
+        counts = Counter(term for entry in entries(best) for term in set(terms(self._redact(entry.searched))))
+        told = sorted(counts, key=lambda term: (-counts[term] * self._lexical.weight(term), term))
+        for term in [term for term in told if term not in weights and counts[term] > 1][:_FEEDBACK_TERMS]:
+            weights[term] = _FEEDBACK_WEIGHT * counts[term] / len(best)
+        return weights
+
+    def _candidates(self, lists: Sequence[Floats], alive: NDArray[np.bool_]) -> Slots:
+        """The best of each list and their neighbours; all that live where there are few."""
+        most = self.settings.candidates
+        if len(self) <= 2 * most:
+            return np.flatnonzero(alive)
+        chosen = np.zeros(len(alive), dtype=bool)
+        for scores in lists:
+            best = np.argpartition(-scores, most)[:most]
+            chosen[best[scores[best] > 0]] = True
+        found = np.flatnonzero(chosen)
+        for sides in self._steps(found):
+            for places in sides:
+                chosen[places[places >= 0]] = True
+        return np.flatnonzero(chosen & alive)
+
+    def _steps(self, slots: Slots) -> list[tuple[Slots, Slots]]:
+        """For each distance of the kernel the slots before and after these in their threads, -1 where there is none."""
+        before = after = slots
+        steps = []
+        for _ in self.settings.neighbours:
+            before = np.where(before >= 0, self._before.values[before], -1)
+            after = np.where(after >= 0, self._after.values[after], -1)
+            steps.append((before, after))
+        return steps
+
+    def _timely(self, query: str, slots: Slots, asked: float | None) -> dict[str, Floats]:
+        """What agrees with the times that a question names, and what is recent where it asks for that."""
+        times = self._times.values[slots]
+        if np.isnan(times).all():
+            return {}
+        now = float(np.nanmax(times)) if asked is None else asked
+        found = {}
+        if spans := named_times(query, asked=now):
+            found["time"] = self.settings.time_weight * closeness(times, spans)
+        if asks_for_recent(query):
+            recency = freshness(times, now=now, half_life_days=self.settings.half_life_days)
+            found["recency"] = self.settings.recency_weight * recency
+        return found
+
+    def _reranked(self, query: str, pool: _Pool, reranker: Reranker, entries: Lookup) -> _Pool:
+        """The best of a pool, scored by a reranker: shares between the worst of them and the best."""
+        most = min(self.settings.reranked, len(pool.slots))
+        best = pool.part(np.argsort(-pool.total, kind="stable")[:most])
+        texts = [self._redact(entry.searched) for entry in entries(best.slots)]
+        found = np.array(reranker.scores(self._redact(query), texts))
+        width = np.ptp(found) if most else 0.0
+        total = (found - found.min()) / width if width > 0 else np.ones(most)
+        return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
+
+    def _diverse(self, pool: _Pool, limit: int, weight: float, entries: Lookup) -> list[Hit]:
+        held = entries(pool.slots)
+        names = [entry.id for entry in held]
+        picked = mmr(pool.total, self._semantic.compared(pool.slots), weight=weight, k=limit, names=names)
+        return [
+            replace(hit, scores={**hit.scores, "mmr": marginal})
+            for hit, (_, marginal) in zip(_hits(pool, [place for place, _ in picked], held), picked, strict=True)
+        ]
+
+    def _numbers(self, threads: Sequence[str | None]) -> NDArray[np.int32]:
+        """The numbers of threads, -1 of none; a new one gets the next."""
+        found = [-1 if name is None else self._threads.setdefault(name, len(self._threads)) for name in threads]
+        self._last.extend(np.full(len(self._threads) - len(self._last), -1, dtype=np.int64))
+        return np.array(found, dtype=np.int32)
+
+    def _link(self, threads: NDArray[np.int32]) -> None:
+        """Puts the next entries behind the last ones of their threads."""
+        first = len(self._thread_of)
+        order = np.argsort(threads, kind="stable")
+        order = order[threads[order] >= 0]
+        sorted_ = threads[order]
+        begins = np.diff(sorted_, prepend=-1) != 0
+        ends = np.diff(sorted_, append=-1) != 0
+        before, after = (np.full(len(threads), -1, dtype=np.int64) for _ in range(2))
+        before[order[1:][~begins[1:]]] = order[:-1][~ends[:-1]] + first
+        after[order[:-1][~ends[:-1]]] = order[1:][~begins[1:]] + first
+        last = self._last.values
+        before[order[begins]] = last[sorted_[begins]]
+        self._thread_of.extend(threads)
+        self._before.extend(before)
+        self._after.extend(after)
+        known = begins & (last[sorted_] >= 0)
+        self._after.values[last[sorted_[known]]] = order[known] + first
+        last[sorted_[ends]] = order[ends] + first
+
+    def _unlink(self, slot: int) -> None:
+        """Makes the neighbours of an entry each other's."""
+        before, after = int(self._before.values[slot]), int(self._after.values[slot])
+        if before >= 0:
+            self._after.values[before] = after
+        if after >= 0:
+            self._before.values[after] = before
+        elif (thread := int(self._thread_of.values[slot])) >= 0:
+            self._last.values[thread] = before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fused:
+    """The scores of every entry for one query; ``alive`` are the slots of those that are there."""
+
+    bm25: Floats
+    cosine: Floats
+    lexical: Floats
+    semantic: Floats
+    share: float
+    alive: Slots
+
+    @property
+    def total(self) -> Floats:
+        return (1 - self.share) * self.lexical + self.share * self.semantic
+
+    @property
+    def parts(self) -> dict[str, Floats]:
+        return {"bm25": self.bm25, "cosine": self.cosine, "lexical": self.lexical, "semantic": self.semantic}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """Candidates by slot, their scores by name, and their score in all."""
+
+    slots: Slots
+    scores: Mapping[str, Floats]
+    total: Floats
+
+    def part(self, places: Slots) -> _Pool:
+        scores = {name: values[places] for name, values in self.scores.items()}
+        return _Pool(slots=self.slots[places], scores=scores, total=self.total[places])
+
+
+def _hits(pool: _Pool, places: Sequence[int], held: Sequence[Entry]) -> list[Hit]:
+    """Some of a pool's candidates, with the entries that stand there."""
+    chosen = pool.part(np.array(places, dtype=np.int64))
+    rows = zip(*(np.round(values, 6).tolist() for values in chosen.scores.values()), strict=True)
+    return [
+        Hit(entry=held[place], score=total, scores=dict(zip(chosen.scores, row, strict=True)))
+        for place, total, row in zip(places, chosen.total.tolist(), rows, strict=True)
+    ]
+
+
+def _times(entries: Sequence[Entry]) -> Floats:
+    """When each was said, NaN where that is unknown."""
+    return np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=np.float64)
