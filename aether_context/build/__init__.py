@@ -52,7 +52,7 @@ def build_pack(
     tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
     scope = narrow(source, policy, tally)
     carried = carry(source, policy, scope, tally)
-    chosen = fill(source, policy, carried, choose(source, policy, carried, carried.settled.sent, tally))
+    chosen = fill(source, policy, carried, choose(source, policy, carried, carried.settled.sent, source.epoch.summary, tally))
     tight = tighten(source, policy, scope, carried, chosen, tally)
     shares = share(source, policy, tight, chosen, tally)
     fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
@@ -60,9 +60,10 @@ def build_pack(
     if fitted.cut and (chooses_again or scope.stands):
         scope = narrow(source, policy, tally, afresh=True)
         carried = carry(source, policy, scope, tally, afresh=True)
-        chosen = fill(source, policy, carried, choose(source, policy, carried, fitted.items, tally))
-        tight = tighten(source, policy, scope, carried, chosen, tally)
-        shares = share(source, policy, tight, chosen, tally)
+        chosen = choose(source, policy, carried, fitted.items, "", tally)
+        chosen = fill(source, policy, carried, chosen, at_cut=True)
+        tight = tighten(source, policy, scope, carried, chosen, tally, at_cut=True)
+        shares = share(source, policy, tight, chosen, tally, at_cut=True)
         fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
     return assemble(source, policy, tight, chosen, shares, fitted, tally)
 

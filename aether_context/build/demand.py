@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aether_context.allocation import allocate
+from aether_context.allocation import allocate, slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
 from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals
@@ -23,17 +23,28 @@ class Demand:
     wanted: Mapping[Layer, int]
 
 
-def demand(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Demand:
-    """What a pack's layers ask for."""
+def demand(
+    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False
+) -> Demand:
+    """What a pack's layers ask for.
+
+    Args:
+        at_cut: whether the conversation is being cut and asks for no more than its low-water mark.
+    """
     used = carried.packed.used if carried.packed is not None else {}
     total = sum(item.tokens for item in carried.settled.sent)
+    spoken = total - carried.human_tokens(source.request.human) + carried.summary_tokens
+    if at_cut:
+        budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+        low = int(policy.conversation.low_water * (budget - sum(carried.measured.values())))
+        spoken = min(spoken, max(0, low))
     return Demand(
         signals=_signals(source, policy, carried, chosen),
         measured=carried.measured,
         wanted={
             "evidence": sum(one.tokens for one in chosen.evidence.chosen) + used.get("evidence", 0),
             "memory": sum(one.tokens for one in chosen.memory.chosen) + used.get("memory", 0),
-            "conversation": total - carried.human_tokens(source.request.human) + carried.summary_tokens,
+            "conversation": spoken,
         },
     )
 

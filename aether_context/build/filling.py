@@ -14,18 +14,22 @@ from aether_context.policy import PackPolicy
 from aether_context.retrieval import Left
 
 
-def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Chosen:
+def fill(
+    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False
+) -> Chosen:
     """The choice with its memories beyond ``memory_k`` only where they find room whole.
 
     Room is what all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from
-    another layer and shortens nothing.
+    another layer and shortens nothing. At a cut the conversation is left out of that sum: what of it stays then follows
+    from what the other layers leave.
     """
     most = policy.retrieval.memory_k
     first, more = chosen.memory.chosen[:most], chosen.memory.chosen[most:]
     if not more:
         return chosen
     asked = demand(source, policy, carried, replace(chosen, memory=replace(chosen.memory, chosen=first)))
-    room = _free(source, policy) - sum(asked.measured.values()) - sum(asked.wanted.values())
+    others = [tokens for layer, tokens in asked.wanted.items() if layer != "conversation" or not at_cut]
+    room = _free(source, policy) - sum(asked.measured.values()) - sum(others)
     taken = _fitting(more, room)
     names = {one.id for one in taken}
     left = tuple(Left(candidate=one, reason="beyond_k") for one in more if one.id not in names)
