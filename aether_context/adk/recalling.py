@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -18,13 +18,15 @@ from aether_context.errors import AetherContextError, EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Ingredients, recalled_id
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, query_for
+from aether_context.retrieval import Entry, Hit, query_for
 from aether_context.retrieval.pools import ranked, told
 from aether_context.retrieval.sessions import SessionIndexes
 
 _T = TypeVar("_T")
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
+
+_TOKEN_CHARACTERS = 4
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
@@ -49,7 +51,7 @@ class Recall:
 
         def scored(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, policy.retrieval.redact_before_retrieval
-            return ranked(source.candidates, query, asked=asked, embedder=embedder or "none", redact=redact)
+            return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
         found = await self._compared(policy.retrieval, scored)
         return replace(source, candidates=found.value, encoder=found.encoder, problems=source.problems + found.problems)
@@ -65,6 +67,9 @@ class Recall:
     ) -> Ingredients:
         """The ingredients with the turns that answer the request best, as they are where no turn was cut.
 
+        Their room is as the square of the share that turns have in the history: where most of it is calls and their
+        results, a search among turns brings little of it back, and the tail is worth more than they are.
+
         Args:
             history: every content that the host gave, in its order.
             sent: positions of those that are sent.
@@ -74,10 +79,13 @@ class Recall:
         most = settings.most_memories(source.window)
         if not settings.recall or not most or source.hands_off or human is None or not query:
             return source
-        turns = said(history[: source.request.positions[human]], events)
+        earlier = history[: source.request.positions[human]]
+        turns = said(earlier, events)
         if all(turn.place in sent for turn in turns):
             return source
         entries = [turn.entry for turn in turns]
+        share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
+        room = int(share * share * settings.memory_fill * source.window * _TOKEN_CHARACTERS)
         scope = (*epochs.scope_key(source.identity), settings.redact_before_retrieval)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -90,7 +98,7 @@ class Recall:
                 embedder=embedder or "none",
                 redact=masker(settings.redact_before_retrieval),
             )
-            return tuple(_candidate(hit.entry, read(history[int(hit.id)]), told(hit)) for hit in hits)
+            return tuple(_candidate(hit.entry, read(history[int(hit.id)]), told(hit)) for hit in _fitting(hits, room))
 
         result = await self._compared(settings, found)
         return replace(
@@ -101,9 +109,7 @@ class Recall:
             problems=source.problems + result.problems,
         )
 
-    async def _compared(
-        self, settings: RetrievalSettings, act: Callable[[Embedder | None], _T]
-    ) -> _Compared[_T]:
+    async def _compared(self, settings: RetrievalSettings, act: Callable[[Embedder | None], _T]) -> _Compared[_T]:
         """What an act gives with the policy's embedder, or without one where that fails or takes too long."""
         failures: list[str] = []
         token = _FAILURES.set(failures)
@@ -175,9 +181,9 @@ def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Turn
     found: list[Turn] = []
     for place in range(len(history) - 1, -1, -1):
         text = _words(history[place])
-        event = waiting[text].pop() if waiting.get(text) else None
-        if event is not None:
-            entry = Entry(id=str(place), text=text, time=event.timestamp, speaker=event.author, thread="")
+        if waiting.get(text):
+            source = waiting[text].pop()
+            entry = Entry(id=str(place), text=text, time=source.timestamp, speaker=source.author, thread="")
             found.append(Turn(place=place, entry=entry))
     return found[::-1]
 
@@ -188,6 +194,24 @@ def _words(content: types.Content) -> str:
     if any(part.function_call or part.function_response for part in parts):
         return ""
     return "\n".join(part.text for part in parts if part.text and not part.thought).strip()
+
+
+def _characters(content: types.Content) -> int:
+    """How long a content is, what it calls and answers included; at least 1."""
+    size = 1
+    for part in content.parts or ():
+        call, response = part.function_call, part.function_response
+        held = (part.text, call.args if call else None, response.response if response else None)
+        size += sum(len(one if isinstance(one, str) else repr(one)) for one in held if one)
+    return size
+
+
+def _fitting(hits: Iterable[Hit], room: int) -> Iterator[Hit]:
+    """The hits that find room, in their order, so many characters in all."""
+    for hit in hits:
+        if len(hit.text) <= room:
+            room -= len(hit.text)
+            yield hit
 
 
 def _candidate(entry: Entry, content: Content, scores: Mapping[str, float]) -> Candidate:

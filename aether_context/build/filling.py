@@ -14,9 +14,7 @@ from aether_context.policy import PackPolicy
 from aether_context.retrieval import Left
 
 
-def fill(
-    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False
-) -> Chosen:
+def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False) -> Chosen:
     """The choice with its memories beyond ``memory_k`` only where they find room whole.
 
     Room is what all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from

@@ -91,9 +91,7 @@ def tighten(
     return _tighten_step(tight, aim.less("tools", saved), tally)
 
 
-def _aim(
-    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally, at_cut: bool
-) -> _Aim:
+def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally, at_cut: bool) -> _Aim:
     """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
     held = carried.measured
     must = max(0, sum(held.values()) - _budget(source, policy))

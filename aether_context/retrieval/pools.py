@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from aether_context.embedding import Embedder
 from aether_context.pack import Candidate, Layer
@@ -16,12 +15,18 @@ _TOLD = ("bm25", "cosine", "neighbours", "time", "recency")
 
 
 def ranked(
-    candidates: Sequence[Candidate], query: str, *, asked: float, embedder: Embedder | str, redact: tuple[str, ...] = ()
+    candidates: Sequence[Candidate],
+    query: str,
+    *,
+    asked: float,
+    embedder: Embedder | None,
+    redact: tuple[str, ...] = (),
 ) -> tuple[Candidate, ...]:
     """The candidates with scores, each layer's against each other; those that have a similarity keep it.
 
     Args:
         asked: when the query is asked, seconds since 1970 UTC.
+        embedder: compares meanings; None ranks by words alone.
         redact: patterns of what is masked before anything is compared.
 
     Raises:
@@ -33,7 +38,8 @@ def ranked(
             layers.setdefault(one.layer, []).append(one)
     found: dict[str, Mapping[str, float]] = {}
     for pool in layers.values():
-        index = _index(tuple(entry_of(one) for one in pool), embedder, redact)
+        index = HybridIndex(embedder or "none", redact=masker(redact))
+        index.add(map(entry_of, pool))
         found |= {hit.id: told(hit) for hit in index.search(query, len(pool), asked=asked)}
         found |= {one.id: {"similarity": 0.0} for one in pool if one.id not in found}
     return tuple(replace(one, scores={**one.scores, **found.get(one.id, {})}) for one in candidates)
@@ -53,11 +59,3 @@ def told(hit: Hit) -> dict[str, float]:
 def similarity(score: float) -> float:
     """A score on a scale of 0 to 1, in the same order."""
     return round(score / (1 + score), 6)
-
-
-@lru_cache(maxsize=32)
-def _index(entries: tuple[Entry, ...], embedder: Embedder | str, redact: tuple[str, ...]) -> HybridIndex:
-    """The index of a pool; the latest ones are remembered."""
-    index = HybridIndex(embedder, redact=masker(redact))
-    index.add(entries)
-    return index
