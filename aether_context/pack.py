@@ -126,7 +126,7 @@ RECALLED = "conversation"
 
 
 def recalled_id(place: int, content: Content) -> str:
-    """The name of a content as a candidate for memory."""
+    """The name of a content as a candidate for memory; that of a passage of it goes on with ``#`` and a number."""
     return f"turn_{content_name(place, content)}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -27,6 +28,8 @@ _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
 _TOKEN_CHARACTERS = 4
+_LONG_TURN = 1_200
+_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
@@ -80,10 +83,9 @@ class Recall:
         if not settings.recall or not most or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
-        turns = said(earlier, events)
-        if all(turn.place in sent for turn in turns):
+        entries = said(earlier, events)
+        if all(_place(entry.id) in sent for entry in entries):
             return source
-        entries = [turn.entry for turn in turns]
         share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
         room = int(share * share * settings.memory_fill * source.window * _TOKEN_CHARACTERS)
         scope = (*epochs.scope_key(source.identity), settings.redact_before_retrieval)
@@ -98,7 +100,7 @@ class Recall:
                 embedder=embedder or "none",
                 redact=masker(settings.redact_before_retrieval),
             )
-            return tuple(_candidate(hit.entry, read(history[int(hit.id)]), told(hit)) for hit in _fitting(hits, room))
+            return tuple(_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
 
         result = await self._compared(settings, found)
         return replace(
@@ -160,17 +162,10 @@ class _Watched:
             raise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What somebody said to the model or the model to somebody; ``place`` is its index in the host's list."""
-
-    place: int
-    entry: Entry
-
-
-def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Turn]:
+def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Entry]:
     """The turns of a history that are words alone, with the time and the author of the events that they came from.
 
+    Ids are places in the history; long turns come in passages, whose ids go on with a number.
     A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
     the latest belong to the latest contents, since histories lose their beginning first.
     """
@@ -178,14 +173,42 @@ def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Turn
     for event in events:
         if event.content is not None and not event.partial and (text := _words(event.content)):
             waiting.setdefault(text, []).append(event)
-    found: list[Turn] = []
+    found: list[Entry] = []
     for place in range(len(history) - 1, -1, -1):
         text = _words(history[place])
         if waiting.get(text):
             source = waiting[text].pop()
-            entry = Entry(id=str(place), text=text, time=source.timestamp, speaker=source.author, thread="")
-            found.append(Turn(place=place, entry=entry))
+            pieces = passages(text)
+            names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
+            entries = (
+                Entry(id=name, text=piece, time=source.timestamp, speaker=source.author, thread="")
+                for name, piece in zip(names, pieces, strict=True)
+            )
+            found += reversed(list(entries))
     return found[::-1]
+
+
+def passages(text: str, most: int = _LONG_TURN) -> list[str]:
+    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
+    pieces: list[str] = []
+    held = ""
+    for piece in _pieces(text, most):
+        if held and len(held) + len(piece) > most:
+            pieces.append(held)
+            held = ""
+        held += piece
+    return [piece.strip() for piece in (*pieces, held) if piece.strip()]
+
+
+def _pieces(text: str, most: int) -> Iterator[str]:
+    """Sentences and lines with what is behind them, the long ones in parts."""
+    for sentence in _SENTENCE.findall(text):
+        for start in range(0, len(sentence), most):
+            yield sentence[start : start + most]
+
+
+def _place(id: str) -> int:
+    return int(id.partition("#")[0])
 
 
 def _words(content: types.Content) -> str:
@@ -214,14 +237,16 @@ def _fitting(hits: Iterable[Hit], room: int) -> Iterator[Hit]:
             yield hit
 
 
-def _candidate(entry: Entry, content: Content, scores: Mapping[str, float]) -> Candidate:
+def _candidate(hit: Hit, content: Content) -> Candidate:
+    entry = hit.entry
+    place, passage, number = entry.id.partition("#")
     return Candidate(
-        id=recalled_id(int(entry.id), content),
+        id=f"{recalled_id(int(place), content)}{passage}{number}",
         layer="memory",
         source=RECALLED,
         text=entry.text,
         speaker=entry.speaker or "",
         digest=hash_text(f"{entry.speaker}: {entry.text}" if entry.speaker else entry.text),
         time=entry.time,
-        scores=scores,
+        scores=told(hit),
     )

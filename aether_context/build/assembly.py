@@ -145,7 +145,7 @@ def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | 
         return "tools_changed"
     if by_hand(source) and (fitted.made_cut or fitted.acts):
         return "by_hand"
-    if fitted.made_cut:
+    if fitted.made_cut or tight.carried.begins:
         return "high_water"
     return "replaced" if any(act.replaced for act in fitted.acts) else None
 

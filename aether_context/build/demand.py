@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from aether_context.allocation import allocate, slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
+from aether_context.conversation import units
 from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals
 from aether_context.policy import PackPolicy
 
 _DAY_SECONDS = 86_400
+RECAP_SHARE = 0.5
+"""The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +32,15 @@ def demand(
     """What a pack's layers ask for.
 
     Args:
-        at_cut: whether the conversation is being cut and asks for no more than its low-water mark.
+        at_cut: whether the conversation is being cut and asks for no more than its low-water mark, or than its latest
+            turns need where that is more.
     """
     used = carried.packed.used if carried.packed is not None else {}
     total = sum(item.tokens for item in carried.settled.sent)
     spoken = total - carried.human_tokens(source.request.human) + carried.summary_tokens
     if at_cut:
-        budget = source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
-        low = int(policy.conversation.low_water * (budget - sum(carried.measured.values())))
-        spoken = min(spoken, max(0, low))
+        low = int(policy.conversation.low_water * (input_budget(source, policy) - sum(carried.measured.values())))
+        spoken = min(spoken, max(low, latest_need(source, policy, carried)))
     return Demand(
         signals=_signals(source, policy, carried, chosen),
         measured=carried.measured,
@@ -47,6 +50,24 @@ def demand(
             "conversation": spoken,
         },
     )
+
+
+def input_budget(source: Ingredients, policy: PackPolicy) -> int:
+    """Tokens of the window that are not kept free for the answer."""
+    return source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
+
+
+def latest_need(source: Ingredients, policy: PackPolicy, carried: Carried) -> int:
+    """What the conversation has to be given so that its latest turns outlive a cut.
+
+    A cut leaves it the low-water share of that, half of which may go to the recap.
+    """
+    items, human = carried.settled.sent, source.request.human
+    parts = units([item.content for item in items])
+    first = max((unit.turn for unit in parts), default=0) - policy.conversation.last_turns + 1
+    latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
+    tokens = sum(item.tokens for item in latest if item.origin != human)
+    return int(tokens / (policy.conversation.low_water * (1 - RECAP_SHARE)))
 
 
 def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocation:

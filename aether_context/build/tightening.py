@@ -15,10 +15,9 @@ from functools import partial
 from typing import Any
 
 from aether_context import payload
-from aether_context.allocation import slack_tokens
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
-from aether_context.build.demand import Demand, allocated, demand
+from aether_context.build.demand import Demand, allocated, demand, input_budget
 from aether_context.build.ladder import Press, briefest, least_tokens
 from aether_context.build.scope import Scope, trimmed
 from aether_context.compression import Summaries, level, shorten
@@ -94,7 +93,7 @@ def tighten(
 def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally, at_cut: bool) -> _Aim:
     """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
     held = carried.measured
-    must = max(0, sum(held.values()) - _budget(source, policy))
+    must = max(0, sum(held.values()) - input_budget(source, policy))
     floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
     spare = {layer: max(0, held[layer] - int(source.window * share)) for layer, share in floors.items()}
     aim = _Aim(must=must, wish=must, spare=spare)
@@ -125,14 +124,10 @@ def _suffices(
     tools = min(freed, spare["tools"])
     task = min(freed - tools, spare["task"])
     measured = {**asked.measured, "tools": asked.measured["tools"] - tools, "task": asked.measured["task"] - task}
-    if sum(measured.values()) > _budget(source, policy):
+    if sum(measured.values()) > input_budget(source, policy):
         return False
     layers = allocated(source, policy, replace(asked, measured=measured)).layers
     return all(layers[layer].final >= tokens for layer, tokens in least.items())
-
-
-def _budget(source: Ingredients, policy: PackPolicy) -> int:
-    return source.window - slack_tokens(source.window, policy.budget, source.output_tokens)
 
 
 def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **changes: object) -> Tight:

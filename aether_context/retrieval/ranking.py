@@ -62,7 +62,7 @@ def retrieve(
         k: how many are chosen by relevance and diversity.
         more: how many are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
-        standing: ids of candidates that are sent anyway.
+        standing: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
     ordered = sorted(candidates, key=lambda one: one.id)
@@ -71,7 +71,7 @@ def retrieve(
     seen: set[str] = set()
     for candidate in ordered:
         reason = _outright(candidate, seen, tail, now)
-        if candidate.id in standing:
+        if candidate.id.partition("#")[0] in standing:
             reason = "already_in_conversation"
         seen.add(candidate.digest)
         if reason is None:
