@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, short
 
 Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
 LAYERS: tuple[Layer, ...] = ("system", "task", "tools", "evidence", "memory", "conversation", "slack")
@@ -116,6 +116,20 @@ class Content:
         return "\n".join(part.text for part in self.parts if part.kind == "text")
 
 
+def content_name(place: int, content: Content) -> str:
+    """The name of a content: its place in the host's list and the beginning of its hash."""
+    return f"c{place}_{short(content.digest)}"
+
+
+RECALLED = "conversation"
+"""The source of candidates that are turns of the conversation itself."""
+
+
+def recalled_id(place: int, content: Content) -> str:
+    """The name of a content as a candidate for memory; that of a passage of it goes on with ``#`` and a number."""
+    return f"turn_{content_name(place, content)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function declaration. ``signature`` is its line in the payload; ``essential`` ones are never narrowed away."""
@@ -182,9 +196,9 @@ Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 class Candidate:
     """Something that could enter the evidence or the memory layer.
 
-    ``line`` is its rendered text and what ``tokens`` counts. ``time`` is None where unknown. ``covers`` holds the ids
-    of the acceptance items that it proves. ``scores`` are those of retrieval, best known names: ``bm25``,
-    ``similarity`` (0 to 1), ``mmr``.
+    ``speaker`` is who said it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time``
+    is None where unknown. ``covers`` holds the ids of the acceptance items that it proves. ``scores`` are those of
+    retrieval, best known names: ``bm25``, ``similarity`` (0 to 1), ``mmr``.
     """
 
     id: str
@@ -192,6 +206,7 @@ class Candidate:
     source: str
     text: str
     digest: str
+    speaker: str = ""
     line: str = ""
     tokens: int = 0
     time: float | None = None
@@ -203,6 +218,11 @@ class Candidate:
     @property
     def score(self) -> float:
         return self.scores.get("similarity", 0.0)
+
+    @property
+    def said(self) -> str:
+        """The text with its speaker."""
+        return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,6 +487,8 @@ class Ingredients:
     ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
     not declared; ``tool_scores`` are those that an earlier build chose tools by.
     ``hands_off`` says why a request must leave as it came, and is empty where it need not.
+    ``searched`` is the number of turns among which those that a cut took were looked for, None where none were;
+    ``encoder`` names what compared the meanings of the candidates.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
     is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
@@ -491,6 +513,8 @@ class Ingredients:
     can_find: bool = False
     tool_scores: Mapping[str, float] = field(default_factory=dict)
     hands_off: str = ""
+    searched: int | None = None
+    encoder: str = "none"
     problems: tuple[str, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
@@ -590,3 +614,9 @@ class Pack:
     @property
     def identity(self) -> Identity:
         return self.source.identity
+
+    @property
+    def origins(self) -> frozenset[int]:
+        """The indices in the request of the contents that are sent, in whatever form."""
+        held = (at for one in self.contents for at in (one.origin, *(origin for origin, _ in one.members)))
+        return frozenset(at for at in held if at >= 0)

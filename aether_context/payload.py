@@ -159,7 +159,7 @@ def step_text(step: Step) -> str:
 def memory_line(candidate: Candidate) -> str:
     """A memory as a bullet that carries its date."""
     date = day(candidate.time) if candidate.time is not None else ""
-    return bullet(f"{candidate.text} ({date})" if date else candidate.text)
+    return bullet(f"{candidate.said} ({date})" if date else candidate.said)
 
 
 def evidence_line(candidate: Candidate) -> str:

@@ -91,6 +91,8 @@ class Replayer(Resolver):
             can_find=manifest.can_find,
             tool_scores=manifest.tools.scores,
             hands_off=manifest.hands_off,
+            searched=manifest.searched,
+            encoder=manifest.encoder,
             problems=tuple(held["problems"]),
             anchors=tuple(Anchor(**anchor.model_dump()) for anchor in manifest.anchors),
             asked=manifest.asked,

@@ -260,6 +260,12 @@ class RetrievalSettings(_Settings):
     """Share of the window up to which such room is filled."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 keeps them all out."""
+    recall: bool = True
+    """Whether turns that a cut took out of the conversation are searched at an invocation's first call and at cuts, and
+    those that answer the request return as memories."""
+    embedder: str = "static"
+    """What compares meanings: ``static``, the model in this package; ``sentence-transformers:MODEL``; a name that was
+    registered; or ``none`` for words alone, which also stand in where another one fails."""
     floor: float = Field(default=0.05, ge=0, le=1)
     """Similarity (0 to 1) under which no memory enters. Evidence that covers an acceptance item enters regardless."""
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import Meters
 from aether_context.adk.mirroring import Mirror
+from aether_context.adk.recalling import Recall
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
@@ -123,6 +124,8 @@ class Edge:
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._gatherer = Gatherer()
+        self._recall = Recall()
+        self._recall.check(policy.retrieval.embedder)
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
@@ -217,11 +220,17 @@ class Edge:
                     pack = await self._extend(before.pack, grown.source, policy, pick)
                     if pack is not None:
                         return _Built(gathered=grown, pack=pack, policy=policy, planned=planned, counter=counter)
-                gathered = gathered or await self._gatherer.gather(call, planned, policy, last)
+                gathered = gathered or await self._gathered(call, planned, policy, last)
                 await self._meters.begin(gathered.source, counter, call.state)
                 told = gathered if before is not None else _with_problems(gathered, pick.problems)
                 told = self._calibrated(call, told, policy, counter)
-                pack, granted = await self._written(await self._build(told.source, policy, pick), policy, pick)
+                pack = await self._build(told.source, policy, pick)
+                if pack.chose and pack.epoch.cut_count and told.source.searched is None:
+                    sent = {told.source.request.positions[at] for at in pack.origins}
+                    told = await self._recalled(call, told, policy, sent)
+                    if told.source.searched is not None:
+                        pack = await self._build(told.source, policy, pick)
+                pack, granted = await self._written(pack, policy, pick)
                 return _Built(
                     gathered=told,
                     pack=pack,
@@ -233,6 +242,28 @@ class Edge:
             except TokenCountingError as error:
                 self._counters.fail(model, pick, error)
                 self._tell(str(error))
+
+    async def _gathered(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
+        """The ingredients with their candidates ranked, turns that earlier cuts took among them."""
+        gathered = await self._gatherer.gather(call, planned, policy, last)
+        source = await self._recall.rank(gathered.source, policy)
+        gathered = replace(gathered, source=source)
+        if not source.first_call or not source.epoch.cut_count:
+            return gathered
+        return await self._recalled(call, gathered, policy, frozenset(source.request.positions))
+
+    async def _recalled(self, call: Call, gathered: Gathered, policy: PackPolicy, sent: Collection[int]) -> Gathered:
+        """The ingredients with turns that answer the request and are not sent any more."""
+        model = call.request.model or ""
+        source = await self._recall.turns(
+            gathered.source,
+            policy,
+            gathered.history,
+            call.context.session.events,
+            sent,
+            lambda content: self._gatherer.read(content, model),
+        )
+        return replace(gathered, source=source)
 
     def _calibrated(self, call: Call, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
         known = self._meters.calibration(gathered.source, counter, policy.usage, call.context.session.events)

@@ -111,10 +111,14 @@ class Last:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The ingredients, ADK's contents in their order, and the epoch as the session's state holds it."""
+    """The ingredients, ADK's contents in their order, and the epoch as the session's state holds it.
+
+    ``history`` are all contents, those that are not sent any more included, preloaded memories aside.
+    """
 
     source: Ingredients
     contents: list[types.Content]
+    history: Sequence[types.Content]
     epoch: Epoch
     seen: Seen
 
@@ -193,7 +197,7 @@ class Gatherer:
             summaries={},
         )
         contents = [raw[at] for at in grown.request.positions]
-        return Gathered(source=grown, contents=contents, epoch=pack.epoch, seen=seen)
+        return Gathered(source=grown, contents=contents, history=raw, epoch=pack.epoch, seen=seen)
 
     async def gather(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
         """The ingredients of any request."""
@@ -249,7 +253,8 @@ class Gatherer:
             anchors=anchors,
             asked=asked_of(call.state, identity.session),
         )
-        return Gathered(source=source, contents=[raw[at] for at in positions], epoch=stored, seen=seen)
+        contents = [raw[at] for at in positions]
+        return Gathered(source=source, contents=contents, history=raw, epoch=stored, seen=seen)
 
     def _live(
         self, raw: Sequence[types.Content], epoch: Epoch, model: str, *, alone: bool

@@ -151,7 +151,8 @@ def memory_candidate(text: str, *, author: str | None, timestamp: str | None, na
         id=f"mem_{name}" if name else f"mem_{short(digest)}",
         layer="memory",
         source="memory",
-        text=said,
+        text=text,
+        speaker=author or "",
         digest=digest,
         time=seconds(timestamp),
     )

@@ -5,7 +5,7 @@ I/O happens before it (the edge gathers memory hits, evidence, state) and after 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aether_context.build.assembly import assemble
 from aether_context.build.carry import Carried, carry
@@ -19,11 +19,13 @@ from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
 from aether_context.build.trimming import trim
 from aether_context.counting import Memo, Tally
-from aether_context.pack import Ingredients, Pack
+from aether_context.pack import Ingredients, Outgoing, Pack
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 
 __all__ = ["build_pack", "extend_pack", "recount"]
+
+_MOST_ROUNDS = 3
 
 
 def build_pack(
@@ -37,7 +39,8 @@ def build_pack(
     """Builds the request of one model call, with the account of it.
 
     Equal arguments give equal packs, byte for byte, on every machine. Where a cut is made, candidates are chosen once
-    more: what stood in the conversation may not stand there any longer. So are relevant tools: the prefix ends anyway.
+    more: what stood in the conversation may not stand there any longer; and again where those that are chosen push
+    more of it out. So are relevant tools: the prefix ends anyway.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
@@ -52,7 +55,8 @@ def build_pack(
     tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
     scope = narrow(source, policy, tally)
     carried = carry(source, policy, scope, tally)
-    chosen = fill(source, policy, carried, choose(source, policy, carried, carried.settled.sent, tally))
+    chosen = choose(source, policy, carried, carried.settled.sent, source.epoch.summary, tally)
+    chosen = fill(source, policy, carried, chosen)
     tight = tighten(source, policy, scope, carried, chosen, tally)
     shares = share(source, policy, tight, chosen, tally)
     fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
@@ -60,11 +64,21 @@ def build_pack(
     if fitted.cut and (chooses_again or scope.stands):
         scope = narrow(source, policy, tally, afresh=True)
         carried = carry(source, policy, scope, tally, afresh=True)
-        chosen = fill(source, policy, carried, choose(source, policy, carried, fitted.items, tally))
-        tight = tighten(source, policy, scope, carried, chosen, tally)
-        shares = share(source, policy, tight, chosen, tally)
-        fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
+        for _ in range(_MOST_ROUNDS):
+            tail = fitted.items
+            chosen = choose(source, policy, carried, tail, "", tally)
+            chosen = fill(source, policy, carried, chosen, at_cut=True)
+            tight = tighten(source, policy, scope, carried, chosen, tally, at_cut=True)
+            shares = share(source, policy, tight, chosen, tally, at_cut=True)
+            fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
+            if chosen.stands_alone or not _lost(tail, fitted.items):
+                break
     return assemble(source, policy, tight, chosen, shares, fitted, tally)
+
+
+def _lost(before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
+    """Whether contents that stood in the conversation do not stand there any longer."""
+    return not {item.origin for item in before} <= {item.origin for item in after}
 
 
 def _final(carried: Carried, chosen: Chosen) -> bool:

@@ -137,14 +137,15 @@ def method(source: Ingredients, tally: Tally) -> Accuracy:
 def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
     changed = tight.carried.changed
-    chosen_at_cut = changed == "tools_changed" and fitted.made_cut and bool(tight.scope.scores)
-    if changed is not None and not chosen_at_cut:
+    explained = changed == "system_changed" and tight.carried.contract != source.epoch.contract
+    chosen = changed == "tools_changed" and bool(tight.scope.scores)
+    if changed is not None and not (fitted.made_cut and (explained or chosen)):
         return changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
     if by_hand(source) and (fitted.made_cut or fitted.acts):
         return "by_hand"
-    if fitted.made_cut:
+    if fitted.made_cut or tight.carried.begins:
         return "high_water"
     return "replaced" if any(act.replaced for act in fitted.acts) else None
 

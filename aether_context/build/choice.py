@@ -11,7 +11,7 @@ from aether_context.build.carry import Carried
 from aether_context.build.ladder import render_line
 from aether_context.canonical import strings
 from aether_context.counting import Tally
-from aether_context.pack import Candidate, Ingredients, Outgoing, Part
+from aether_context.pack import Candidate, Ingredients, Outgoing, Part, recalled_id
 from aether_context.policy import PackPolicy
 
 _NOTHING = retrieval.Found(chosen=(), left=())
@@ -32,20 +32,24 @@ class Chosen:
         return all(one.reason != "already_in_conversation" for one in left)
 
 
-def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequence[Outgoing], tally: Tally) -> Chosen:
+def choose(
+    source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequence[Outgoing], summary: str, tally: Tally
+) -> Chosen:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
     Args:
         kept: the contents that are sent; a candidate that stands in them verbatim is left out.
+        summary: what stands for those that were cut; the same holds for it.
     """
     if carried.keeps or source.hands_off or not source.candidates:
         return Chosen()
-    request, step = source.request, source.step
-    if request.human is None:
+    if source.request.human is None:
         return Chosen(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
-    wish = request.contents[request.human].text if request.human is not None else ""
-    query = retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
-    tail = "\n".join(_readable(part) for item in kept for part in item.raw.parts)
+    query = retrieval.query_for(source)
+    tail = "\n".join([*(_readable(part) for item in kept for part in _parts(item)), summary])
+    standing = {
+        recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
+    }
 
     def found(layer: str, k: int, more: int = 0) -> retrieval.Found:
         result = retrieval.retrieve(
@@ -55,6 +59,7 @@ def choose(source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequ
             more=more,
             settings=policy.retrieval,
             tail=tail,
+            standing=standing,
             now=source.identity.last_event_time,
         )
         return replace(result, chosen=_priced(result.chosen, tally))
@@ -71,6 +76,11 @@ def _nowhere(source: Ingredients, layer: str) -> retrieval.Found:
     """Nothing of a layer: there is no human message to write a payload into."""
     left = (one for one in source.candidates if one.layer == layer)
     return retrieval.Found(chosen=(), left=tuple(retrieval.Left(candidate=one, reason="no_message") for one in left))
+
+
+def _parts(item: Outgoing) -> tuple[Part, ...]:
+    """What is sent of a content, and what it says itself where that is part of it."""
+    return (*item.raw.parts, *item.content.parts) if item.outcome == "payload" else item.raw.parts
 
 
 def _readable(part: Part) -> str:

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from aether_context.allocation import allocate
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
+from aether_context.build.room import input_budget
+from aether_context.conversation import units
 from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals
 from aether_context.policy import PackPolicy
 
 _DAY_SECONDS = 86_400
+RECAP_SHARE = 0.5
+"""The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +27,43 @@ class Demand:
     wanted: Mapping[Layer, int]
 
 
-def demand(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Demand:
-    """What a pack's layers ask for."""
+def demand(
+    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False
+) -> Demand:
+    """What a pack's layers ask for.
+
+    Args:
+        at_cut: whether the conversation is being cut and asks for no more than its low-water mark, or than its latest
+            turns need where that is more.
+    """
     used = carried.packed.used if carried.packed is not None else {}
     total = sum(item.tokens for item in carried.settled.sent)
+    spoken = total - carried.human_tokens(source.request.human) + carried.summary_tokens
+    if at_cut:
+        low = int(policy.conversation.low_water * (input_budget(source, policy) - sum(carried.measured.values())))
+        spoken = min(spoken, max(low, latest_need(source, policy, carried)))
     return Demand(
         signals=_signals(source, policy, carried, chosen),
         measured=carried.measured,
         wanted={
             "evidence": sum(one.tokens for one in chosen.evidence.chosen) + used.get("evidence", 0),
             "memory": sum(one.tokens for one in chosen.memory.chosen) + used.get("memory", 0),
-            "conversation": total - carried.human_tokens(source.request.human) + carried.summary_tokens,
+            "conversation": spoken,
         },
     )
+
+
+def latest_need(source: Ingredients, policy: PackPolicy, carried: Carried) -> int:
+    """What the conversation has to be given so that its latest turns outlive a cut.
+
+    A cut leaves it the low-water share of that, half of which may go to the recap.
+    """
+    items, human = carried.settled.sent, source.request.human
+    parts = units([item.content for item in items])
+    first = max((unit.turn for unit in parts), default=0) - policy.conversation.last_turns + 1
+    latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
+    tokens = sum(item.tokens for item in latest if item.origin != human)
+    return int(tokens / (policy.conversation.low_water * (1 - RECAP_SHARE)))
 
 
 def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocation:

@@ -7,25 +7,29 @@ from dataclasses import replace
 
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
-from aether_context.build.demand import demand
+from aether_context.build.demand import demand, latest_need
 from aether_context.build.room import input_budget
 from aether_context.pack import Candidate, Ingredients
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Left
 
 
-def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Chosen:
+def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False) -> Chosen:
     """The choice with its memories beyond ``memory_k`` only where they find room whole.
 
     Room is what all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from
-    another layer and shortens nothing.
+    another layer and shortens nothing. At a cut the conversation is left out of that sum, but its latest turns find
+    room in the window: how much more of it stays follows from what the other layers leave.
     """
     most = policy.retrieval.memory_k
     first, more = chosen.memory.chosen[:most], chosen.memory.chosen[most:]
     if not more:
         return chosen
     asked = demand(source, policy, carried, replace(chosen, memory=replace(chosen.memory, chosen=first)))
-    room = _free(source, policy) - sum(asked.measured.values()) - sum(asked.wanted.values())
+    others = sum(asked.measured.values()) + sum(asked.wanted.values()) - asked.wanted["conversation"]
+    room = _free(source, policy) - others - (0 if at_cut else asked.wanted["conversation"])
+    if at_cut:
+        room = min(room, input_budget(source, policy) - others - latest_need(source, policy, carried))
     taken = _fitting(more, room)
     names = {one.id for one in taken}
     left = tuple(Left(candidate=one, reason="beyond_k") for one in more if one.id not in names)
@@ -36,8 +40,7 @@ def _free(source: Ingredients, policy: PackPolicy) -> int:
     """Tokens up to which the window may be filled; none where layers do not lend."""
     if not policy.budget.lending:
         return 0
-    budget = input_budget(source, policy)
-    return min(budget, int(source.window * policy.retrieval.memory_fill))
+    return min(input_budget(source, policy), int(source.window * policy.retrieval.memory_fill))
 
 
 def _fitting(candidates: Sequence[Candidate], room: int) -> list[Candidate]:

@@ -10,6 +10,7 @@ from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.cutting import LEAST_EXTRACT, cut_to, pays
+from aether_context.build.demand import RECAP_SHARE
 from aether_context.build.gating import gated, net_share, past_byte_net
 from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
 from aether_context.build.rewriting import asked, response_tokens, shortened
@@ -19,6 +20,7 @@ from aether_context.canonical import JSON, short
 from aether_context.compression import Summaries, extract, level
 from aether_context.counting import Tally
 from aether_context.pack import (
+    RECALLED,
     Act,
     Allocation,
     Candidate,
@@ -210,7 +212,6 @@ def cut_to_low_water(
     if not pressed(source, policy, budget, before, fitted):
         return fitted
     demanded = before > budget.ceiling or budget.high < 0
-    settings = policy.conversation
     items = [unpack(item, source.request.human, tally) for item in fitted.items]
     human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
     left = cut_to(
@@ -220,7 +221,7 @@ def cut_to_low_water(
         policy,
         tally,
         ceiling=budget.ceiling,
-        room=int(settings.summary_share * budget.budget) if settings.summary != "off" else 0,
+        room=_recap_room(policy, budget, fitted),
         earlier=fitted.summary,
         summaries=summaries,
     )
@@ -245,6 +246,16 @@ def cut_to_low_water(
         tokens_after=after,
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def _recap_room(policy: PackPolicy, budget: Marks, fitted: Fitted) -> int:
+    """The recap's most. Beside turns that were recalled it leaves the latest turns their part."""
+    settings = policy.conversation
+    if settings.summary == "off":
+        return 0
+    room = int(settings.summary_share * budget.budget)
+    recalled = any(one.source == RECALLED for one in fitted.memory)
+    return min(room, int(RECAP_SHARE * budget.low)) if recalled else room
 
 
 def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int, fitted: Fitted) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 from aether_context import payload
 from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
-from aether_context.pack import Candidate, Layer, Step, TruncationEvent
+from aether_context.pack import RECALLED, Candidate, Layer, Step, TruncationEvent
 from aether_context.policy import CompressSettings
 
 
@@ -86,8 +86,11 @@ def reduce_evidence(chosen: Sequence[Candidate], room: int, step: Step, press: P
 
 
 def least_tokens(candidate: Candidate, press: Press) -> int:
-    """Tokens that a candidate always can be shortened to; `briefest` may be a little less."""
-    if not press.settings.enabled:
+    """Tokens that a candidate always can be shortened to; `briefest` may be a little less.
+
+    What was said in the conversation returns word for word or not at all.
+    """
+    if not press.settings.enabled or candidate.source == RECALLED:
         return candidate.tokens
     return min(candidate.tokens, _overhead(candidate, press.tally) + press.settings.least_tokens)
 

@@ -72,7 +72,7 @@ def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: b
     if not renewed:
         return Relevant(kept=kept, key=key)
     scores = source.tool_scores or retrieval.tool_scores(
-        tools, _query(source), policy.retrieval.redact_before_retrieval
+        tools, retrieval.query_for(source), policy.retrieval.redact_before_retrieval
     )
     room = share - tally.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
     best = _best([tool.name for tool in tools if tool.name not in kept], scores, costs, room, least - len(kept))
@@ -96,12 +96,6 @@ def _key(source: Ingredients) -> str:
     step = source.step
     named = [tool.digest for tool in source.request.tools]
     return short(hash_text("\n".join([*named, step.task_id, step.step_id, step.text, payload.checklist(step)])))
-
-
-def _query(source: Ingredients) -> str:
-    request, step = source.request, source.step
-    wish = request.contents[request.human].text if request.human is not None else ""
-    return retrieval.query_of([wish, step.text, step.goal, *(item.text for item in step.acceptance)])
 
 
 def _kept(

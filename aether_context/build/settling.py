@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from aether_context.build import room
 from aether_context.build.gating import by_hand, gated
-from aether_context.canonical import JSON, short
+from aether_context.canonical import JSON
 from aether_context.counting import Tally
-from aether_context.pack import Act, Ingredients, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.pack import Act, Ingredients, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.policy import PackPolicy
 from aether_context.strategies import Budget, Conversation, Removed, Replaced, Trimmed, ranked, strategies_of
 
@@ -138,4 +138,4 @@ def truncations(source: Ingredients, result: Trimmed, origins: Sequence[int]) ->
 
 def content_id(source: Ingredients, index: int) -> str:
     """The name of a content: its place in the host's list and the beginning of its hash."""
-    return f"c{source.request.positions[index]}_{short(source.request.contents[index].digest)}"
+    return content_name(source.request.positions[index], source.request.contents[index])

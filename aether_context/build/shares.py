@@ -25,14 +25,19 @@ class Shares:
     too_large: StepTooLarge | None
 
 
-def share(source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, tally: Tally) -> Shares:
+def share(
+    source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, tally: Tally, *, at_cut: bool = False
+) -> Shares:
     """Allocates the window.
+
+    Args:
+        at_cut: whether the conversation is being cut; see `demand`.
 
     Raises:
         StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
             the largest texts among them.
     """
-    asked = demand(source, policy, tight.carried, chosen)
+    asked = demand(source, policy, tight.carried, chosen, at_cut=at_cut)
     try:
         return Shares(signals=asked.signals, allocation=allocated(source, policy, asked), too_large=None)
     except StepTooLarge as error:

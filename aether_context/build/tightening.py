@@ -68,29 +68,41 @@ class _Aim:
 
 
 def tighten(
-    source: Ingredients, policy: PackPolicy, scope: Scope, carried: Carried, chosen: Chosen, tally: Tally
+    source: Ingredients,
+    policy: PackPolicy,
+    scope: Scope,
+    carried: Carried,
+    chosen: Chosen,
+    tally: Tally,
+    *,
+    at_cut: bool = False,
 ) -> Tight:
-    """Shortens declarations, then the step, only as far as is asked for."""
+    """Shortens declarations, then the step, only as far as is asked for.
+
+    Args:
+        at_cut: whether the conversation is being cut; see `demand`.
+    """
     tight = Tight(scope=scope, step=source.step, carried=carried)
     if not policy.compress.enabled or source.hands_off or carried.keeps:
         return tight
-    aim = _aim(source, policy, carried, chosen, tally)
+    aim = _aim(source, policy, carried, chosen, tally, at_cut)
     tight = _trim_tools(replace(tight, least=aim.least), aim, tally)
     saved = carried.measured["tools"] - tight.carried.measured["tools"]
     return _tighten_step(tight, aim.less("tools", saved), tally)
 
 
-def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally) -> _Aim:
+def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally, at_cut: bool) -> _Aim:
     """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
     held = carried.measured
-    must = max(0, sum(held.values()) - _budget(source, policy))
+    must = max(0, sum(held.values()) - input_budget(source, policy))
     floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
     spare = {layer: max(0, held[layer] - int(source.window * share)) for layer, share in floors.items()}
     aim = _Aim(must=must, wish=must, spare=spare)
     if not carried.begins or not (chosen.memory.chosen or chosen.evidence.chosen):
         return aim
     press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), tally=tally)
-    suffices = partial(_suffices, source, policy, demand(source, policy, carried, chosen), spare)
+    asked = demand(source, policy, carried, chosen, at_cut=at_cut)
+    suffices = partial(_suffices, source, policy, asked, spare)
     layers: Mapping[Layer, tuple[Candidate, ...]] = {"memory": chosen.memory.chosen, "evidence": chosen.evidence.chosen}
     tally.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
     if suffices({layer: sum(least_tokens(one, press) for one in some) for layer, some in layers.items()}, must):
@@ -114,14 +126,10 @@ def _suffices(
     tools = min(freed, spare["tools"])
     task = min(freed - tools, spare["task"])
     measured = {**asked.measured, "tools": asked.measured["tools"] - tools, "task": asked.measured["task"] - task}
-    if sum(measured.values()) > _budget(source, policy):
+    if sum(measured.values()) > input_budget(source, policy):
         return False
     layers = allocated(source, policy, replace(asked, measured=measured)).layers
     return all(layers[layer].final >= tokens for layer, tokens in least.items())
-
-
-def _budget(source: Ingredients, policy: PackPolicy) -> int:
-    return input_budget(source, policy)
 
 
 def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **changes: object) -> Tight:

@@ -136,6 +136,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         profile=policy.profile,
         policy=policy.digest,
         counter=counter,
+        encoder=source.encoder,
+        searched=source.searched,
         layer_budgets=_budgets(pack.allocation),
         allocation={layer: _account(tokens) for layer, tokens in pack.allocation.layers.items()},
         weights={layer: round(weight, 6) for layer, weight in pack.allocation.weights.items()},

@@ -296,7 +296,9 @@ class Manifest(_Record):
     counter: str
     """Identity of the token counter."""
     encoder: str = "none"
-    """Identity of the embedder."""
+    """Identity of the embedder that compared the candidates' meanings."""
+    searched: int | None = None
+    """Turns among which those that a cut took were looked for; the rows hold the best. Null where none were."""
     layer_budgets: Mapping[Layer, LayerBudget]
     """The ceiling of each layer."""
     allocation: Mapping[Layer, LayerAccount]

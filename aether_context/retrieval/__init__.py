@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .ranking import Found, Left, bm25, diversify, query_of, retrieve, score, tokenize
+from .ranking import Found, Left, bm25, diversify, query_for, retrieve, score, tokenize
 
 if TYPE_CHECKING:
     from .catalogue import tool_scores
@@ -22,7 +22,7 @@ __all__ = [
     "SearchSettings",
     "bm25",
     "diversify",
-    "query_of",
+    "query_for",
     "retrieve",
     "score",
     "tokenize",

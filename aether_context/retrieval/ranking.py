@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aether_context.pack import Candidate, Reason
+from aether_context.pack import Candidate, Ingredients, Reason
 from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
 
@@ -50,6 +50,7 @@ def retrieve(
     settings: RetrievalSettings,
     more: int = 0,
     tail: str = "",
+    standing: Collection[str] = (),
     now: float = 0.0,
 ) -> Found:
     """Ranks one layer's candidates for a query.
@@ -61,6 +62,7 @@ def retrieve(
         k: how many are chosen by relevance and diversity.
         more: how many are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
+        standing: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
     ordered = sorted(candidates, key=lambda one: one.id)
@@ -69,6 +71,8 @@ def retrieve(
     seen: set[str] = set()
     for candidate in ordered:
         reason = _outright(candidate, seen, tail, now)
+        if candidate.id.partition("#")[0] in standing:
+            reason = "already_in_conversation"
         seen.add(candidate.digest)
         if reason is None:
             fresh.append(candidate)
@@ -108,7 +112,7 @@ def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str
     missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
     if not missing:
         return list(candidates)
-    scores = bm25(tuple(mask(one.text) for one in missing), mask(query))
+    scores = bm25(tuple(mask(one.said) for one in missing), mask(query))
     found = dict(zip((one.id for one in missing), scores, strict=True))
     return [_scored(one, found[one.id]) if one.id in found else one for one in candidates]
 
@@ -189,6 +193,9 @@ def tokenize(text: str) -> tuple[str, ...]:
     return tuple(word.casefold() for word in _WORD.findall(text))
 
 
-def query_of(pieces: Iterable[str]) -> str:
-    """One query from the request, the step and its checklist."""
+def query_for(source: Ingredients) -> str:
+    """What is looked for: the request, the step and its checklist."""
+    request, step = source.request, source.step
+    wish = request.contents[request.human].text if request.human is not None else ""
+    pieces = (wish, step.text, step.goal, *(item.text for item in step.acceptance))
     return "\n".join(piece for piece in pieces if piece)

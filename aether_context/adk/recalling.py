@@ -1,0 +1,252 @@
+"""What a cut took out of the conversation, looked for again when a user asks, and the ranking of other candidates."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from google.adk.events.event import Event
+from google.genai import types
+
+from aether_context.adk import epochs
+from aether_context.canonical import hash_text
+from aether_context.embedding import Embedder, Purpose, Vectors, embedder_for
+from aether_context.errors import AetherContextError, EmbeddingError
+from aether_context.pack import RECALLED, Candidate, Content, Ingredients, recalled_id
+from aether_context.policy import PackPolicy, RetrievalSettings
+from aether_context.redaction import masker
+from aether_context.retrieval import Entry, Hit, query_for
+from aether_context.retrieval.pools import ranked, told
+from aether_context.retrieval.sessions import SessionIndexes
+
+_T = TypeVar("_T")
+_INSTANT = ("static", "none")
+"""Embedders that need no deadline."""
+
+_TOKEN_CHARACTERS = 4
+_LONG_TURN = 1_200
+_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
+
+_FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
+
+
+class Recall:
+    """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
+
+    def __init__(self) -> None:
+        self._sessions = SessionIndexes()
+        self._embedders: dict[str, Embedder | None] = {}
+
+    def check(self, name: str) -> None:
+        """Raises what is wrong with an embedder's name, or with what it needs."""
+        if name not in _INSTANT:
+            self._embedder(name)
+
+    async def rank(self, source: Ingredients, policy: PackPolicy) -> Ingredients:
+        """The ingredients with scores for the candidates that have none."""
+        query = query_for(source)
+        if source.hands_off or not query or all("similarity" in one.scores for one in source.candidates):
+            return source
+
+        def scored(embedder: Embedder | None) -> tuple[Candidate, ...]:
+            asked, redact = source.identity.last_event_time, policy.retrieval.redact_before_retrieval
+            return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
+
+        found = await self._compared(policy.retrieval, scored)
+        return replace(source, candidates=found.value, encoder=found.encoder, problems=source.problems + found.problems)
+
+    async def turns(
+        self,
+        source: Ingredients,
+        policy: PackPolicy,
+        history: Sequence[types.Content],
+        events: Sequence[Event],
+        sent: Collection[int],
+        read: Callable[[types.Content], Content],
+    ) -> Ingredients:
+        """The ingredients with the turns that answer the request best, as they are where no turn was cut.
+
+        Their room is as the square of the share that turns have in the history: where most of it is calls and their
+        results, a search among turns brings little of it back, and the tail is worth more than they are.
+
+        Args:
+            history: every content that the host gave, in its order.
+            sent: positions of those that are sent.
+            read: the frozen form of a content.
+        """
+        human, query, settings = source.request.human, query_for(source), policy.retrieval
+        most = settings.most_memories(source.window)
+        if not settings.recall or not most or source.hands_off or human is None or not query:
+            return source
+        earlier = history[: source.request.positions[human]]
+        entries = said(earlier, events)
+        if all(_place(entry.id) in sent for entry in entries):
+            return source
+        share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
+        room = int(share * share * settings.memory_fill * source.window * _TOKEN_CHARACTERS)
+        scope = (*epochs.scope_key(source.identity), settings.redact_before_retrieval)
+
+        def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
+            hits = self._sessions.search(
+                (scope, embedder.name if embedder is not None else ""),
+                entries,
+                query,
+                most,
+                asked=source.identity.last_event_time,
+                embedder=embedder or "none",
+                redact=masker(settings.redact_before_retrieval),
+            )
+            return tuple(_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
+
+        result = await self._compared(settings, found)
+        return replace(
+            source,
+            candidates=(*source.candidates, *result.value),
+            searched=len(entries),
+            encoder=result.encoder,
+            problems=source.problems + result.problems,
+        )
+
+    async def _compared(self, settings: RetrievalSettings, act: Callable[[Embedder | None], _T]) -> _Compared[_T]:
+        """What an act gives with the policy's embedder, or without one where that fails or takes too long."""
+        failures: list[str] = []
+        token = _FAILURES.set(failures)
+        limit = None if settings.embedder in _INSTANT else settings.memory_timeout_seconds
+        try:
+            embedder = self._embedder(settings.embedder)
+            value = await asyncio.wait_for(asyncio.to_thread(act, embedder), limit)
+            encoder = embedder.name if embedder is not None else "none"
+        except (AetherContextError, TimeoutError) as error:
+            failures.append(f"the embedder {settings.embedder} failed ({type(error).__name__}): ranked by words alone")
+            value, encoder = await asyncio.to_thread(act, None), "none"
+        finally:
+            _FAILURES.reset(token)
+        return _Compared(value=value, encoder=encoder, problems=tuple(dict.fromkeys(failures)))
+
+    def _embedder(self, name: str) -> Embedder | None:
+        if name not in self._embedders:
+            found = embedder_for(name)
+            self._embedders[name] = found if found is None or found.local else _Watched(found)
+        return self._embedders[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared(Generic[_T]):
+    """What was found, what compared the meanings, and what failed."""
+
+    value: _T
+    encoder: str
+    problems: tuple[str, ...]
+
+
+class _Watched:
+    """A remote embedder whose failures are noted: an index covers for them, and a manifest has to say so."""
+
+    local = False
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.name = embedder.name
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        try:
+            return self._embedder.embed(texts, purpose=purpose)
+        except EmbeddingError as error:
+            failures = _FAILURES.get()
+            if failures is not None:
+                failures.append(f"the embedder failed, the static one stands in: {error}")
+            raise
+
+
+def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Entry]:
+    """The turns of a history that are words alone, with the time and the author of the events that they came from.
+
+    Ids are places in the history; long turns come in passages, whose ids go on with a number.
+    A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
+    the latest belong to the latest contents, since histories lose their beginning first.
+    """
+    waiting: dict[str, list[Event]] = {}
+    for event in events:
+        if event.content is not None and not event.partial and (text := _words(event.content)):
+            waiting.setdefault(text, []).append(event)
+    found: list[Entry] = []
+    for place in range(len(history) - 1, -1, -1):
+        text = _words(history[place])
+        if waiting.get(text):
+            source = waiting[text].pop()
+            pieces = passages(text)
+            names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
+            entries = (
+                Entry(id=name, text=piece, time=source.timestamp, speaker=source.author, thread="")
+                for name, piece in zip(names, pieces, strict=True)
+            )
+            found += reversed(list(entries))
+    return found[::-1]
+
+
+def passages(text: str, most: int = _LONG_TURN) -> list[str]:
+    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
+    pieces: list[str] = []
+    held = ""
+    for piece in _pieces(text, most):
+        if held and len(held) + len(piece) > most:
+            pieces.append(held)
+            held = ""
+        held += piece
+    return [piece.strip() for piece in (*pieces, held) if piece.strip()]
+
+
+def _pieces(text: str, most: int) -> Iterator[str]:
+    """Sentences and lines with what is behind them, the long ones in parts."""
+    for sentence in _SENTENCE.findall(text):
+        for start in range(0, len(sentence), most):
+            yield sentence[start : start + most]
+
+
+def _place(id: str) -> int:
+    return int(id.partition("#")[0])
+
+
+def _words(content: types.Content) -> str:
+    """The text of a content without thoughts; nothing of one that calls or answers a call."""
+    parts = content.parts or ()
+    if any(part.function_call or part.function_response for part in parts):
+        return ""
+    return "\n".join(part.text for part in parts if part.text and not part.thought).strip()
+
+
+def _characters(content: types.Content) -> int:
+    """How long a content is, what it calls and answers included; at least 1."""
+    size = 1
+    for part in content.parts or ():
+        call, response = part.function_call, part.function_response
+        held = (part.text, call.args if call else None, response.response if response else None)
+        size += sum(len(one if isinstance(one, str) else repr(one)) for one in held if one)
+    return size
+
+
+def _fitting(hits: Iterable[Hit], room: int) -> Iterator[Hit]:
+    """The hits that find room, in their order, so many characters in all."""
+    for hit in hits:
+        if len(hit.text) <= room:
+            room -= len(hit.text)
+            yield hit
+
+
+def _candidate(hit: Hit, content: Content) -> Candidate:
+    entry = hit.entry
+    place, passage, number = entry.id.partition("#")
+    return Candidate(
+        id=f"{recalled_id(int(place), content)}{passage}{number}",
+        layer="memory",
+        source=RECALLED,
+        text=entry.text,
+        speaker=entry.speaker or "",
+        digest=hash_text(f"{entry.speaker}: {entry.text}" if entry.speaker else entry.text),
+        time=entry.time,
+        scores=told(hit),
+    )

@@ -1,0 +1,92 @@
+"""What was said in sessions, found again: an index for each session, kept while it is in use.
+
+An index holds nothing that its session's history does not say, so any process that is given the history finds the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+from aether_context.embedding import Embedder
+
+from .index import Entry, Hit, HybridIndex
+
+
+class SessionIndexes:
+    """Indexes by session, the least recently used forgotten first. Threads may share it.
+
+    Args:
+        max_entries: so many entries are kept in all, those of the session in use aside.
+    """
+
+    def __init__(self, *, max_entries: int = 50_000) -> None:
+        self._max_entries = max_entries
+        self._held: OrderedDict[Hashable, _SessionIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def search(
+        self,
+        session: Hashable,
+        history: Sequence[Entry],
+        query: str,
+        limit: int,
+        *,
+        asked: float,
+        embedder: Embedder | str,
+        redact: Callable[[str], str],
+    ) -> list[Hit]:
+        """The best entries of a session's history for a query, best first.
+
+        Args:
+            session: all that tells it from others: whose it is, and what is masked and embedded.
+            history: every entry, in order.
+
+        Raises:
+            EmbeddingError: a local embedder failed.
+        """
+        index = self._of(session, embedder, redact)
+        found = index.search(history, query, limit, asked)
+        self._shrink()
+        return found
+
+    def _of(self, session: Hashable, embedder: Embedder | str, redact: Callable[[str], str]) -> _SessionIndex:
+        with self._lock:
+            found = self._held.pop(session, None) or _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
+            self._held[session] = found
+            return found
+
+    def _shrink(self) -> None:
+        with self._lock:
+            while len(self._held) > 1 and sum(len(one) for one in self._held.values()) > self._max_entries:
+                self._held.popitem(last=False)
+
+
+class _SessionIndex:
+    """The index of one history, which mostly grows."""
+
+    def __init__(self, make: Callable[[], HybridIndex]) -> None:
+        self._make = make
+        self._index = make()
+        self._history: list[Entry] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._history)
+
+    def search(self, history: Sequence[Entry], query: str, limit: int, asked: float) -> list[Hit]:
+        with self._lock:
+            self._follow(list(history))
+            return self._index.search(query, limit, asked=asked)
+
+    def _follow(self, history: list[Entry]) -> None:
+        """Adds what is new; where history is not what it was, begins anew."""
+        have = len(self._history)
+        if history[:have] != self._history:
+            self._index, self._history, have = self._make(), [], 0
+        self._index.add(history[have:])
+        self._history = history
