@@ -9,7 +9,8 @@ from aether_context.embedding import Embedder
 from aether_context.pack import Candidate, Layer
 from aether_context.redaction import masker
 
-from .index import Entry, Hit, HybridIndex
+from .entries import Entry, Hit
+from .index import HybridIndex
 
 _TOLD = ("bm25", "cosine", "neighbours", "time", "recency")
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from aether_context.embedding import Embedder
 
-from .index import Entry, Hit, HybridIndex
+from .entries import Entry, Hit
+from .index import HybridIndex
 
 
 class SessionIndexes:
