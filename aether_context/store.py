@@ -3,6 +3,8 @@
     {base}/{app}/{user}/{session}/packs/{pack_id}/manifest.json    the receipt, exclusive create
     {base}/{app}/{user}/{session}/packs/{pack_id}/outcome.json     what the model answered, exclusive create
     {base}/{app}/{user}/{session}/messages/{hash}.txt              what was taken out of an oversized message
+    {base}/{app}/{user}/{session}/evidence/{hash}.json             what is known of a tool's result
+    {base}/{app}/{user}/evidence/{h}/{hash}.bin                    the result itself, by content
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
     {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
     {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
@@ -30,11 +32,13 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, MissingExtra, PackNotFound, StoreError
+from aether_context.evidence import EvidenceRecord
 from aether_context.manifest import Manifest, Recording
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration)(\..*)?")
-_NO_SESSIONS = ("blobs", "summaries", "calibration")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration|evidence)(\..*)?")
+_NO_SESSIONS = ("blobs", "summaries", "calibration", "evidence")
+_MESSAGE = re.compile(r"[0-9a-f]{16}\.txt")
 _MOST_KNOWN = 10_000
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -115,6 +119,72 @@ class PackStore:
             StoreError: the store could not be read.
         """
         path = self._summary_path(app, user, key)
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
+        return data.decode("utf-8", "surrogatepass")
+
+    def write_evidence(self, app: str, user: str, session: str, record: EvidenceRecord, data: bytes) -> None:
+        """Keeps a piece of evidence and what is known of it; the same once more changes nothing.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        path = self._evidence_path(app, user, record.digest)
+        if path not in self._known:
+            self._create(path, data)
+            self._know(path)
+        value = record.model_dump(mode="json", exclude_defaults=True)
+        self._create(f"{self._evidence_folder(app, user, session)}/{record.name}.json", canonical_json(value).encode())
+
+    def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
+        """What is known of a session's evidence, in the order in which it came.
+
+        Raises:
+            StoreError: the store could not be read, or holds what is not a record.
+        """
+        folder = self._evidence_folder(app, user, session)
+        try:
+            paths = [entry["name"] for entry in self._fs.ls(folder, detail=True, refresh=True)]
+            found = [EvidenceRecord.model_validate_json(self._fs.cat_file(path)) for path in paths]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{folder} could not be read: {error}") from error
+        return sorted(found, key=lambda one: (one.time or 0.0, one.name))
+
+    def evidence_data(self, app: str, user: str, digest: str) -> bytes:
+        """The bytes of a piece of evidence, checked against their hash.
+
+        Raises:
+            BlobNotFound: they are not there, or not any more.
+            ChecksumMismatch: they changed.
+            StoreError: the store could not be read.
+        """
+        path = self._evidence_path(app, user, digest)
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except FileNotFoundError as error:
+            raise BlobNotFound(f"{digest} is not in {self.url}") from error
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error}") from error
+        if hash_bytes(data) != digest:
+            raise ChecksumMismatch(f"{path} does not hold what its name says")
+        return data
+
+    def message(self, app: str, user: str, session: str, name: str) -> str | None:
+        """What was taken out of an oversized message of a session, by the end of its address; None where it is not
+        there.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        if not _MESSAGE.fullmatch(name):
+            return None
+        path = f"{'/'.join([self._root, *map(segment, (app, user, session))])}/messages/{name}"
         try:
             data: bytes = self._fs.cat_file(path)
         except FileNotFoundError:
@@ -330,6 +400,12 @@ class PackStore:
 
     def _blob_path(self, app: str, user: str, digest: str) -> str:
         return f"{self._by_hash(app, user, 'blobs', digest)}.json"
+
+    def _evidence_path(self, app: str, user: str, digest: str) -> str:
+        return f"{self._by_hash(app, user, 'evidence', digest)}.bin"
+
+    def _evidence_folder(self, app: str, user: str, session: str) -> str:
+        return "/".join([self._root, *map(segment, (app, user, session)), "evidence"])
 
     def _summary_path(self, app: str, user: str, key: str) -> str:
         return f"{self._by_hash(app, user, 'summaries', key)}.txt"
