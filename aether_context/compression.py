@@ -101,6 +101,7 @@ def pick(
     *,
     last: Sequence[int] = (),
     note: float = NOTE_TOKENS,
+    first_whole: bool = False,
 ) -> set[int]:
     """Lines by each ranking for its share of the budget; the head and the tail, two to one, for the rest.
 
@@ -109,11 +110,14 @@ def pick(
         rankings: shares, and lines from the best to the worst. A line that does not fit is passed over.
         last: a ranking for what head and tail leave.
         note: tokens of the note of a gap.
+        first_whole: whether the first line of a ranking may take half of what is left, however small its share.
     """
     chosen: set[int] = set()
     left = budget - note
     most = left
     for part, ranked in rankings:
+        if first_whole:
+            left -= _best(ranked[:1], cost, left / 2, note, chosen)
         left -= _best(ranked, cost, min(most * part, left), note, chosen)
     left -= _take(range(len(cost)), cost, left * 2 / 3, chosen)
     left -= _take(range(len(cost) - 1, -1, -1), cost, left, chosen)

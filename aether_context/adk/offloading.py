@@ -150,9 +150,7 @@ class Offloader:
         shown = held.model_copy(update={"response": dict(found.response)})
         return part.model_copy(update={"function_response": shown})
 
-    def _found(
-        self, tool: str, response: Mapping[str, Any], records: Mapping[str, EvidenceRecord]
-    ) -> Offloaded | None:
+    def _found(self, tool: str, response: Mapping[str, Any], records: Mapping[str, EvidenceRecord]) -> Offloaded | None:
         """What is shown of a response, None where that is the response itself."""
         if not _is_json(response):
             return None
@@ -198,7 +196,9 @@ def _scope(context: ToolContext) -> Scope:
 
 def _asked(context: ToolContext, arguments: Mapping[str, Any]) -> str:
     """The user's request and the call's arguments, each cut short."""
-    said = " ".join(part.text for part in (context.user_content.parts if context.user_content else None) or () if part.text)
+    said = " ".join(
+        part.text for part in (context.user_content.parts if context.user_content else None) or () if part.text
+    )
     return f"{said[:_ASKED_CHARACTERS]}\n{canonical_json(plain(dict(arguments)))[:_ASKED_CHARACTERS]}"
 
 
@@ -242,4 +242,3 @@ def _is_json(value: object, depth: int = 0) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(one, depth + 1) for key, one in value.items())
     return isinstance(value, list) and all(_is_json(one, depth + 1) for one in value)
-

@@ -1,7 +1,7 @@
 """The tools by which a model reads what was taken out of its prompt: ``read_artifact`` and ``search_artifact``.
 
-They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of the
-session. Whatever a model asks for, it gets an answer; what they answer is never offloaded.
+They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
+the session. Whatever a model asks for, it gets an answer; what they answer is never offloaded.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class Library:
         name = uri.removeprefix(SCHEME)
         known = _FILE.fullmatch(name) and uri.startswith(SCHEME)
         if not known or any(part.strip(". ") == "" for part in name.split("/")) or name.startswith("apps/"):
-            raise Unreadable(f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands")
+            raise Unreadable(
+                f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
+            )
         if context.get_invocation_context().artifact_service is None:
             raise Unreadable(f"this session has no {uri}")
         part = await context.load_artifact(name)

@@ -82,4 +82,3 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
             response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))
-

@@ -60,7 +60,7 @@ def read_json(text: str) -> tuple[JSON, bool] | None:
         return json.loads(stripped), True
     except (ValueError, RecursionError):
         pass
-    if stripped[-1:] in ("}", "]") and stripped.count("\n") > 1 and not stripped.startswith(('{"', '[{', "{\n", "[\n")):
+    if stripped[-1:] in ("}", "]") and stripped.count("\n") > 1 and not stripped.startswith(('{"', "[{", "{\n", "[\n")):
         return None
     reader = _CutOff(stripped)
     try:

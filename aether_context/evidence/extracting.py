@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aether_context.compression import Counts, fitting, pick, relevance, span
+from aether_context.entities import entities_of
 from aether_context.evidence.decoding import printable
 from aether_context.evidence.kinds import Kind, data_type
 from aether_context.evidence.lines import MOST_DECODED, View, view_of
@@ -32,19 +33,28 @@ _KEYED = re.compile(r"""\s*(?:[-*]\s+)?["']?([^\W\d][\w .-]{0,30}?)["']?\s?[:=]\
 _NAMING = re.compile(r"(?:^|[^a-z])(?:ids?|name|key|code|number|path|file|url|uri|title)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
 _LEAST_RECORDS = 3
+_WIDEST, _CLIPPED = 240, 200
+_NAMES_SHARE = 0.35
+_LONGEST_NAME = 60
+_MOST_CHARACTERS = 6
 _NOTE_TOKENS = 8.0
-_SHARES: dict[str, tuple[float, float, float]] = {"log": (0.5, 0.2, 0.1), "code": (0.1, 0.3, 0.35)}
+_SHARES: dict[str, tuple[float, float, float]] = {"log": (0.5, 0.2, 0.1), "code": (0.1, 0.3, 0.3)}
 _USUAL_SHARES = (0.15, 0.3, 0.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What is shown of an output. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing."""
+    """What is shown of an output. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
+
+    ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the output was cut off before.
+    """
 
     text: str
     kind: Kind
     kept: int
     total: int
+    names: str = ""
+    ends_early: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -57,7 +67,8 @@ def show(
     """An output as a model is to read it: whole where it is short enough without its envelope, else an extract.
 
     The extract takes lines with errors, lines with the query's rare words, and lines that are dense with names and
-    numbers, each for a share of the budget, and the head and the tail for the rest.
+    numbers, each for a share of the budget, and the head and the tail for the rest. A share of it names what stands in
+    other lines.
 
     Args:
         extract_tokens: ceiling of an extract, notes included.
@@ -72,7 +83,9 @@ def show(
     whole = view.whole or text
     ceiling = max(whole_tokens, data_tokens) if _is_data(view) else whole_tokens
     if tokens_of(whole, counter) <= ceiling:
-        return Shown(text=whole, kind=view.kind, kept=len(view.lines), total=len(view.lines))
+        return Shown(
+            text=whole, kind=view.kind, kept=len(view.lines), total=len(view.lines), ends_early=view.ends_early
+        )
     if len(text) > MOST_DECODED:
         words = [*_ERROR_WORDS, *query_words(query)]
         return _extract(sampled(text, words), view, extract_tokens, counter, query)
@@ -99,20 +112,56 @@ def tokens_of(text: str, counter: Counts) -> int:
 
 
 def _extract(sample: Sample, view: View, max_tokens: int, counter: Counts, query: str) -> Shown:
-    texts = [printable(text) for text in sample.texts]
+    words = query_words(query)
+    texts = [_clipped(printable(text), words) for text in sample.texts]
     characters = sum(map(len, texts))
     per_character = tokens_of("\n".join(texts), counter) / max(1, characters)
     cost = [len(text) * per_character + 1 for text in texts]
     errors, relevant, dense = _errors(texts), _relevant(texts, query), _dense(texts, cost)
     rankings = list(zip(_SHARES.get(view.kind, _USUAL_SHARES), (errors, relevant, dense), strict=True))
     found = fitting(
-        lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS),
+        lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
         lambda chosen: _text(sample, texts, view, chosen),
-        max_tokens=max_tokens,
+        max_tokens=int(max_tokens * (1 - _NAMES_SHARE)),
         counter=counter,
     )
     said, chosen = found if found is not None else (f"[{sample.total} lines left out]", set())
-    return Shown(text=said, kind=view.kind, kept=len(chosen), total=sample.total)
+    names = _names(texts, chosen, said, max_tokens - counter.count(said), counter)
+    return Shown(
+        text=said, kind=view.kind, kept=len(chosen), total=sample.total, names=names, ends_early=view.ends_early
+    )
+
+
+def _names(texts: Sequence[str], chosen: set[int], said: str, max_tokens: int, counter: Counts) -> str:
+    """The entities of lines that are not shown, in their order, as many as the budget takes."""
+    names: dict[str, None] = {}
+    size = 0
+    for at, text in enumerate(texts):
+        if at in chosen:
+            continue
+        for name in entities_of(text):
+            if name not in names and len(name) <= _LONGEST_NAME and not _TIME.search(name) and name not in said:
+                names[name] = None
+                size += len(name) + 2
+        if size > max_tokens * _MOST_CHARACTERS:
+            break
+    found = list(names)
+    left = max_tokens - 4
+    for at, cost in enumerate(counter.count(f", {name}") for name in found):
+        left -= cost
+        if left < 0:
+            return ", ".join(found[:at])
+    return ", ".join(found)
+
+
+def _clipped(line: str, words: Sequence[str]) -> str:
+    """A line of bounded width: of a longer one the columns around the first of the words that it holds."""
+    if len(line) <= _WIDEST:
+        return line
+    place = next((at for word in words if (at := line.find(word)) >= 0), 0)
+    start = max(0, min(place - _CLIPPED // 3, len(line) - _CLIPPED))
+    clipped = line[start : start + _CLIPPED]
+    return f"{'… ' if start else ''}{clipped}{' …' if start + _CLIPPED < len(line) else ''}"
 
 
 def _relevant(texts: Sequence[str], query: str) -> list[int]:

@@ -61,7 +61,7 @@ def is_data(text: str) -> bool:
     if _DATA_URI.match(text):
         return True
     if len(text) >= _LEAST_DATA and _ENCODED.fullmatch(text):
-        longest = max(map(len, text.split(" ", 200)[:200]))
+        longest = max(map(len, text.split(None, 200)[:200]))
         return longest >= 60 and len(set(text)) > 9 and not text.isdigit()
     strange = text.count("\0") + text.count("\ufffd")
     return strange * 20 > len(text) > 0

@@ -1,4 +1,4 @@
-"""A tool's result in two pieces: the text that goes to the store, and the response that the model reads in its place."""
+"""A tool's result in two pieces: the text that goes to the store, and what the model reads in its place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, rep
 from aether_context.compression import Counts
 from aether_context.evidence.extracting import Shown, show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, data_type
+from aether_context.evidence.lines import view_of
 from aether_context.evidence.record import Form, evidence_uri, size_words
 from aether_context.evidence.registry import RULES, extractor
 from aether_context.policy import OffloadSettings
 
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
+NOTE_KEY = "note"
+NAMES_KEY = "also_mentions"
+"""The key of a response under which identifiers of the lines left out stand."""
 _DOMINANT = 0.8
 _ERROR_KEYS = ("error", "errors", "error_message", "isError", "is_error")
 _ERROR_STATES = frozenset({"error", "failed", "failure"})
@@ -73,7 +77,9 @@ def offload(
         form="verbatim",
     )
     ceiling = 0 if rule == "always" else settings.threshold_tokens
-    if rule == "never" or tokens <= ceiling or (tokens <= _ERROR_FACTOR * ceiling and is_error(response)):
+    if rule == "never" or tokens <= ceiling:
+        return kept
+    if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return kept
     shown = _shown(text, rule, settings, counter, query)
     kept = _typed(kept, shown, text)
@@ -101,7 +107,8 @@ def is_error(response: Mapping[str, JSON]) -> bool:
 def _shown(text: str, rule: str, settings: OffloadSettings, counter: Counts, query: str) -> Shown:
     if rule not in RULES:
         said = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
-        return Shown(text=said, kind="text", kept=said.count("\n") + 1, total=text.count("\n") + 2)
+        view = view_of(text)
+        return Shown(text=said, kind=view.kind, kept=0, total=len(view.lines))
     return show(
         text,
         extract_tokens=settings.extract_tokens,
@@ -131,20 +138,28 @@ def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
     return (), canonical_json(response)
 
 
-def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offloaded) -> Mapping[str, JSON]:
+def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offloaded) -> dict[str, JSON]:
     """The response with what is shown in the place of the whole, and the whole's address where lines are missing."""
-    changed: JSON = replaced(response, path, shown.text) if path else _value(shown.text)
-    if not isinstance(changed, dict):
-        changed = {"result": changed}
+    value: JSON = replaced(response, path, shown.text) if path else _value(shown.text)
+    changed = dict(value) if isinstance(value, dict) else {"result": value}
+    if shown.ends_early:
+        changed[_free(changed, NOTE_KEY)] = "the tool's output ends in the middle"
     if shown.is_whole:
-        return dict(changed)
-    key = ARTIFACT_KEY
-    while key in changed:
+        return changed
+    changed[_free(changed, ARTIFACT_KEY)] = _address(shown, kept)
+    if shown.names:
+        changed[_free(changed, NAMES_KEY)] = shown.names
+    return changed
+
+
+def _free(response: Mapping[str, JSON], key: str) -> str:
+    while key in response:
         key += "_"
-    return {**changed, key: _address(shown, kept)}
+    return key
 
 
 def _value(text: str) -> JSON:
+    """The value of a JSON text, else the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -154,4 +154,3 @@ def _as_table(value: JSON) -> JSON | None:
         if any(isinstance(one, (dict, list)) for one in row.values()):
             return None
     return {COLUMNS: columns, ROWS: [[row[name] for name in columns] for row in value]}
-

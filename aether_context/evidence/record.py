@@ -87,9 +87,7 @@ def superseded(records: list[EvidenceRecord]) -> dict[str, str]:
         records: in the order in which they came.
     """
     latest = {record.call: record for record in records}
-    return {
-        record.uri: latest[record.call].uri for record in records if record.digest != latest[record.call].digest
-    }
+    return {record.uri: latest[record.call].uri for record in records if record.digest != latest[record.call].digest}
 
 
 def size_words(size_bytes: int) -> str:

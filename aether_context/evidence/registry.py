@@ -46,7 +46,9 @@ def extractor(name: str) -> Extractor:
         known = (*RULES, *sorted(_EXTRACTORS))
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(known)
-        raise PolicyError(f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload")
+        raise PolicyError(
+            f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload"
+        )
     return _EXTRACTORS[name]
 
 

@@ -16,6 +16,7 @@ HEAD_CHARACTERS = 24_000
 TAIL_CHARACTERS = 8_000
 _HITS_A_WORD = 4
 _MOST_WORDS = 12
+_AFTER = 4
 _WORD = re.compile(r"[\w./@-]{4,60}")
 
 
@@ -32,13 +33,17 @@ def sampled(text: str, words: Iterable[str]) -> Sample:
     """The head, the tail, and lines with the first and the last places of words.
 
     Args:
-        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case.
+        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
+            after each place come with it.
     """
     long = long_lines(text)
     index = _Numbers(text, long)
     head = _ended(text, HEAD_CHARACTERS, long)
     tail = max(head, _begun(text, len(text) - TAIL_CHARACTERS, long))
-    spans = {index.span(at) for word in list(dict.fromkeys(words))[:_MOST_WORDS] for at in _places(text, word, head, tail)}
+    wanted = list(dict.fromkeys(words))[:_MOST_WORDS]
+    spans: set[tuple[int, int]] = set()
+    for at in (at for word in wanted for at in _places(text, word, head, tail)):
+        spans.update(index.spans(at, _AFTER, tail))
     texts = _within(text, 0, head, long)
     numbers = list(range(len(texts)))
     last = -1
@@ -117,8 +122,18 @@ class _Numbers:
                 inside = (place - start) // PIECE
         return self._before + self._pieces[passed] + inside
 
-    def span(self, place: int) -> tuple[int, int]:
-        """Where the line or piece at a place begins and ends."""
+    def spans(self, place: int, after: int, limit: int) -> list[tuple[int, int]]:
+        """Where the line or piece at a place begins and ends, and those after it, up to a limit."""
+        found = [self._span(place)]
+        while len(found) <= after:
+            end = found[-1][1]
+            begin = end + 1 if self._text[end : end + 1] == "\n" else end
+            if begin >= limit:
+                break
+            found.append(self._span(begin))
+        return found
+
+    def _span(self, place: int) -> tuple[int, int]:
         for start, stop in self._long:
             if start <= place < stop:
                 begin = start + (place - start) // PIECE * PIECE
