@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
@@ -31,6 +31,7 @@ from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 
 _STATE = "aether:evidence:"
+_QUOTED = "` tool returned result:\n"
 _STORE_SECONDS = 5.0
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
@@ -97,8 +98,12 @@ class Offloader:
         if self._settings.mode != "request":
             return
         records = state_records(context.session.state)
-        if records:
-            request.contents = [self._content(content, records) for content in request.contents]
+        if not records:
+            return
+        request.contents = [self._content(content, records) for content in request.contents]
+        if any(_quotes(part) for content in request.contents for part in content.parts or ()):
+            texts = self._quoted(context, records)
+            request.contents = [_requoted(content, texts) for content in request.contents]
 
     def take_problems(self, scope: Scope) -> tuple[str, ...]:
         """What went wrong in a session since this was asked last."""
@@ -140,9 +145,19 @@ class Offloader:
             return content
         return types.Content(role=content.role, parts=parts)
 
+    def _quoted(self, context: CallbackContext, records: Mapping[str, EvidenceRecord]) -> list[tuple[str, str]]:
+        """How ADK quotes the results of this session to other agents, and what is quoted in their place."""
+        texts: list[tuple[str, str]] = []
+        for event in context.session.events:
+            for held in event.get_function_responses():
+                found = self._found(held.name or "", held.response, records) if held.response else None
+                if found is not None:
+                    texts.append((str(held.response), str(dict(found.response))))
+        return texts
+
     def _part(self, part: types.Part, records: Mapping[str, EvidenceRecord]) -> types.Part:
         held = part.function_response
-        if held is None or not held.response or not any(one.source == held.name for one in records.values()):
+        if held is None or not held.response:
             return part
         found = self._found(held.name or "", held.response, records)
         if found is None:
@@ -152,7 +167,7 @@ class Offloader:
 
     def _found(self, tool: str, response: Mapping[str, Any], records: Mapping[str, EvidenceRecord]) -> Offloaded | None:
         """What is shown of a response, None where that is the response itself."""
-        if not _is_json(response):
+        if not any(one.source == tool for one in records.values()) or not _is_json(response):
             return None
         text = canonical_json(response)
         found = self._shown.get((tool, text))
@@ -167,6 +182,24 @@ class Offloader:
             again = offload(response, tool, self._settings, counter=self._counter, query=record.query)
             keep(self._shown, key, again, _MOST_SHOWN)
         return self._shown[key] if self._shown[key].form != "verbatim" else None
+
+
+def _quotes(part: types.Part) -> bool:
+    """Whether a part is how ADK shows an agent the result of another agent's tool."""
+    return part.text is not None and _QUOTED in part.text
+
+
+def _requoted(content: types.Content, texts: Sequence[tuple[str, str]]) -> types.Content:
+    """A content with other texts in the place of quoted ones."""
+    if not any(_quotes(part) for part in content.parts or ()):
+        return content
+    parts = []
+    for part in content.parts or ():
+        text = part.text or ""
+        for before, after in texts if _quotes(part) else ():
+            text = text.replace(before, after)
+        parts.append(part if text == (part.text or "") else part.model_copy(update={"text": text}))
+    return types.Content(role=content.role, parts=parts)
 
 
 def state_records(state: Mapping[str, Any]) -> dict[str, EvidenceRecord]:

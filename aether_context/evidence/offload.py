@@ -129,6 +129,8 @@ def _typed(kept: Offloaded, shown: Shown, text: str) -> Offloaded:
 
 def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
     """The text that makes up most of a response, with the path to it; else all of it as JSON, and no path."""
+    if response.keys() == {"result"} and isinstance(response["result"], str):
+        return ("result",), response["result"]
     leaf = max(strings(response), key=lambda one: (len(one[1]), str(one[0])), default=None)
     if leaf is not None:
         path, text = leaf
