@@ -331,12 +331,12 @@ class OffloadSettings(_Settings):
     mode: Literal["off", "session", "request"] = "off"
     """``session`` puts an extract into the session's history in the place of a long result; ``request`` leaves the
     history as it is and sends the extract. Either way the whole result goes to the store, and agents can read it."""
-    threshold_tokens: int = Field(default=700, ge=1)
+    threshold_tokens: int = Field(default=1_000, ge=1)
     """Results up to this long stay as they are. So do longer ones that are as short without their envelope, escapes
     and white space."""
-    data_tokens: int = Field(default=3_000, ge=1)
+    data_tokens: int = Field(default=4_000, ge=1)
     """The same for tables and JSON, where every row may be the one that is needed."""
-    extract_tokens: int = Field(default=400, ge=40)
+    extract_tokens: int = Field(default=600, ge=40)
     """The ceiling of an extract."""
     min_saving: float = Field(default=0.25, ge=0, lt=1)
     """Share of a result's tokens that the extract and its address have to save; else the result stays as it is."""

@@ -166,11 +166,11 @@ def test_rows_become_a_table_and_a_table_says_the_same(rows):
 
 
 def test_a_long_array_keeps_its_keys_some_rows_and_the_place_of_the_others():
-    text = json.dumps([{"id": at, "name": f"n{at}", "note": "z" * 40} for at in range(800)])
-    shown = extract_of(text, "n517")
+    text = json.dumps([{"id": at, "name": f"n{at}", "note": "z" * 40} for at in range(400)])
+    shown = extract_of(text, "n317")
     table = json.loads(shown.text)
     assert table["columns"] == ["id", "name", "note"]
-    assert [517, "n517", "z" * 40] in table["rows"]
+    assert [317, "n317", "z" * 40] in table["rows"]
     assert any(isinstance(row, str) and row.startswith("… lines") for row in table["rows"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from json.decoder import scanstring  # type: ignore[attr-defined]
+from collections.abc import Iterator
 
 from aether_context.canonical import JSON
 
@@ -21,9 +21,9 @@ _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[Text
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
-_SPACE = re.compile(r"[ \t\n\r]*")
-_ATOM = re.compile(r"-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity")
-_DEEPEST = 60
+_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_BODY = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*', re.DOTALL)
 
 
 def decoded(text: str) -> str:
@@ -60,14 +60,41 @@ def read_json(text: str) -> tuple[JSON, bool] | None:
         return json.loads(stripped), True
     except (ValueError, RecursionError):
         pass
-    if stripped[-1:] in ("}", "]") and stripped.count("\n") > 1 and not stripped.startswith(('{"', "[{", "{\n", "[\n")):
-        return None
-    reader = _CutOff(stripped)
-    try:
-        value = reader.value(0)
-    except (ValueError, IndexError, RecursionError):
-        return None
-    return (value, False) if reader.reached_end else None
+    for closed in _closed(stripped):
+        try:
+            return json.loads(closed), False
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _closed(text: str) -> Iterator[str]:
+    """A JSON text that was cut off with everything closed that is open at its end: as it is, then without the last
+    value or key, of which there may be too little."""
+    opened: list[str] = []
+    sound, outside = 0, ""
+    end, inside = len(text), ""
+    for found in _MARK.finditer(text):
+        mark = found.group()[0]
+        if mark == '"':
+            if found.end() < len(text) or _ended(found.group()):
+                continue
+            body = _STRING_BODY.match(text, found.start())
+            end, inside = (body.end() if body is not None else len(text)), '"'
+        elif mark in "{[":
+            opened.append("}" if mark == "{" else "]")
+            sound, outside = found.end(), "".join(reversed(opened))
+        elif mark == ",":
+            sound, outside = found.start(), "".join(reversed(opened))
+        elif not opened or opened.pop() != mark:
+            return
+    yield text[:end] + inside + "".join(reversed(opened))
+    yield text[:sound] + outside
+
+
+def _ended(string: str) -> bool:
+    """Whether a JSON string has its closing mark."""
+    return len(string) > 1 and string.endswith('"') and _STRING.fullmatch(string) is not None
 
 
 def _unwrapped(text: str) -> str | None:
@@ -123,99 +150,3 @@ def _character(found: re.Match[str]) -> str:
     if letter == "\n":
         return ""
     return _LETTERS.get(letter, letter)
-
-
-class _CutOff:
-    """Reads JSON that ends before its end; what is open there is closed."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-
-    @property
-    def reached_end(self) -> bool:
-        return _SPACE.match(self._text, self._at).end() >= len(self._text)  # type: ignore[union-attr]
-
-    def value(self, depth: int) -> JSON:
-        if depth > _DEEPEST:
-            raise ValueError("too deep")
-        mark = self._peek()
-        if mark == "{":
-            return self._members(depth)
-        if mark == "[":
-            return self._elements(depth)
-        if mark == '"':
-            return self._string()
-        found = _ATOM.match(self._text, self._at)
-        if found is None:
-            if self._is_cut_word():
-                self._at = len(self._text)
-                return None
-            raise ValueError("not JSON")
-        self._at = found.end()
-        try:
-            return json.loads(found.group())
-        except ValueError:
-            if self.reached_end:
-                return found.group()
-            raise
-
-    def _members(self, depth: int) -> JSON:
-        self._at += 1
-        held: dict[str, JSON] = {}
-        while not self._closes("}"):
-            if self._peek() != '"':
-                raise ValueError("not a key")
-            key = self._string()
-            if self.reached_end:
-                held[key] = None
-                break
-            if self._peek() != ":":
-                raise ValueError("no colon")
-            self._at += 1
-            held[key] = None if self.reached_end else self.value(depth + 1)
-            self._comma("}")
-        return held
-
-    def _elements(self, depth: int) -> JSON:
-        self._at += 1
-        held: list[JSON] = []
-        while not self._closes("]"):
-            held.append(self.value(depth + 1))
-            self._comma("]")
-        return held
-
-    def _string(self) -> str:
-        try:
-            said, self._at = scanstring(self._text, self._at + 1, False)
-        except ValueError:
-            if re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL).match(self._text, self._at + 1):
-                raise
-            said = self._text[self._at + 1 :]
-            self._at = len(self._text)
-            said = re.sub(r"\\u[0-9a-fA-F]{0,3}\Z|(?<!\\)(\\\\)*\\\Z", r"\1", said)
-            return str(json.loads(f'"{said}"', strict=False))
-        return str(said)
-
-    def _closes(self, mark: str) -> bool:
-        if self.reached_end:
-            return True
-        if self._peek() == mark:
-            self._at += 1
-            return True
-        return False
-
-    def _comma(self, closing: str) -> None:
-        if self.reached_end or self._peek() == closing:
-            return
-        if self._peek() != ",":
-            raise ValueError("no comma")
-        self._at += 1
-
-    def _is_cut_word(self) -> bool:
-        rest = self._text[self._at :]
-        return len(rest) < 6 and any(word.startswith(rest) for word in ("true", "false", "null", "-"))
-
-    def _peek(self) -> str:
-        self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-        return self._text[self._at]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aether_context.compression import Counts, fitting, pick, relevance, span
 from aether_context.entities import entities_of
 from aether_context.evidence.decoding import printable
-from aether_context.evidence.kinds import Kind, data_type
+from aether_context.evidence.kinds import Kind, data_type, kind_of
 from aether_context.evidence.lines import MOST_DECODED, View, view_of
 from aether_context.evidence.outline import rendered
 from aether_context.evidence.sampling import Sample, query_words, sampled
@@ -24,7 +24,7 @@ _ERROR = re.compile(
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
-_NAME = re.compile(r"[\w./@:-]*[A-Za-z]\w*[_./@:-]\w[\w./@:-]*|\w*[a-z][A-Z]\w*|[\w.-]*\d[\w./:-]{2,}")
+_CAMEL = re.compile(r"\b[A-Za-z]?[a-z]+[A-Z]\w*")
 _DEFINITION = re.compile(
     r"\s{0,4}(?:export |public |private |protected |static |async |abstract |default )*"
     r"(?:class|def|function|interface|struct|enum|type|impl|trait|fn|func)\s+\w"
@@ -36,7 +36,7 @@ _LEAST_RECORDS = 3
 _WIDEST, _CLIPPED = 240, 200
 _NAMES_SHARE = 0.35
 _LONGEST_NAME = 60
-_MOST_CHARACTERS = 6
+_MOST_CHARACTERS = 24
 _NOTE_TOKENS = 8.0
 _SHARES: dict[str, tuple[float, float, float]] = {"log": (0.5, 0.2, 0.1), "code": (0.1, 0.3, 0.3)}
 _USUAL_SHARES = (0.15, 0.3, 0.3)
@@ -76,21 +76,33 @@ def show(
         data_tokens: the same for tables, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
+    if len(text) > MOST_DECODED:
+        return _of_long(text, extract_tokens, counter, query)
     view = view_of(text)
     if view.kind == "data":
-        said = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
-        return Shown(text=said, kind="data", kept=0, total=len(view.lines))
+        return _described(text)
     whole = view.whole or text
     ceiling = max(whole_tokens, data_tokens) if _is_data(view) else whole_tokens
     if tokens_of(whole, counter) <= ceiling:
         return Shown(
             text=whole, kind=view.kind, kept=len(view.lines), total=len(view.lines), ends_early=view.ends_early
         )
-    if len(text) > MOST_DECODED:
-        words = [*_ERROR_WORDS, *query_words(query)]
-        return _extract(sampled(text, words), view, extract_tokens, counter, query)
     lines = Sample(view.lines, range(len(view.lines)), len(view.lines))
     return _extract(lines, view, extract_tokens, counter, query)
+
+
+def _of_long(text: str, extract_tokens: int, counter: Counts, query: str) -> Shown:
+    """An extract of a long output, which is searched but not read line by line."""
+    kind = kind_of(text)
+    if kind == "data":
+        return _described(text)
+    sample = sampled(text, [*_ERROR_WORDS, *query_words(query)])
+    return _extract(sample, View(kind=kind, lines=()), extract_tokens, counter, query)
+
+
+def _described(text: str) -> Shown:
+    said = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
+    return Shown(text=said, kind="data", kept=0, total=text.count("\n") + 1)
 
 
 def _is_data(view: View) -> bool:
@@ -117,7 +129,8 @@ def _extract(sample: Sample, view: View, max_tokens: int, counter: Counts, query
     characters = sum(map(len, texts))
     per_character = tokens_of("\n".join(texts), counter) / max(1, characters)
     cost = [len(text) * per_character + 1 for text in texts]
-    errors, relevant, dense = _errors(texts), _relevant(texts, query), _dense(texts, cost)
+    mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
+    errors, relevant, dense = _errors(texts), _relevant(texts, query), _dense(texts, mentioned, cost)
     rankings = list(zip(_SHARES.get(view.kind, _USUAL_SHARES), (errors, relevant, dense), strict=True))
     found = fitting(
         lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
@@ -126,32 +139,39 @@ def _extract(sample: Sample, view: View, max_tokens: int, counter: Counts, query
         counter=counter,
     )
     said, chosen = found if found is not None else (f"[{sample.total} lines left out]", set())
-    names = _names(texts, chosen, said, max_tokens - counter.count(said), counter)
+    names = _names(mentioned, chosen, said, max_tokens - counter.count(said), counter)
     return Shown(
         text=said, kind=view.kind, kept=len(chosen), total=sample.total, names=names, ends_early=view.ends_early
     )
 
 
-def _names(texts: Sequence[str], chosen: set[int], said: str, max_tokens: int, counter: Counts) -> str:
-    """The entities of lines that are not shown, in their order, as many as the budget takes."""
+def _names(mentioned: Sequence[Sequence[str]], chosen: set[int], said: str, max_tokens: int, counter: Counts) -> str:
+    """The entities of lines that are not shown, as many as the budget takes: identifiers first, then paths and words,
+    then bare numbers, each in their order."""
     names: dict[str, None] = {}
     size = 0
-    for at, text in enumerate(texts):
+    for at, entities in enumerate(mentioned):
         if at in chosen:
             continue
-        for name in entities_of(text):
-            if name not in names and len(name) <= _LONGEST_NAME and not _TIME.search(name) and name not in said:
+        for name in entities:
+            if name not in names and len(name) <= _LONGEST_NAME and name not in said:
                 names[name] = None
                 size += len(name) + 2
         if size > max_tokens * _MOST_CHARACTERS:
             break
-    found = list(names)
+    found = sorted(names, key=_rank)
     left = max_tokens - 4
     for at, cost in enumerate(counter.count(f", {name}") for name in found):
         left -= cost
         if left < 0:
             return ", ".join(found[:at])
     return ", ".join(found)
+
+
+def _rank(name: str) -> int:
+    if _TIME.match(name) or not (name.startswith("#") or any(mark.isalpha() for mark in name)):
+        return 2
+    return 0 if any(mark.isdigit() for mark in name) else 1
 
 
 def _clipped(line: str, words: Sequence[str]) -> str:
@@ -188,7 +208,7 @@ def _errors(texts: Sequence[str]) -> list[int]:
     return [line for block in found.values() for line in block]
 
 
-def _dense(texts: Sequence[str], cost: Sequence[float]) -> list[int]:
+def _dense(texts: Sequence[str], mentioned: Sequence[Sequence[str]], cost: Sequence[float]) -> list[int]:
     """Lines by the names and numbers in them that stood in no line before, for what each costs.
 
     A line whose key other lines have, too, is part of a record and counts more, most of all by a key for names. A time
@@ -198,8 +218,8 @@ def _dense(texts: Sequence[str], cost: Sequence[float]) -> list[int]:
     repeated = Counter(key for key in keys if key)
     seen: set[str] = set()
     worth: list[float] = []
-    for text, tokens, key in zip(texts, cost, keys, strict=True):
-        names = {name.strip("./:-") for name in _NAME.findall(text)} - seen
+    for text, entities, tokens, key in zip(texts, mentioned, cost, keys, strict=True):
+        names = {*entities, *_CAMEL.findall(text)} - seen
         seen |= names
         score = float(sum(6 if _TIME.match(name) else min(len(name), 24) for name in names))
         if key and names and repeated[key] >= _LEAST_RECORDS:

@@ -10,7 +10,7 @@ from aether_context.evidence.decoding import decoded, printable, read_json
 from aether_context.evidence.kinds import Kind, kind_of
 from aether_context.evidence.outline import Line, compact, outlined, pieces, rendered, tabled
 
-MOST_DECODED = 100_000
+MOST_DECODED = 40_000
 """Characters of the longest output that is decoded; longer ones are shown in their own lines."""
 
 _LONGEST, _PIECE = 240, 200

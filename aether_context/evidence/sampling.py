@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from aether_context.compression import LONG_LINE, PIECE, lines_of
 
-HEAD_CHARACTERS = 24_000
-TAIL_CHARACTERS = 8_000
+HEAD_CHARACTERS = 12_000
+TAIL_CHARACTERS = 4_000
 _HITS_A_WORD = 4
 _MOST_WORDS = 12
 _AFTER = 4
