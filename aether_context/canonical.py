@@ -22,7 +22,11 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], str]]:
+Path: TypeAlias = tuple[str | int, ...]
+"""The keys and indices that lead to a value inside a JSON value."""
+
+
+def strings(value: JSON, path: Path = ()) -> list[tuple[Path, str]]:
     """Every text in a JSON value, with the path to it."""
     if isinstance(value, str):
         return [(path, value)]
@@ -31,6 +35,15 @@ def strings(value: JSON, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[s
     if isinstance(value, list):
         return [found for at, one in enumerate(value) for found in strings(one, (*path, at))]
     return []
+
+
+def replaced(value: JSON, path: Path, text: str) -> JSON:
+    """A JSON value with a text in the place of what a path leads to; the value itself is left as it is."""
+    if not path:
+        return text
+    changed: Any = dict(value) if isinstance(value, dict) else list(value)
+    changed[path[0]] = replaced(value[path[0]], path[1:], text)
+    return changed
 
 
 def canonical_json(value: JSON) -> str:

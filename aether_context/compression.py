@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -12,8 +12,8 @@ from aether_context.canonical import hash_json
 from aether_context.pack import Content, Wish
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
-_LONG_LINE = 2_000
-_PIECE = 400
+LONG_LINE = 2_000
+PIECE = 400
 
 
 class Counts(Protocol):
@@ -45,49 +45,97 @@ def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     if whole <= max_tokens:
         total = text.count("\n") + 1
         return Extract(text=text, kept=total, total=total)
-    lines = _lines(text)
+    lines = lines_of(text)
     per_character = whole / max(1, len(text))
-    budget = float(max_tokens)
-    while budget >= 8:
-        chosen = _choose(lines, budget, per_character, query)
-        result = _rendered(lines, chosen)
-        used = counter.count(result)
-        if used <= max_tokens:
-            return Extract(text=result, kept=len(chosen), total=len(lines))
-        budget *= min(0.98, max_tokens / used)
+    cost = [len(line) * per_character + 1 for line in lines]
+    wanted = relevance(lines, query)
+    ranked = sorted((at for at in range(len(lines)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
+    found = fitting(
+        lambda budget: pick(cost, [(0.5, ranked)], budget),
+        lambda chosen: _rendered(lines, chosen),
+        max_tokens=max_tokens,
+        counter=counter,
+    )
+    if found is not None:
+        return Extract(text=found[0], kept=len(found[1]), total=len(lines))
     return Extract(text=f"[{len(lines)} lines left out]", kept=0, total=len(lines))
 
 
-def _lines(text: str) -> list[str]:
+def fitting(
+    choose: Callable[[float], set[int]],
+    render: Callable[[set[int]], str],
+    *,
+    max_tokens: int,
+    counter: Counts,
+) -> tuple[str, set[int]] | None:
+    """The text of what is chosen for the largest budget whose text fits, with that choice; None where none does."""
+    budget = float(max_tokens)
+    while budget >= 8:
+        chosen = choose(budget)
+        text = render(chosen)
+        used = counter.count(text)
+        if used <= max_tokens:
+            return text, chosen
+        budget *= min(0.98, max_tokens / used)
+    return None
+
+
+def lines_of(text: str) -> list[str]:
     lines: list[str] = []
     for line in text.split("\n"):
-        if len(line) <= _LONG_LINE:
+        if len(line) <= LONG_LINE:
             lines.append(line)
         else:
-            lines += [line[start : start + _PIECE] for start in range(0, len(line), _PIECE)]
+            lines += [line[start : start + PIECE] for start in range(0, len(line), PIECE)]
     return lines
 
 
-def _choose(lines: Sequence[str], budget: float, per_character: float, query: str) -> set[int]:
-    """Lines that share rare words with the query for half of the budget; head and tail, two to one, for the rest."""
-    note = 14.0
-    cost = [len(line) * per_character + 1 for line in lines]
-    wanted = _relevance(lines, query)
-    ranked = sorted((at for at in range(len(lines)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
+NOTE_TOKENS = 14.0
+"""What the note of a gap takes, about."""
+
+
+def pick(
+    cost: Sequence[float],
+    rankings: Sequence[tuple[float, Sequence[int]]],
+    budget: float,
+    *,
+    last: Sequence[int] = (),
+    note: float = NOTE_TOKENS,
+    first_whole: bool = False,
+) -> set[int]:
+    """Lines by each ranking for its share of the budget; the head and the tail, two to one, for the rest.
+
+    Args:
+        cost: tokens of each line.
+        rankings: shares, and lines from the best to the worst. A line that does not fit is passed over.
+        last: a ranking for what head and tail leave.
+        note: tokens of the note of a gap.
+        first_whole: whether the first line of a ranking may take half of what is left, however small its share.
+    """
     chosen: set[int] = set()
     left = budget - note
-    share = left / 2
-    for at in ranked:
-        extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
-        if share < note:
-            break
-        if extra <= share:
-            chosen.add(at)
-            share -= extra
-            left -= extra
-    left -= _take(range(len(lines)), cost, left * 2 / 3, chosen)
-    _take(range(len(lines) - 1, -1, -1), cost, left, chosen)
+    most = left
+    for part, ranked in rankings:
+        if first_whole:
+            left -= _best(ranked[:1], cost, left / 2, note, chosen)
+        left -= _best(ranked, cost, min(most * part, left), note, chosen)
+    left -= _take(range(len(cost)), cost, left * 2 / 3, chosen)
+    left -= _take(range(len(cost) - 1, -1, -1), cost, left, chosen)
+    _best(last, cost, left, note, chosen)
     return chosen
+
+
+def _best(ranked: Iterable[int], cost: Sequence[float], budget: float, note: float, chosen: set[int]) -> float:
+    """Takes the best lines that fit, with the notes of the gaps that they make; returns what they cost."""
+    left = budget
+    for at in ranked:
+        if left < note:
+            break
+        extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
+        if at not in chosen and extra <= left:
+            chosen.add(at)
+            left -= extra
+    return budget - left
 
 
 def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: set[int]) -> float:
@@ -103,7 +151,7 @@ def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: se
     return used
 
 
-def _relevance(lines: Sequence[str], query: str) -> list[float]:
+def relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
     wanted = _vocabulary(query)
     if not wanted:
@@ -132,9 +180,13 @@ def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
         start = at
         while at < len(lines) and at not in chosen:
             at += 1
-        span = f"line {start + 1}" if at - start == 1 else f"lines {start + 1}-{at}"
-        out.append(f"[… {span} of {len(lines)} left out …]")
+        out.append(f"[… {span(start, at)} of {len(lines)} left out …]")
     return "\n".join(out)
+
+
+def span(start: int, stop: int) -> str:
+    """Some lines by their numbers from 1."""
+    return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
 
 
 _SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
@@ -170,7 +222,7 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
 def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The sentences of a text, and their places from the most relevant to the least."""
     pieces = tuple(piece for piece in _SENTENCE.split(text) if piece and piece.strip())
-    worth = _relevance(pieces, query)
+    worth = relevance(pieces, query)
     return pieces, tuple(sorted(range(len(pieces)), key=lambda at: (-worth[at], at)))
 
 

@@ -134,7 +134,7 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     found: dict[str, Rank] = {}
     for part in content.parts:
         for text, rank in _texts(content, part):
-            for entity in _entities(text):
+            for entity in entities_of(text):
                 found[entity] = _stronger(found.get(entity, rank), rank)
     return tuple(found.items())
 
@@ -175,7 +175,8 @@ def _leaves(value: JSON, key: str = "") -> Iterator[str]:
         yield f"{key}: {value}"
 
 
-def _entities(text: str) -> Iterator[str]:
+def entities_of(text: str) -> Iterator[str]:
+    """The entities in a text, in their order, a repeated one each time."""
     for match in _ENTITY.finditer(text):
         if match["key"]:
             yield f"{match['key']}: {match['number'].rstrip('.,:')}"

@@ -343,6 +343,28 @@ class ToolSettings(_Settings):
     all."""
 
 
+class OffloadSettings(_Settings):
+    """Which tool results leave the prompt, and what stays of them."""
+
+    mode: Literal["off", "session", "request"] = "off"
+    """``session`` puts an extract into the session's history in the place of a long result; ``request`` leaves the
+    history as it is and sends the extract. Either way the whole result goes to the store, and agents can read it."""
+    threshold_tokens: int = Field(default=1_000, ge=1)
+    """Results up to this long stay as they are. So do longer ones that are as short without their envelope, escapes
+    and white space."""
+    data_tokens: int = Field(default=4_000, ge=1)
+    """The same for tables and JSON, where every row may be the one that is needed."""
+    extract_tokens: int = Field(default=600, ge=40)
+    """The ceiling of an extract."""
+    min_saving: float = Field(default=0.25, ge=0, lt=1)
+    """Share of a result's tokens that the extract and its address have to save; else the result stays as it is."""
+    read_tokens: int = Field(default=2_000, ge=100)
+    """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+    tools: Mapping[str, str] = {}
+    """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
+    the name of a registered extractor, which is asked above the threshold."""
+
+
 class UsageSettings(_Settings):
     """What the provider's reported usage decides."""
 
@@ -448,6 +470,7 @@ class PackPolicy(_Settings):
     payload: PayloadSettings = PayloadSettings()
     acceptance: AcceptanceSettings = AcceptanceSettings()
     tools: ToolSettings = ToolSettings()
+    offload: OffloadSettings = OffloadSettings()
     usage: UsageSettings = UsageSettings()
     tokens: TokenSettings = TokenSettings()
     limits: LimitSettings = LimitSettings()

@@ -3,6 +3,8 @@
     {base}/{app}/{user}/{session}/packs/{pack_id}/manifest.json    the receipt, exclusive create
     {base}/{app}/{user}/{session}/packs/{pack_id}/outcome.json     what the model answered, exclusive create
     {base}/{app}/{user}/{session}/messages/{hash}.txt              what was taken out of an oversized message
+    {base}/{app}/{user}/{session}/evidence/{hash}.json             what is known of a tool's result
+    {base}/{app}/{user}/evidence/{h}/{hash}.bin                    the result itself, by content
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
     {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
     {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
@@ -26,6 +28,7 @@ from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, StoreError
+from aether_context.evidence import EvidenceRecord
 from aether_context.files import Files, segment
 from aether_context.manifest import Manifest, Recording
 
@@ -145,6 +148,47 @@ class PackStore:
             return self.files.read("/".join([self._root, *map(segment, (app, user, session)), name]))
         except FileNotFoundError:
             return None
+
+    def write_evidence(self, app: str, user: str, session: str, record: EvidenceRecord, data: bytes) -> None:
+        """Keeps a piece of evidence and what is known of it; the same once more changes nothing.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        self._create_known(self._evidence_path(app, user, record.digest), data)
+        value = record.model_dump(mode="json", exclude_defaults=True)
+        self._create(f"{self._evidence_folder(app, user, session)}/{record.name}.json", canonical_json(value).encode())
+
+    def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
+        """What is known of a session's evidence, in the order in which it came.
+
+        Raises:
+            StoreError: the store could not be read, or holds what is not a record.
+        """
+        folder = self._evidence_folder(app, user, session)
+        paths = [file.path for file in self.files.files(folder)]
+        try:
+            found = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
+        except (FileNotFoundError, ValueError) as error:
+            raise StoreError(f"{folder} could not be read: {error}") from error
+        return sorted(found, key=lambda one: (one.time or 0.0, one.name))
+
+    def evidence_data(self, app: str, user: str, digest: str) -> bytes:
+        """The bytes of a piece of evidence, checked against their hash.
+
+        Raises:
+            BlobNotFound: they are not there, or not any more.
+            ChecksumMismatch: they changed.
+            StoreError: the store could not be read.
+        """
+        path = self._evidence_path(app, user, digest)
+        try:
+            data = self.files.read(path)
+        except FileNotFoundError as error:
+            raise BlobNotFound(f"{digest} is not in {self.url}") from error
+        if hash_bytes(data) != digest:
+            raise ChecksumMismatch(f"{path} does not hold what its name says")
+        return data
 
     def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
         """Keeps what a user's usage of a model has taught, in the place of what was kept before.
@@ -428,6 +472,12 @@ class PackStore:
 
     def _blob_path(self, app: str, user: str, digest: str) -> str:
         return f"{self._by_hash(app, user, 'blobs', digest)}.json"
+
+    def _evidence_path(self, app: str, user: str, digest: str) -> str:
+        return f"{self._by_hash(app, user, 'evidence', digest)}.bin"
+
+    def _evidence_folder(self, app: str, user: str, session: str) -> str:
+        return "/".join([self._root, *map(segment, (app, user, session)), "evidence"])
 
     def _summary_path(self, app: str, user: str, key: str) -> str:
         return f"{self._by_hash(app, user, 'summaries', key)}.txt"

@@ -18,6 +18,8 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk import epochs
@@ -27,6 +29,8 @@ from aether_context.adk.finding import finder
 from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.metering import Meters
 from aether_context.adk.mirroring import Mirror
+from aether_context.adk.offloading import Offloader
+from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, declare
 from aether_context.adk.recalling import Recall
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted, ModelSummarizer
@@ -126,6 +130,9 @@ class Edge:
         self._gatherer = Gatherer()
         self._recall = Recall()
         self._recall.check(policy.retrieval.embedder)
+        self._offloader = Offloader(policy, store, self._recorder, self._tell)
+        library = Library(store, policy.retrieval.redact_before_retrieval)
+        self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._memo = Memo()
@@ -178,6 +185,18 @@ class Edge:
                 raise
             self._tell(f"{type(error).__name__}: {error}", error)
 
+    async def after_tool(
+        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
+    ) -> dict[str, Any] | None:
+        """What takes a tool's result's place in the session; None where it stays."""
+        try:
+            return await self._offloader.after_tool(tool, arguments, context, result)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._tell(f"{type(error).__name__}: {error}", error)
+            return None
+
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
         if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
@@ -194,13 +213,34 @@ class Edge:
 
     async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
         call = Call.of(context, request)
-        planned = self._gatherer.planned(call)
+        planned = self._with_evidence(call, self._gatherer.planned(call))
         policy = self._policy_for(planned.profile, context.agent_name)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
         policy, planned = self._within_limits(call, policy, planned)
         built = await self._built(call, planned, policy)
         return self._settle(call, built)
+
+    def _with_evidence(self, call: Call, planned: Planned) -> Planned:
+        """Shows extracts, declares their readers, and notes what could not be offloaded."""
+        if self.policy.offload.mode == "off" or call.hands_off:
+            return planned
+        self._offloader.show(call.context, call.request)
+        declare(call.request, self._readers)
+        session = call.context.session
+        problems = self._offloader.take_problems((session.app_name, session.user_id, session.id))
+        return replace(planned, problems=(*planned.problems, *problems)) if problems else planned
+
+    def _room(self, context: ToolContext) -> int:
+        """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
+        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
+        most = self.policy.offload.read_tokens
+        if last is None:
+            return most
+        budget = last.pack.allocation.budget
+        free = budget - last.pack.request_tokens
+        calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
+        return max(1, min(most, max(free // 2, budget // 10) // calls))
 
     async def _built(self, call: Call, planned: Planned, policy: PackPolicy) -> _Built:
         """The pack by the best counter that works; one that fails gives way to the next."""

@@ -128,6 +128,11 @@ class ContextPackPlugin(BasePlugin):
     ) -> None:
         calling(tool_context.get_invocation_context())
 
+    async def after_tool_callback(
+        self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        return await self._edge.after_tool(tool, tool_args, tool_context, result)
+
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self._edge.flush(invocation=invocation_context)
 
@@ -143,6 +148,9 @@ class AgentCallbacks(TypedDict):
 
     before_model_callback: Callable[[CallbackContext, LlmRequest], Awaitable[LlmResponse | None]]
     after_model_callback: Callable[[CallbackContext, LlmResponse], Awaitable[LlmResponse | None]]
+    after_tool_callback: Callable[
+        [BaseTool, dict[str, Any], ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | None]
+    ]
     after_agent_callback: Callable[[CallbackContext], Awaitable[types.Content | None]]
 
 
@@ -170,6 +178,11 @@ def context_pack_callbacks(
         await edge.after_model(callback_context, llm_response)
         return None
 
+    async def after_tool(
+        tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        return await edge.after_tool(tool, args, tool_context, tool_response)
+
     async def after_agent(callback_context: CallbackContext) -> types.Content | None:
         await edge.flush(invocation=callback_context.get_invocation_context())
         return None
@@ -177,5 +190,6 @@ def context_pack_callbacks(
     return {
         "before_model_callback": before_model,
         "after_model_callback": after_model,
+        "after_tool_callback": after_tool,
         "after_agent_callback": after_agent,
     }

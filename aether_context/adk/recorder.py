@@ -21,6 +21,7 @@ from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
+from aether_context.evidence import EvidenceRecord
 from aether_context.manifest import Manifest, Recording, Tip, record
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
@@ -72,6 +73,10 @@ class Recorder:
     def summary(self, identity: Identity, key: str, text: str) -> None:
         """Queues a summary that a model wrote, under the hash over what it was asked with."""
         self._put(lambda: self.store.write_summary(identity.app, identity.user, key, text))
+
+    def evidence(self, scope: tuple[str, str, str], record: EvidenceRecord, data: bytes) -> None:
+        """Queues a piece of evidence of a session: app, user, session."""
+        self._put(lambda: self.store.write_evidence(*scope, record, data))
 
     def calibration(self, identity: Identity, model: str, value: JSON) -> None:
         """Queues what a user's usage of a model has taught."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from aether_context.canonical import JSON, canonical_json, hash_text, strings
+from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
 from aether_context.compression import extract
 from aether_context.conversation import is_human
 from aether_context.counting import Tally
@@ -74,7 +73,7 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
     budget = ceiling
     while True:
         chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
-        result = _with(response, path, chosen)
+        result = replaced(response, path, chosen)
         used = tally.count(canonical_json(result))
         if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
@@ -83,11 +82,3 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
             response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))
-
-
-def _with(value: JSON, path: tuple[str | int, ...], text: str) -> JSON:
-    if not path:
-        return text
-    changed: Any = dict(value) if isinstance(value, dict) else list(value)
-    changed[path[0]] = _with(value[path[0]], path[1:], text)
-    return changed

@@ -1,0 +1,281 @@
+"""The tools by which a model reads what was taken out of its prompt: ``read_artifact`` and ``search_artifact``.
+
+They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
+the session. Whatever a model asks for, it gets an answer; what they answer is never offloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from aether_context.adk.bounded import keep
+from aether_context.adk.offloading import state_record
+from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.errors import AetherContextError, BlobNotFound
+from aether_context.evidence import evidence_key
+from aether_context.evidence.lines import view_of
+from aether_context.evidence.reading import Excerpt, Searcher, read_lines
+from aether_context.evidence.record import SCHEME
+from aether_context.redaction import masker
+from aether_context.store import PackStore
+from aether_context.tokens import counter_for
+
+logger = logging.getLogger("aether_context")
+
+READ, SEARCH = "read_artifact", "search_artifact"
+_SECONDS = 10.0
+_MOST_KEPT = 16
+_MOST_CHARACTERS = 100_000_000
+_MOST_LINES = 2_000
+_USUAL_LINES = 100
+_MOST_QUERY = 500
+_MESSAGES = f"{SCHEME}messages/"
+_FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
+
+Room = Callable[[ToolContext], int]
+"""The tokens that an answer may have now."""
+
+
+class Unreadable(AetherContextError):
+    """An address leads to nothing that can be read; the message says why, for the model."""
+
+
+class Library:
+    """What sessions may read of a store; the texts read last are kept, with their indexes.
+
+    Args:
+        redact: patterns of what is masked before texts are compared.
+    """
+
+    def __init__(self, store: PackStore, redact: tuple[str, ...] = ()) -> None:
+        self._store = store
+        self._mask = masker(redact) if redact else None
+        self._texts: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+
+    async def open(self, uri: str, context: ToolContext) -> Searcher:
+        """The text of an address, in lines.
+
+        Raises:
+            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
+        """
+        uri = uri.strip()
+        digits = evidence_key(uri)
+        if digits is not None:
+            return await self._evidence(uri, digits, context)
+        if uri.startswith(_MESSAGES):
+            return await self._message(uri, context)
+        return await self._file(uri, context)
+
+    async def _evidence(self, uri: str, digits: str, context: ToolContext) -> Searcher:
+        record = state_record(context.session.state, digits)
+        if record is None:
+            raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
+        if not record.media_type.startswith(("text/", "application/json")):
+            raise Unreadable(f"{uri} is {record.media_type} of {record.size_bytes} bytes, which cannot be read as text")
+        session = context.session
+        key = (session.app_name, session.user_id, record.digest)
+        held = self._texts.get(key)
+        if held is not None:
+            return held
+        try:
+            data = await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
+        except BlobNotFound as error:
+            raise Unreadable(f"{uri} is not kept any more: call {record.source or 'the tool'} again") from error
+        return await self._kept(key, data.decode("utf-8", "surrogatepass"))
+
+    async def _message(self, uri: str, context: ToolContext) -> Searcher:
+        session = context.session
+        name = uri.removeprefix(SCHEME)
+        scope = (session.app_name, session.user_id, session.id)
+        data = await asyncio.to_thread(self._store.message, *scope, name)
+        if data is None:
+            raise Unreadable(f"this session has no {uri[:200]}")
+        return await self._kept((*scope, name), data.decode("utf-8", "surrogatepass"))
+
+    async def _file(self, uri: str, context: ToolContext) -> Searcher:
+        """One of ADK's artifacts of this session."""
+        name = uri.removeprefix(SCHEME)
+        known = _FILE.fullmatch(name) and uri.startswith(SCHEME)
+        if not known or any(part.strip(". ") == "" for part in name.split("/")) or name.startswith("apps/"):
+            raise Unreadable(
+                f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
+            )
+        if context.get_invocation_context().artifact_service is None:
+            raise Unreadable(f"this session has no {uri}")
+        part = await context.load_artifact(name)
+        text = _text_of(part)
+        if text is None:
+            raise Unreadable(f"{uri} is not there" if part is None else f"{uri} is not text")
+        return await self._kept((), text)
+
+    async def _kept(self, key: tuple[str, ...], text: str) -> Searcher:
+        if len(text) > _MOST_CHARACTERS:
+            raise Unreadable("it is too large to be read here")
+        view = await asyncio.to_thread(view_of, text)
+        found = Searcher(view, redact=self._mask)
+        return keep(self._texts, key, found, _MOST_KEPT) if key else found
+
+
+class _Reader(BaseTool):
+    """A tool over a session's stored texts."""
+
+    def __init__(self, declaration: types.FunctionDeclaration, library: Library, room: Room) -> None:
+        super().__init__(
+            name=declaration.name or "",
+            description=declaration.description or "",
+            custom_metadata={ESSENTIAL_MARK: True},
+        )
+        self._declaration = declaration
+        self._library = library
+        self._room = room
+        self._counter = counter_for("")
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self._declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        uri = args.get("uri")
+        if not isinstance(uri, str) or not uri.strip():
+            return {"error": "give the address in uri, such as artifact://evidence/…"}
+        try:
+            return await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+        except Unreadable as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
+            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
+
+    async def _run(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        searcher = await self._library.open(uri, context)
+        room = self._room(context)
+        return await asyncio.to_thread(self.answer, searcher, args, room)
+
+    @abstractmethod
+    def answer(self, searcher: Searcher, args: Mapping[str, Any], room: int) -> dict[str, Any]:
+        """What the model gets, of at most ``room`` tokens."""
+
+
+class ReadArtifact(_Reader):
+    """Reads lines by their numbers."""
+
+    def __init__(self, library: Library, room: Room) -> None:
+        super().__init__(_READ_DECLARATION, library, room)
+
+    def answer(self, searcher: Searcher, args: Mapping[str, Any], room: int) -> dict[str, Any]:
+        total = len(searcher.view.lines)
+        start = _number(args.get("start_line"), 1)
+        count = max(1, min(_number(args.get("max_lines"), _USUAL_LINES), _MOST_LINES))
+        start = total + 1 + start if start < 0 else start
+        if not 1 <= start <= total:
+            return {"error": f"it has lines 1 to {total}: give start_line among them"}
+        found = read_lines(searcher.view, start - 1, count, max_tokens=room, counter=self._counter)
+        answer: dict[str, Any] = {"lines": f"{_named(found)} of {total}", "text": found.text}
+        if found.is_cut:
+            answer["note"] = "the line goes on: search_artifact finds what is further in it"
+        elif found.stop < min(total, start - 1 + count):
+            answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
+        return answer
+
+
+class SearchArtifact(_Reader):
+    """Finds lines by words, or by what they are about."""
+
+    def __init__(self, library: Library, room: Room) -> None:
+        super().__init__(_SEARCH_DECLARATION, library, room)
+
+    def answer(self, searcher: Searcher, args: Mapping[str, Any], room: int) -> dict[str, Any]:
+        query = args.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return {"error": "say in query what to look for: a word, an identifier, or a question"}
+        found = searcher.search(query[:_MOST_QUERY], max_tokens=room, counter=self._counter)
+        total = len(searcher.view.lines)
+        if not found.excerpts:
+            return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
+        answer: dict[str, Any] = {"found": [{"lines": _named(one), "text": one.text} for one in found.excerpts]}
+        answer["note"] = _NOTES[found.how].format(matches=found.matches, total=total)
+        return answer
+
+
+def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> None:
+    """Declares the readers behind an agent's own tools.
+
+    Not where an agent answers in a schema without tools, which models do not combine, nor by a name that it has itself.
+    """
+    config = request.config
+    if config is not None and config.response_schema is not None and not request.tools_dict:
+        return
+    request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
+
+
+_NOTES = {
+    "literal": "{matches} of {total} lines hold the query",
+    "words": "no line holds the query as it is; {matches} of {total} hold its words",
+    "ranked": "none of {total} lines holds the query as it is; these come nearest",
+}
+
+
+def _named(found: Excerpt) -> str:
+    return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
+
+
+def _number(value: object, otherwise: int) -> int:
+    """What a model gave for a whole number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return otherwise
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError):
+        return otherwise
+
+
+def _text_of(part: types.Part | None) -> str | None:
+    """The text of an artifact, None where it has none."""
+    if part is None:
+        return None
+    if part.text is not None:
+        return part.text
+    if part.inline_data is None or part.inline_data.data is None:
+        return None
+    try:
+        return part.inline_data.data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
+_READ_DECLARATION = types.FunctionDeclaration(
+    name=READ,
+    description="Reads lines of a tool result or file that is shown only in part.",
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "uri": _URI,
+            "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
+            "max_lines": {"type": "integer", "description": f"How many lines; {_USUAL_LINES} where it is left out."},
+        },
+        "required": ["uri"],
+    },
+)
+_SEARCH_DECLARATION = types.FunctionDeclaration(
+    name=SEARCH,
+    description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "uri": _URI,
+            "query": {"type": "string", "description": "An identifier or words as they stand there, or a question."},
+        },
+        "required": ["uri", "query"],
+    },
+)

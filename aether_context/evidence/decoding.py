@@ -1,0 +1,152 @@
+"""The text inside a tool's output: without envelopes, escapes and terminal codes, which carry nothing a model needs.
+
+A tool's output often is a text in the Python notation of a protocol's result object, in which stands the JSON of
+another, in which stands the text that the tool meant. Every layer escapes the one inside it. Outputs that somebody cut
+off at a number of characters are read as far as they go.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from aether_context.canonical import JSON
+
+MOST_LAYERS = 4
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_REDRAWN = re.compile(r"[^\n]*\r(?=[^\n\r])")
+_TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
+_ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
+_LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
+_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_BODY = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*', re.DOTALL)
+
+
+def decoded(text: str) -> str:
+    """The innermost text of an output; the output itself where it has no envelope.
+
+    An envelope that says more than its text, such as that the call failed, stays.
+    """
+    for _ in range(MOST_LAYERS):
+        inside = _unwrapped(text)
+        if inside is None:
+            break
+        text = inside
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """A text without terminal codes and without what a progress bar wrote over."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if "\r" in text:
+        text = _REDRAWN.sub("", text.replace("\r\n", "\n"))
+    return text
+
+
+def read_json(text: str) -> tuple[JSON, bool] | None:
+    """The value of a JSON text, and whether it is whole; None where it is not JSON.
+
+    Of a text that was cut off, everything up to the cut is read.
+    """
+    stripped = text.strip()
+    if stripped[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(stripped), True
+    except (ValueError, RecursionError):
+        pass
+    for closed in _closed(stripped):
+        try:
+            return json.loads(closed), False
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _closed(text: str) -> Iterator[str]:
+    """A JSON text that was cut off with everything closed that is open at its end: as it is, then without the last
+    value or key, of which there may be too little."""
+    opened: list[str] = []
+    sound, outside = 0, ""
+    end, inside = len(text), ""
+    for found in _MARK.finditer(text):
+        mark = found.group()[0]
+        if mark == '"':
+            if found.end() < len(text) or _ended(found.group()):
+                continue
+            body = _STRING_BODY.match(text, found.start())
+            end, inside = (body.end() if body is not None else len(text)), '"'
+        elif mark in "{[":
+            opened.append("}" if mark == "{" else "]")
+            sound, outside = found.end(), "".join(reversed(opened))
+        elif mark == ",":
+            sound, outside = found.start(), "".join(reversed(opened))
+        elif not opened or opened.pop() != mark:
+            return
+    yield text[:end] + inside + "".join(reversed(opened))
+    yield text[:sound] + outside
+
+
+def _ended(string: str) -> bool:
+    """Whether a JSON string has its closing mark."""
+    return len(string) > 1 and string.endswith('"') and _STRING.fullmatch(string) is not None
+
+
+def _unwrapped(text: str) -> str | None:
+    """The text inside the outermost layer, None where there is none to be taken off."""
+    start = text[:200].lstrip()
+    if _ENVELOPE.match(start):
+        return _of_notation(text)
+    if start[:1] == "{" and '"content"' in text[:200]:
+        return _of_protocol(text)
+    return None
+
+
+def _of_notation(text: str) -> str | None:
+    """The texts of a result in Python's notation."""
+    if "isError=True" in text[-200:]:
+        return None
+    found = [_LITERAL.match(text, one.end()) for one in _TEXT_CONTENT.finditer(text)]
+    texts = [_unescaped(one.group(1) if one.group(1) is not None else one.group(2)) for one in found if one is not None]
+    return "\n".join(texts) if texts else None
+
+
+def _of_protocol(text: str) -> str | None:
+    """The texts of a result in the JSON of the Model Context Protocol, where that says nothing more."""
+    found = read_json(text)
+    value = found[0] if found is not None else None
+    if not isinstance(value, dict) or not value.keys() <= {"_meta", "meta", "content", "isError", "structuredContent"}:
+        return None
+    if value.get("isError") or value.get("structuredContent") or value.get("_meta") or value.get("meta"):
+        return None
+    items = value.get("content")
+    if not isinstance(items, list) or not items:
+        return None
+    return "\n".join(_item_text(one) for one in items)
+
+
+def _item_text(item: JSON) -> str:
+    """What an item of a result says: its text, or its JSON."""
+    if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str):
+        return str(item["text"])
+    return json.dumps(item, ensure_ascii=False)
+
+
+def _unescaped(literal: str) -> str:
+    return _ESCAPE.sub(_character, literal) if "\\" in literal else literal
+
+
+def _character(found: re.Match[str]) -> str:
+    code = found.group(1) or found.group(2) or found.group(3)
+    if code is not None:
+        number = int(code, 16)
+        return chr(number) if number <= 0x10FFFF else found.group()
+    letter = found.group(4)
+    if letter == "\n":
+        return ""
+    return _LETTERS.get(letter, letter)

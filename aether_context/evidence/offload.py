@@ -1,0 +1,175 @@
+"""A tool's result in two pieces: the text that goes to the store, and what the model reads in its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
+from aether_context.compression import Counts
+from aether_context.evidence.extracting import Shown, show, tokens_of
+from aether_context.evidence.kinds import MEDIA_TYPES, data_type
+from aether_context.evidence.lines import view_of
+from aether_context.evidence.record import Form, evidence_uri, size_words
+from aether_context.evidence.registry import RULES, extractor
+from aether_context.policy import OffloadSettings
+
+ARTIFACT_KEY = "artifact"
+"""The key of a response under which the address of the whole stands."""
+NOTE_KEY = "note"
+NAMES_KEY = "also_mentions"
+"""The key of a response under which identifiers of the lines left out stand."""
+_DOMINANT = 0.8
+_ERROR_KEYS = ("error", "errors", "error_message", "isError", "is_error")
+_ERROR_STATES = frozenset({"error", "failed", "failure"})
+_ERROR_STARTS = ("Traceback (most recent call last)", "Error:", "error:", "ERROR:", "Error executing tool")
+_ERROR_FACTOR = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloaded:
+    """What became of a result.
+
+    ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON.
+    ``response`` is read in the place of the result; it names ``uri`` where something is missing in it.
+    """
+
+    response: Mapping[str, JSON]
+    data: bytes
+    digest: str
+    uri: str
+    media_type: str
+    lines: int
+    tokens: int
+    shown_tokens: int
+    form: Form
+
+
+def offload(
+    response: Mapping[str, JSON], tool: str, settings: OffloadSettings, *, counter: Counts, query: str = ""
+) -> Offloaded:
+    """Decides what a model reads of a response; `Offloaded.form` says what that is.
+
+    Equal arguments give equal results. An error stays as it is up to eight times the threshold.
+
+    Args:
+        response: JSON values only.
+        tool: its name, for the policy's rule.
+        query: what the agent is after.
+
+    Raises:
+        PolicyError: the policy names an extractor that is not registered.
+    """
+    rule = settings.tools.get(tool, "threshold")
+    path, text = _dominant(response)
+    tokens = tokens_of(text, counter)
+    data = text.encode("utf-8", "surrogatepass")
+    kept = Offloaded(
+        response=response,
+        data=data,
+        digest=(digest := hash_bytes(data)),
+        uri=evidence_uri(digest, "txt"),
+        media_type=MEDIA_TYPES["text"][0],
+        lines=text.count("\n") + 1,
+        tokens=tokens,
+        shown_tokens=tokens,
+        form="verbatim",
+    )
+    ceiling = 0 if rule == "always" else settings.threshold_tokens
+    if rule == "never" or tokens <= ceiling:
+        return kept
+    if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
+        return kept
+    shown = _shown(text, rule, settings, counter, query)
+    kept = _typed(kept, shown, text)
+    changed = _changed(response, path, shown, kept)
+    used = tokens_of(canonical_json(changed), counter)
+    if used > (1 - settings.min_saving) * tokens:
+        return kept
+    form: Form = "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract"
+    return replace(kept, response=changed, shown_tokens=used, form=form)
+
+
+def is_error(response: Mapping[str, JSON]) -> bool:
+    """Whether a response says that the tool failed."""
+    if any(response.get(key) for key in _ERROR_KEYS):
+        return True
+    state = response.get("status")
+    if isinstance(state, str) and state.lower() in _ERROR_STATES:
+        return True
+    said = response.get("result")
+    return isinstance(said, str) and (
+        said.lstrip()[:60].startswith(_ERROR_STARTS) or said.rstrip().endswith("isError=True")
+    )
+
+
+def _shown(text: str, rule: str, settings: OffloadSettings, counter: Counts, query: str) -> Shown:
+    if rule not in RULES:
+        said = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
+        view = view_of(text)
+        return Shown(text=said, kind=view.kind, kept=0, total=len(view.lines))
+    return show(
+        text,
+        extract_tokens=settings.extract_tokens,
+        whole_tokens=0 if rule == "always" else settings.threshold_tokens,
+        data_tokens=0 if rule == "always" else settings.data_tokens,
+        counter=counter,
+        query=query,
+    )
+
+
+def _typed(kept: Offloaded, shown: Shown, text: str) -> Offloaded:
+    """The same with the media type and the number of lines that its text was found to have."""
+    media_type, ending = MEDIA_TYPES[shown.kind]
+    if shown.kind == "data":
+        media_type = data_type(text[:200])
+    return replace(kept, uri=evidence_uri(kept.digest, ending), media_type=media_type, lines=shown.total)
+
+
+def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
+    """The text that makes up most of a response, with the path to it; else all of it as JSON, and no path."""
+    if response.keys() == {"result"} and isinstance(response["result"], str):
+        return ("result",), response["result"]
+    leaf = max(strings(response), key=lambda one: (len(one[1]), str(one[0])), default=None)
+    if leaf is not None:
+        path, text = leaf
+        besides = len(canonical_json(replaced(response, path, "")))
+        if len(text) >= _DOMINANT * (len(text) + besides):
+            return leaf
+    return (), canonical_json(response)
+
+
+def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offloaded) -> dict[str, JSON]:
+    """The response with what is shown in the place of the whole, and the whole's address where lines are missing."""
+    value: JSON = replaced(response, path, shown.text) if path else _value(shown.text)
+    changed = dict(value) if isinstance(value, dict) else {"result": value}
+    if shown.ends_early:
+        changed[_free(changed, NOTE_KEY)] = "the tool's output ends in the middle"
+    if shown.is_whole:
+        return changed
+    changed[_free(changed, ARTIFACT_KEY)] = _address(shown, kept)
+    if shown.names:
+        changed[_free(changed, NAMES_KEY)] = shown.names
+    return changed
+
+
+def _free(response: Mapping[str, JSON], key: str) -> str:
+    while key in response:
+        key += "_"
+    return key
+
+
+def _value(text: str) -> JSON:
+    """The value of a JSON text, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _address(shown: Shown, kept: Offloaded) -> str:
+    size = size_words(len(kept.data))
+    if shown.kind == "data":
+        return f"{kept.uri} ({size})"
+    return f"{kept.uri} has all {shown.total} lines ({size}): use read_artifact or search_artifact"

@@ -1,0 +1,160 @@
+"""Reading back: some lines of a stored output, and what in it answers a query, within a budget of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from aether_context.compression import Counts
+from aether_context.evidence.lines import View
+from aether_context.retrieval import HybridIndex
+
+_AROUND = 2
+_MOST_HITS = 200
+_PASSAGE_LINES, _PASSAGE_CHARACTERS = 12, 800
+_MOST_PASSAGES = 4_000
+_RANKED = 6
+_WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Lines of an output from ``start`` to before ``stop``, counted from 0. ``is_cut`` says that the last one is not
+    whole."""
+
+    start: int
+    stop: int
+    text: str
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a search found: excerpts in the order of their worth, how they were found, and lines that match in all."""
+
+    excerpts: tuple[Excerpt, ...]
+    how: str
+    matches: int
+
+
+def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: Counts) -> Excerpt:
+    """As many of ``count`` lines from ``start`` on as the budget takes; of the first one a part, where that is long."""
+    stop = min(len(view.lines), start + count)
+    left = max_tokens
+    at = start
+    while at < stop:
+        cost = counter.count(view.line(at)) + 1
+        if cost > left:
+            break
+        left -= cost
+        at += 1
+    if at > start or start >= stop:
+        return Excerpt(start=start, stop=at, text="\n".join(view.line(place) for place in range(start, at)))
+    return Excerpt(start=start, stop=start + 1, text=_beginning(view.line(start), max_tokens, counter), is_cut=True)
+
+
+def _beginning(line: str, max_tokens: int, counter: Counts) -> str:
+    width = min(len(line), max_tokens * 4)
+    while width > 1 and counter.count(line[:width]) > max_tokens:
+        width = width * 3 // 4
+    return line[: max(1, width)]
+
+
+class Searcher:
+    """Finds lines of one output: those that hold the query's words as they stand, then passages by relevance.
+
+    The passages are indexed once, at the first search that needs them.
+
+    Args:
+        redact: masks what is compared by words and by meaning.
+        embedder: that of the index.
+    """
+
+    def __init__(self, view: View, *, redact: Callable[[str], str] | None = None, embedder: str | None = None) -> None:
+        self.view = view
+        self._redact = redact
+        self._embedder = embedder
+
+    def search(self, query: str, *, max_tokens: int, counter: Counts) -> Findings:
+        """Excerpts that answer a query, as many as the budget takes.
+
+        Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
+        some of them; a few lines around each are shown. What the budget then leaves goes to passages by relevance.
+        """
+        matching, how = self._matching(query)
+        places = [*_spread(matching), *([] if how == "literal" and len(matching) > _RANKED else self._ranked(query))]
+        excerpts: list[Excerpt] = []
+        shown: set[int] = set()
+        left = max_tokens
+        for begin, end in places:
+            wanted = [at for at in range(begin, end) if at not in shown]
+            if not wanted or left < 8:
+                continue
+            found = read_lines(self.view, wanted[0], wanted[-1] + 1 - wanted[0], max_tokens=left, counter=counter)
+            if found.is_cut and excerpts:
+                continue
+            left -= counter.count(found.text) + 8
+            shown.update(range(found.start, found.stop))
+            excerpts.append(found)
+        return Findings(excerpts=tuple(excerpts), how=how if matching else "ranked", matches=len(matching))
+
+    def _matching(self, query: str) -> tuple[list[int], str]:
+        """Lines with the query, or with the most of its words, and which of the two."""
+        said = query.strip().strip("\"'").casefold()
+        found = [at for at, line in enumerate(self._folded) if said in line] if said else []
+        if found:
+            return found, "literal"
+        words = sorted({word.casefold().rstrip(".:") for word in _WORD.findall(query)})
+        if len(words) < 2:
+            return [], ""
+        counts = [sum(word in line for word in words) for line in self._folded]
+        most = max(counts, default=0)
+        if most < len(words) and (most < 2 or most * 2 < len(words)):
+            return [], ""
+        return [at for at, count in enumerate(counts) if count == most], "words"
+
+    def _ranked(self, query: str) -> list[tuple[int, int]]:
+        index = self._index
+        return [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)] if index is not None else []
+
+    @cached_property
+    def _folded(self) -> list[str]:
+        return [line.casefold() for line in self.view.lines]
+
+    @cached_property
+    def _passages(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        begin = size = 0
+        for at, line in enumerate(self.view.lines):
+            if at > begin and (at - begin >= _PASSAGE_LINES or size + len(line) > _PASSAGE_CHARACTERS):
+                found.append((begin, at))
+                begin, size = at, 0
+            size += len(line)
+        return [*found, (begin, len(self.view.lines))]
+
+    @cached_property
+    def _index(self) -> HybridIndex | None:
+        """The passages by words and meaning; None for an output of too many of them."""
+        if len(self._passages) > _MOST_PASSAGES:
+            return None
+        texts = ["\n".join(self.view.line(at) for at in range(*one)) for one in self._passages]
+        index = HybridIndex(self._embedder, redact=self._redact)
+        index.add_texts([str(at) for at in range(len(texts))], texts)
+        return index
+
+
+def _spread(lines: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranges around matching lines; of many the first and the last ones before those between."""
+    ranges: list[tuple[int, int]] = []
+    for at in _first_and_last(lines):
+        ranges.append((max(0, at - _AROUND), at + _AROUND + 1))
+    return ranges
+
+
+def _first_and_last(lines: Sequence[int]) -> Iterable[int]:
+    kept = list(lines[:_MOST_HITS])
+    if len(kept) < len(lines):
+        kept.append(lines[-1])
+    return dict.fromkeys([*kept[:3], kept[-1], *kept[3:]]) if kept else ()

@@ -1,0 +1,99 @@
+"""What is known of a piece of evidence, and the address under which a model reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aether_context.canonical import JSON, hash_json, short
+
+Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
+"""What of a result stands in the prompt: itself, the same without envelope and white space, some of its lines, or only
+what it is."""
+
+SCHEME = "artifact://"
+_FOLDER = f"{SCHEME}evidence/"
+_DIGITS = 16
+_URI = re.compile(rf"{_FOLDER}([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
+_LARGEST = 1_000_000_000_000
+
+
+class EvidenceRecord(BaseModel):
+    """A piece of evidence: a tool's result, a file, or another text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    uri: str
+    """Its address within the session."""
+    digest: str
+    """The tagged hash of its bytes, by which the store keeps them."""
+    size_bytes: int = Field(ge=0, le=_LARGEST)
+    """The size of its bytes."""
+    lines: int = Field(default=1, ge=0, le=_LARGEST)
+    """Lines, as they are read and searched."""
+    tokens: int = Field(default=0, ge=0, le=_LARGEST)
+    """Tokens, estimated."""
+    media_type: str = "text/plain"
+    """Its media type."""
+    source: str = ""
+    """The tool that gave it, or where else it is from."""
+    arguments: str = ""
+    """The short hash of the call's arguments."""
+    agent: str = ""
+    """The agent that asked for it."""
+    invocation: str = ""
+    """The invocation in which it came."""
+    time: float | None = None
+    """The time of the event that asked for it, seconds since 1970 UTC."""
+    form: Form = "verbatim"
+    """What of it stands in the prompt."""
+    query: str = ""
+    """What the agent was after, by which the lines of an extract were chosen."""
+
+    @property
+    def call(self) -> str:
+        """Which call it answers: results of equal calls replace each other."""
+        return f"{self.source}:{self.arguments}"
+
+    @property
+    def name(self) -> str:
+        """A name for the record that no other one has."""
+        return short(hash_json(self.model_dump(mode="json")), _DIGITS)
+
+
+def evidence_uri(digest: str, ending: str) -> str:
+    """The address of bytes by their hash; nothing of it is a model's or a tool's word."""
+    return f"{_FOLDER}{short(digest, _DIGITS)}.{ending}"
+
+
+def evidence_key(uri: str) -> str | None:
+    """The digits by which an address names its evidence; None where it is not such an address."""
+    found = _URI.fullmatch(uri.strip())
+    return found.group(1) if found is not None else None
+
+
+def arguments_hash(arguments: Mapping[str, JSON]) -> str:
+    """The short hash of a call's arguments, JSON values only."""
+    return short(hash_json(arguments))
+
+
+def superseded(records: list[EvidenceRecord]) -> dict[str, str]:
+    """The addresses of results that a later one of an equal call differs from, with the address of the latest.
+
+    Args:
+        records: in the order in which they came.
+    """
+    latest = {record.call: record for record in records}
+    return {record.uri: latest[record.call].uri for record in records if record.digest != latest[record.call].digest}
+
+
+def size_words(size_bytes: int) -> str:
+    """A size for people and models: ``43 KB``."""
+    if size_bytes < 1_000:
+        return f"{size_bytes} bytes"
+    if size_bytes < 1_000_000:
+        return f"{round(size_bytes / 1_000)} KB"
+    return f"{size_bytes / 1_000_000:.1f} MB"

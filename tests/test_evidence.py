@@ -1,0 +1,360 @@
+"""What is shown of an output is its own; what is missing is said in lines; what was shown can be found again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aether_context import PackPolicy
+from aether_context.canonical import canonical_json
+from aether_context.errors import PolicyError
+from aether_context.evidence import EvidenceRecord, evidence_key, offload, register_extractor, superseded
+from aether_context.evidence.decoding import decoded, read_json
+from aether_context.evidence.extracting import show
+from aether_context.evidence.kinds import kind_of
+from aether_context.evidence.lines import MOST_DECODED, view_of
+from aether_context.evidence.outline import outlined, rendered
+from aether_context.evidence.reading import Searcher, read_lines
+from aether_context.evidence.sampling import sampled
+from aether_context.policy import OffloadSettings
+from aether_context.tokens import counter_for
+
+COUNTER = counter_for("")
+GAP = re.compile(r"\[… lines? (\d+)(?:-(\d+))? …\]")
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=300),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=12), inner, max_size=6),
+    max_leaves=40,
+)
+
+
+def extract_of(text, query="", tokens=300):
+    return show(text, extract_tokens=tokens, whole_tokens=tokens, data_tokens=tokens, counter=COUNTER, query=query)
+
+
+def log(count, width=60):
+    return "\n".join(
+        f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO step {at} {'.' * width}" for at in range(count)
+    )
+
+
+def missing(text):
+    return sum(int(two or one) - int(one) + 1 for one, two in GAP.findall(text))
+
+
+# extracts
+
+
+@given(
+    st.text(alphabet=st.sampled_from("ab 1_/\nERROR:é中"), max_size=6_000), st.integers(60, 400), st.text(max_size=40)
+)
+@settings(deadline=None)
+def test_an_extract_is_made_of_the_texts_own_lines_and_counts_what_is_missing(text, budget, query):
+    shown = extract_of(text, query, budget)
+    if shown.is_whole:
+        assert shown.text in (text, view_of(text).whole)
+        return
+    lines = set(view_of(text).lines)
+    assert COUNTER.count(shown.text) <= budget
+    if shown.kept and not view_of(text).outline:
+        assert all(GAP.fullmatch(line) or line in lines for line in shown.text.split("\n"))
+        assert shown.kept + missing(shown.text) == shown.total == len(view_of(text).lines)
+
+
+@pytest.mark.parametrize("line", ["short", "x" * 1_999, "y" * 2_001, "z" * 9_000, ""])
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_long_texts_are_numbered_as_they_are_read(line, ending):
+    rows = [f"{line} {at} café" if at % 7 else line for at in range(4_000 if len(line) < 100 else 60)]
+    text = "\n".join(rows) + ending
+    text += "\nneedle_1 here\n" + "\n".join(rows)
+    assert len(text) > MOST_DECODED or len(line) == 0
+    lines = view_of(text).lines if len(text) > MOST_DECODED else None
+    sample = sampled(text, ["needle_1", "café"])
+    if lines is not None:
+        assert sample.total == len(lines)
+        assert [lines[number] for number in sample.numbers] == list(sample.texts)
+        assert any("needle_1" in one for one in sample.texts)
+
+
+def test_errors_stay_with_the_lines_that_belong_to_them():
+    trace = 'Traceback (most recent call last):\n  File "app.py", line 7, in main\n    run()\nValueError: it is closed'
+    text = f"{log(900)}\n{trace}\n{log(900)}"
+    shown = extract_of(text, "nothing of this", 400)
+    assert trace in shown.text
+    assert not shown.is_whole
+
+
+def test_lines_that_the_call_asked_about_are_kept():
+    text = "\n".join(f"setting_{at} = {at * 17}" for at in range(3_000))
+    shown = extract_of(text.replace("setting_1503 ", "retention_days "), "how long is retention_days")
+    assert "retention_days = " in shown.text
+
+
+def test_ids_of_records_are_kept_before_their_prose():
+    prose = "which is a long description of something that nobody has asked about in this conversation so far"
+    text = "\n".join(f"- id: ORD-{at}\n  text: {prose} {prose}" for at in range(12))
+    shown = extract_of(text, "", 300)
+    assert all(f"ORD-{at}" in shown.text + shown.names for at in range(12))
+
+
+def test_names_of_the_lines_that_are_left_out_are_given():
+    text = "\n".join(
+        ["a line of plain words and nothing more to it than that"] * 200 + ["uses color #88C0D0 of nord8"] * 3
+    )
+    text += "\n" + "\n".join(["another line of plain words and nothing more than that"] * 200)
+    shown = extract_of(text, "", 200)
+    assert "#88C0D0" in shown.text + shown.names
+
+
+def test_terminal_codes_and_progress_bars_are_gone():
+    bar = "".join(f"\r{at}%" for at in range(101))
+    text = f"\x1b[31mred\x1b[0m and \x1b]8;;http://x\x07link\x1b]8;;\x07\n{bar}\ndone"
+    assert decoded(text) == "red and link\n100%\ndone"
+    shown = extract_of("\n".join(f"\x1b[32mok\x1b[0m test_{at} passed" for at in range(9_000)))
+    assert "\x1b" not in shown.text
+    assert "ok test_0 passed" in shown.text
+
+
+def test_data_is_described_not_quoted():
+    data = base64.b64encode(random.Random(1).randbytes(30_000)).decode()
+    for text in (data, f"data:image/png;base64,{data}", "\0\ufffd" * 5_000):
+        shown = extract_of(text)
+        assert shown.kind == "data"
+        assert len(shown.text) < 100
+    assert "image/png" in extract_of(f"data:image/png;base64,{data}").text
+    assert kind_of("the quick brown fox jumps over the lazy dog " * 40) != "data"
+
+
+def test_minified_code_is_cut_at_bounded_columns():
+    code = "".join(f"function f{at}(a,b){{return a+b*{at}}};" for at in range(9_000))
+    shown = extract_of(code, "f4711", 500)
+    assert "f4711(" in shown.text
+    assert COUNTER.count(shown.text) <= 500
+    assert max(map(len, shown.text.split("\n"))) <= 240
+
+
+def test_other_scripts_are_whole_characters():
+    text = "\n".join(f"第{at}行：这是一个很长的日志行，没有错误，只是记录。编号{at}" for at in range(3_000))
+    shown = extract_of(text, "编号1234", 400)
+    assert all(GAP.fullmatch(line) or line in text for line in shown.text.split("\n"))
+
+
+# JSON
+
+
+@given(JSON_VALUES, st.data())
+@settings(deadline=None)
+def test_any_lines_of_an_outline_are_json(value, data):
+    lines = outlined(value)
+    chosen = data.draw(st.sets(st.integers(0, len(lines) - 1)))
+    json.loads(rendered(lines, chosen))
+    assert len(rendered(lines, range(len(lines))).split("\n")) == len(lines)
+
+
+@given(st.lists(st.fixed_dictionaries({"id": st.integers(), "name": st.text(max_size=40)}), min_size=30, max_size=200))
+@settings(deadline=None, max_examples=30)
+def test_rows_become_a_table_and_a_table_says_the_same(rows):
+    view = view_of(json.dumps(rows))
+    table = json.loads(view.whole)
+    assert [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] == rows
+
+
+def test_a_long_array_keeps_its_keys_some_rows_and_the_place_of_the_others():
+    text = json.dumps([{"id": at, "name": f"n{at}", "note": "z" * 40} for at in range(400)])
+    shown = extract_of(text, "n317")
+    table = json.loads(shown.text)
+    assert table["columns"] == ["id", "name", "note"]
+    assert [317, "n317", "z" * 40] in table["rows"]
+    assert any(isinstance(row, str) and row.startswith("… lines") for row in table["rows"])
+
+
+@given(JSON_VALUES.filter(lambda value: isinstance(value, (dict, list)) and value), st.data())
+@settings(deadline=None)
+def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
+    text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))
+    cut = text[: data.draw(st.integers(1, len(text)))]
+    found = read_json(cut)
+    assert found is not None
+    assert found[1] == (cut.strip() == text)
+    if found[1]:
+        assert found[0] == value
+
+
+@given(JSON_VALUES, st.booleans(), st.integers(0, 40))
+@settings(deadline=None)
+def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, cut):
+    said = json.dumps(value, indent=1) + " it's"
+    inside = json.dumps({"_meta": None, "content": [{"type": "text", "text": said, "annotations": None}]}, indent=2)
+    assert decoded(inside) == decoded(said)
+    notation = f"meta=None content=[TextContent(type='text', text={inside!r}, annotations=None)] isError=False"
+    assert decoded(notation) == decoded(said)
+    failed = notation.replace("isError=False", "isError=True")
+    assert decoded(failed).endswith("isError=True")
+
+
+# results
+
+
+def offloaded(response, tool="t", **changes):
+    made = OffloadSettings(**{"mode": "session", "threshold_tokens": 200, "extract_tokens": 150, **changes})
+    return offload(response, tool, made, counter=COUNTER)
+
+
+def test_a_short_result_is_its_own():
+    found = offloaded({"result": "fine"})
+    assert found.form == "verbatim"
+    assert found.response == {"result": "fine"}
+    assert evidence_key(found.uri)
+
+
+def test_other_fields_of_a_result_stay_word_for_word():
+    found = offloaded({"stdout": log(300), "exit_code": 3, "stderr": "warn"})
+    assert found.form == "extract"
+    assert found.response["exit_code"] == 3
+    assert found.response["stderr"] == "warn"
+    assert found.data.decode() == log(300)
+    assert found.response["artifact"].startswith(f"{found.uri} has all 300 lines")
+
+
+def test_a_result_of_many_values_stays_json():
+    response = {
+        "rows": [{"id": at, "tags": ["x", "y"], "text": "w" * 60} for at in range(300)],
+        "next": "p2",
+        "artifact": "a",
+    }
+    found = offloaded(response)
+    assert found.form == "extract"
+    assert json.loads(found.data) == response
+    assert found.response["next"] == "p2"
+    assert found.response["artifact"] == "a"
+    assert found.uri in found.response["artifact_"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": "no such file " * 200},
+        {"status": "error", "detail": "y " * 900},
+        {"result": "Traceback (most recent call last)\n" + "frame\n" * 400},
+        {"result": "meta=None content=[TextContent(type='text', text='" + "no " * 500 + "')] isError=True"},
+    ],
+)
+def test_errors_are_never_offloaded_away(error):
+    assert offloaded(error).form == "verbatim"
+    assert offloaded(error, tools={"t": "always"}).form == "verbatim"
+
+
+def test_nothing_is_offloaded_that_would_not_be_cheaper():
+    response = {"result": "\n".join(f"unique_{at}_{at * 7919}" for at in range(30))}
+    assert offloaded(response, threshold_tokens=20, extract_tokens=4_000).form == "verbatim"
+
+
+def test_a_result_that_is_short_without_its_envelope_is_shown_whole():
+    rows = [{"name": f"n{at}", "value": at} for at in range(40)]
+    text = json.dumps(rows, indent=8)
+    found = offloaded({"result": text}, data_tokens=2_000)
+    assert found.form == "whole"
+    assert "artifact" not in found.response
+    table = json.loads(found.response["result"])
+    assert [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] == rows
+    assert found.data.decode() == text
+
+
+def test_output_that_ends_in_the_middle_says_so():
+    text = json.dumps([{"name": f"n{at}", "value": at} for at in range(40)], indent=8)[:-200]
+    assert "ends in the middle" in offloaded({"result": text}, data_tokens=2_000).response["note"]
+
+
+def test_rules_of_single_tools():
+    response = {"result": log(300)}
+    assert offloaded(response, tools={"t": "never"}).form == "verbatim"
+    short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(9))}
+    assert offloaded(short).form == "verbatim"
+    assert offloaded(short, tools={"t": "always"}, extract_tokens=40, min_saving=0.0).form == "extract"
+    register_extractor("first_line", lambda text, *, max_tokens, counter, query: text.split("\n")[0])
+    found = offloaded(response, tools={"t": "first_line"})
+    assert found.response["result"] == log(1)
+    assert found.uri in found.response["artifact"]
+    with pytest.raises(PolicyError, match="did you mean 'first_line'"):
+        offloaded(response, tools={"t": "frist_line"})
+    with pytest.raises(PolicyError, match="is a rule"):
+        register_extractor("never", lambda text, *, max_tokens, counter, query: text)
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=5))
+@settings(deadline=None)
+def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
+    found, again = offloaded(response, threshold_tokens=20), offloaded(dict(response), threshold_tokens=20)
+    assert found == again
+    if found.form != "verbatim":
+        assert COUNTER.count(canonical_json(dict(found.response))) <= 0.76 * found.tokens + 1
+
+
+def test_policy_section():
+    assert PackPolicy().offload.mode == "off"
+    assert PackPolicy(offload={"mode": "session"}).offload.threshold_tokens > 0
+    with pytest.raises(PolicyError, match="offload"):
+        PackPolicy(offload={"mode": "always"})
+
+
+# records
+
+
+def test_a_later_result_of_an_equal_call_supersedes():
+    def record(at, digest, arguments="a"):
+        return EvidenceRecord(uri=f"artifact://evidence/{digest}.txt", digest=digest, size_bytes=1, source="read",
+                              arguments=arguments, time=float(at))  # fmt: skip
+
+    records = [record(1, "d1"), record(2, "d2", "b"), record(3, "d3"), record(4, "d2", "b")]
+    assert superseded(records) == {"artifact://evidence/d1.txt": "artifact://evidence/d3.txt"}
+    assert len({one.name for one in records}) == 4
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["artifact://evidence/../../x.txt", "artifact://evidence/" + "a" * 15 + ".txt", "evidence/" + "a" * 16 + ".txt",
+     "artifact://evidence/" + "a" * 16 + ".txt/../b", "artifact://evidence/%2e%2e/aaaaaaaaaaaaaaaa.txt", ""],
+)  # fmt: skip
+def test_only_an_address_of_the_form_is_one(uri):
+    assert evidence_key(uri) is None
+
+
+# reading back
+
+
+def test_lines_are_read_within_a_budget():
+    view = view_of(log(500))
+    found = read_lines(view, 10, 400, max_tokens=300, counter=COUNTER)
+    assert found.start == 10
+    assert COUNTER.count(found.text) <= 300
+    assert found.text.split("\n") == view.lines[10 : found.stop]
+    long = read_lines(view_of("w " * 900), 0, 1, max_tokens=20, counter=COUNTER)
+    assert long.text
+    assert COUNTER.count(long.text) <= 40
+
+
+def test_a_search_finds_words_as_they_stand_then_by_relevance():
+    rows = log(2_000).split("\n")
+    rows[700] = "payment 8841 was refused because the card had expired"
+    rows[1500] = "PAYMENT gateway answered 503"
+    searcher = Searcher(view_of("\n".join(rows)))
+    literal = searcher.search("payment", max_tokens=600, counter=COUNTER)
+    assert (literal.how, literal.matches) == ("literal", 2)
+    assert rows[700] in "\n".join(one.text for one in literal.excerpts)
+    words = searcher.search("expired card refused", max_tokens=600, counter=COUNTER)
+    assert words.how == "words"
+    assert rows[700] in words.excerpts[0].text
+    meant = searcher.search("why did the purchase with a credit card fail?", max_tokens=900, counter=COUNTER)
+    assert rows[700] in "\n".join(one.text for one in meant.excerpts)
+
+
+def test_a_search_that_looks_like_a_pattern_is_literal():
+    searcher = Searcher(view_of(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
+    found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)
+    assert (found.how, found.matches) == ("literal", 1)

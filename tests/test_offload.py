@@ -1,0 +1,340 @@
+"""Offload and the way back through ADK's own Runner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+from scripted import Chat, Scripted, call, faults, new_store
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.errors import PolicyError, StoreError
+from aether_context.playback import Replayer
+
+ROWS = [
+    f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(3_000)
+]
+ROWS[1_700] = "2025-01-01 10:28:20 INFO the retention period is 41 days"
+LOG = "\n".join(ROWS)
+
+
+def read_log(name: str) -> str:
+    """Reads a log."""
+    return f"{LOG}\nend of {name}"
+
+
+def read_note(name: str) -> str:
+    """Reads a note."""
+    return f"{name} is short"
+
+
+def policy(mode="session", **changes):
+    return PackPolicy(offload={"mode": mode, **changes})
+
+
+def chat(script, mode="session", **settings):
+    settings = {"tools": [read_log, read_note], "policy": policy(mode), **settings}
+    return Chat(script=script, **settings)
+
+
+def responses(contents, name="") -> list[dict[str, Any]]:
+    held = [part.function_response for content in contents for part in content.parts or () if part.function_response]
+    return [one.response or {} for one in held if not name or one.name == name]
+
+
+def history(talk, user="ann", session="s1") -> list[types.Content]:
+    held = asyncio.run(talk.sessions.get_session(app_name="shop", user_id=user, session_id=session))
+    return [event.content for event in held.events if event.content is not None]
+
+
+def uri_of(talk) -> str:
+    return responses(talk.sent[-1].contents, "read_log")[-1]["artifact"].split(" ")[0]
+
+
+def test_nothing_happens_by_default():
+    talk = Chat(script=[call("read_log", name="a"), "done"], tools=[read_log])
+    talk.say("go")
+    assert talk.sent[0].declared == ("read_log",)
+    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
+    assert talk.store.evidence("shop", "ann", "s1") == []
+
+
+@pytest.mark.parametrize("mode", ["session", "request"])
+def test_a_long_result_is_shown_as_an_extract_and_kept_whole(mode):
+    talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"], mode)
+    talk.say("what is the retention period?")
+    shown, note = responses(talk.sent[-1].contents)
+    assert note == {"result": "n is short"}
+    assert ROWS[1_700] in shown["result"]
+    assert "[… lines " in shown["result"]
+    assert len(json.dumps(shown)) < len(LOG) / 50
+    record, short = talk.store.evidence("shop", "ann", "s1")
+    assert shown["artifact"].startswith(f"{record.uri} has all 3001 lines")
+    assert (record.source, record.form, short.form) == ("read_log", "extract", "verbatim")
+    assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
+    assert talk.store.evidence_data("shop", "ann", short.digest).decode() == "n is short"
+    held = responses(history(talk), "read_log")
+    assert held == ([shown] if mode == "session" else [{"result": read_log("a")}])
+    assert talk.sent[0].declared[-2:] == ("read_artifact", "search_artifact")
+    assert len({one.declared for one in talk.sent}) == 1
+
+
+@pytest.mark.parametrize("mode", ["session", "request"])
+def test_packs_with_extracts_replay_byte_for_byte_and_only_grow(mode):
+    calls = [call("read_log", name=f"n{at}") for at in range(4)]
+    talk = chat([*calls, "done", call("read_log", name="n0"), "done"], mode)
+    talk.say("go", "again")
+    replayer = Replayer(talk.store)
+    for manifest in talk.store.manifests():
+        assert replayer.replay(manifest).matches
+    for before, after in zip(talk.sent, talk.sent[1:], strict=False):
+        assert after.wires[1 : len(before.wires)] == before.wires[1:]
+    assert all(faults(one.contents) == [] for one in talk.sent)
+
+
+def test_another_worker_shows_the_same_extracts():
+    script = [call("read_log", name="a"), "one", "two", "three"]
+    first = chat(script, "request")
+    first.say("go", "on")
+    other = chat(["three"], "request", sessions=first.sessions)
+    other.say("more")
+    assert responses(other.sent[0].contents) == responses(first.sent[-1].contents)
+    assert first.sent[-1].wires[1:3] == other.sent[0].wires[1:3]
+
+
+def test_the_model_reads_lines_and_finds_words():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    uri = uri_of(talk)
+    talk.llm.script += [
+        call("search_artifact", uri=uri, query="retention PERIOD"),
+        call("read_artifact", uri=uri, start_line=1_699, max_lines=3),
+        call("read_artifact", uri=uri, start_line=-1),
+        "done",
+    ]
+    talk.say("and now?")
+    searched = responses(talk.sent[-1].contents, "search_artifact")[0]
+    assert ROWS[1_700] in searched["found"][0]["text"]
+    middle, last = responses(talk.sent[-1].contents, "read_artifact")
+    assert middle == {"lines": "1699-1701 of 3001", "text": "\n".join(ROWS[1_698:1_701])}
+    assert last["text"] == "end of a"
+
+
+def test_what_readers_answer_is_bounded_and_never_offloaded():
+    talk = chat([call("read_log", name="a"), "seen"], policy=policy(read_tokens=2_500, threshold_tokens=200))
+    talk.say("go")
+    talk.llm.script += [call("read_artifact", uri=uri_of(talk), max_lines=2_000), "done"]
+    talk.say("all of it")
+    (answer,) = responses(talk.sent[-1].contents, "read_artifact")
+    assert "artifact" not in answer
+    assert "start_line=" in answer["note"]
+    assert 2_000 < len(answer["text"]) < 12_000
+    assert len([one for one in talk.store.evidence("shop", "ann", "s1") if one.source == "read_artifact"]) == 0
+
+
+def test_many_readers_at_once_stay_within_the_window():
+    talk = chat(
+        [call("read_log", name="a"), "seen"], policy=PackPolicy(max_input_tokens=4_000, offload={"mode": "session"})
+    )
+    talk.say("go")
+    uri = uri_of(talk)
+    talk.llm.script += [
+        [call("read_artifact", uri=uri, start_line=at * 200 + 1, max_lines=200) for at in range(8)],
+        "done",
+    ]
+    talk.say("all of it")
+    for manifest in talk.store.manifests():
+        assert manifest.request_tokens <= 4_000
+        assert not any(event.stage == "emergency" for event in manifest.truncation_events)
+
+
+BAD = [
+    "artifact://evidence/0123456789abcdef.txt",
+    "artifact://evidence/../../../etc/passwd",
+    "artifact://../shop/bob/s1/evidence.txt",
+    "artifact://%2e%2e%2fx",
+    "artifact:///etc/passwd",
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "artifact://user:secret.txt",
+    "artifact://apps/shop/users/bob/sessions/s1/artifacts/x/versions/0",
+    "artifact://messages/../evidence/x.json",
+    "artifact://a\0b",
+    "x" * 100_000,
+    "",
+]
+
+
+def test_what_is_not_there_is_answered_clearly():
+    calls = [call("read_artifact", uri=uri) for uri in BAD] + [
+        call("search_artifact", uri=uri, query="x") for uri in BAD
+    ]
+    bare = [call("read_artifact"), call("search_artifact", uri="artifact://a.txt"), call("read_artifact", uri=7)]
+    talk = chat([[*calls, *bare], "done"])
+    talk.say("go")
+    answers = responses(talk.sent[-1].contents)
+    assert len(answers) == len(calls) + len(bare)
+    assert all(one["error"] and len(one["error"]) < 400 for one in answers)
+
+
+def test_arguments_that_make_no_sense_are_answered_clearly():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    uri = uri_of(talk)
+    odd = [
+        {"start_line": "1e999"},
+        {"start_line": 99_999},
+        {"start_line": True},
+        {"max_lines": -5},
+        {"start_line": "12"},
+    ]
+    talk.llm.script += [
+        [*(call("read_artifact", uri=uri, **one) for one in odd), call("search_artifact", uri=uri, query=" ")],
+        call("search_artifact", uri=uri, query="zzzz_nowhere_9"),
+        "done",
+    ]
+    talk.say("on")
+    answers = responses(talk.sent[-1].contents)[1:]
+    assert "1 to 3001" in answers[1]["error"]
+    assert answers[4]["lines"].startswith("12-")
+    assert "query" in answers[5]["error"]
+    assert "note" in answers[6]
+
+
+def test_users_and_sessions_cannot_read_each_others():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    uri = uri_of(talk)
+    for user, session in (("bob", "s1"), ("ann", "s2")):
+        talk.llm.script += [call("read_artifact", uri=uri), "done"]
+        talk.say("show me", user=user, session=session)
+        assert "no artifact://evidence/" in responses(talk.sent[-1].contents)[-1]["error"]
+
+
+def test_evidence_that_is_gone_is_answered_clearly():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    uri = uri_of(talk)
+    talk.store._fs.rm(talk.store._root, recursive=True)
+    talk.llm.script += [call("search_artifact", uri=uri, query="x"), "done"]
+    talk.say("on")
+    assert "call read_log again" in responses(talk.sent[-1].contents)[-1]["error"]
+
+
+def test_a_store_that_is_down_leaves_the_result_as_it_is():
+    store = new_store()
+    write = store.write_evidence
+
+    def down(*arguments: Any) -> None:
+        raise StoreError("no route to host")
+
+    store.write_evidence = down  # type: ignore[method-assign]
+    talk = chat([call("read_log", name="a"), "seen", call("read_log", name="b"), "done"], store=store)
+    talk.say("go")
+    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
+    assert any("not offloaded" in one for one in list(talk.store.manifests())[-1].degradations)
+    store.write_evidence = write  # type: ignore[method-assign]
+    talk.say("again")
+    assert "artifact" in responses(history(talk), "read_log")[-1]
+
+
+def test_a_failure_inside_leaves_the_result_as_it_is(monkeypatch):
+    talk = chat([call("read_log", name="a"), "seen"], on_error="passthrough")
+    monkeypatch.setattr("aether_context.adk.offloading.offload", lambda *a, **b: 1 / 0)
+    talk.say("go")
+    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
+
+
+@pytest.mark.parametrize("mode", ["session", "request"])
+def test_every_agent_that_can_see_an_address_can_read_it(mode):
+    llm = Scripted(model="gemini-2.5-flash", script=[], sent=[])
+    helper = LlmAgent(name="helper", model=llm, description="Helps.", instruction="You help.")
+    lead = LlmAgent(name="lead", model=llm, instruction="You lead.", tools=[read_log], sub_agents=[helper])
+    talk = chat([], mode, agent=lead)
+    llm.script += [call("read_log", name="a"), "seen"]
+    talk.say("go")
+    uri = uri_of(talk)
+    llm.script += [
+        call("transfer_to_agent", agent_name="helper"),
+        call("search_artifact", uri=uri, query="retention period"),
+        "done",
+    ]
+    talk.say("let the helper look")
+    assert talk.sent[-1].agent == "helper"
+    assert talk.sent[-1].declared[-2:] == ("read_artifact", "search_artifact")
+    assert ROWS[1_700] in responses(talk.sent[-1].contents, "search_artifact")[-1]["found"][0]["text"]
+    assert len(talk.sent[-1].text) < len(LOG) / 10
+
+
+def test_an_agent_used_as_a_tool_reads_what_its_caller_was_shown():
+    inner = Scripted(model="gemini-2.5-flash", script=[], sent=[])
+    outer = Scripted(model="gemini-2.5-flash", script=[call("read_log", name="a"), "seen"], sent=[])
+    worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
+    lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
+    talk = chat([], agent=lead)
+    talk.say("go")
+    uri = uri_of(talk)
+    inner.script += [call("search_artifact", uri=uri, query="retention period"), "41 days"]
+    outer.script += [call("worker", request=f"look into {uri}"), "done"]
+    talk.say("ask the worker")
+    assert ROWS[1_700] in responses(inner.sent[-1].contents, "search_artifact")[0]["found"][0]["text"]
+
+
+def test_callbacks_of_one_agent_offload_too():
+    llm = Scripted(model="gemini-2.5-flash", script=[call("read_log", name="a"), "done"], sent=[])
+    store = new_store()
+    agent = LlmAgent(
+        name="clerk",
+        model=llm,
+        instruction="x",
+        tools=[read_log],
+        **context_pack_callbacks(policy=policy(), store=store),
+    )
+    talk = Chat(agent=agent, use_plugin=False, store=store)
+    talk.say("go")
+    assert "artifact" in responses(llm.sent[-1].contents)[0]
+    assert len(store.evidence("shop", "ann", "s1")) == 1
+
+
+def test_media_in_a_result_is_left_to_adk():
+    def picture() -> dict[str, Any]:
+        """Draws."""
+        return {"text": "w " * 2_000, "image": types.Part.from_bytes(data=b"\x89PNG" * 900, mime_type="image/png")}
+
+    talk = chat([call("picture"), "done"], tools=[picture])
+    talk.say("draw")
+    (shown,) = responses(talk.sent[-1].contents)
+    assert shown["text"] == "w " * 2_000
+
+
+def test_tools_that_a_step_does_not_name_do_not_take_the_readers_away():
+    plan = {"task_id": "t", "step": {"id": "s", "text": "read", "acceptance": ["x"], "tools": ["read_log"]}}
+    talk = chat([call("read_log", name="a"), "done"], state={"plan": plan})
+    talk.say("go")
+    assert talk.sent[0].declared == ("read_log", "read_artifact", "search_artifact")
+
+
+class Own(BaseTool):
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return types.FunctionDeclaration(name=self.name, description="mine")
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> str:
+        return "mine"
+
+
+def test_a_tool_of_the_same_name_stays_the_apps_own():
+    talk = chat(["done"], tools=[Own(name="read_artifact", description="mine")])
+    talk.say("go")
+    assert talk.sent[0].declared == ("read_artifact", "search_artifact")
+
+
+def test_an_unknown_extractor_is_refused_at_once():
+    with pytest.raises(PolicyError, match="nowhere"):
+        ContextPackPlugin(policy=policy(tools={"read_log": "nowhere"}), store=new_store())
