@@ -369,14 +369,14 @@ def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):
     ("text", "speaker", "repeated"),
     [
         ("The RED door of the old house by the mill is open again today!", "Ann", True),
-        ("The red door of the old house by the mill is open again now.", "Ann", True),
+        ("The red door of the old house by the mill is open again.", "Ann", True),
         ("The red door of the old house by the mill is open again today.", "Ben", False),
         ("The red door of house 12 by the mill is open again today.", "Ann", False),
         ("A red door.", "Ann", False),
     ],
 )
 def test_what_repeats_a_better_entry_counts_for_less(embedder, text, speaker, repeated):
-    if embedder == "none" and "now" in text:
+    if embedder == "none" and text.endswith("again."):
         pytest.skip("without vectors only what scores alike is compared")
     best = "The red door of the old house by the mill is open again today."
     held = [Entry(id="a", text=best, speaker="Ann"), Entry(id="b", text=text, speaker=speaker)]
