@@ -362,3 +362,31 @@ def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):
     assert b"ann" not in next(tmp_path.glob("*/part.bin")).read_bytes()
     index.remove(["a"])
     assert index.search("red door") == []
+
+
+@pytest.mark.parametrize("embedder", ["static", "none"])
+@pytest.mark.parametrize(
+    ("text", "speaker", "repeated"),
+    [
+        ("The RED door of the old house by the mill is open again today!", "Ann", True),
+        ("The red door of the old house by the mill is open again.", "Ann", True),
+        ("The red door of the old house by the mill is open again today.", "Ben", False),
+        ("The red door of house 12 by the mill is open again today.", "Ann", False),
+        ("A red door.", "Ann", False),
+    ],
+)
+def test_what_repeats_a_better_entry_counts_for_less(embedder, text, speaker, repeated):
+    if embedder == "none" and text.endswith("again."):
+        pytest.skip("without vectors only what scores alike is compared")
+    best = "The red door of the old house by the mill is open again today."
+    held = [Entry(id="a", text=best, speaker="Ann"), Entry(id="b", text=text, speaker=speaker)]
+    held += [Entry(id=f"c{n}", text=f"Nothing of note happened on day {n}", speaker="Ann") for n in range(9)]
+    found = {}
+    for share in (1.0, 0.5):
+        index = HybridIndex(embedder, settings=SearchSettings(repeated=share))
+        index.add(held)
+        found[share] = {hit.id: hit for hit in index.search("red door mill today", 5)}
+    better, worse = sorted("ab", key=lambda id: (-found[1.0][id].score, id))
+    assert found[0.5][better].score == found[1.0][better].score
+    assert found[0.5][worse].score == pytest.approx(found[1.0][worse].score * (0.5 if repeated else 1))
+    assert (found[0.5][worse].scores.get("repeated", 0) < 0) == repeated

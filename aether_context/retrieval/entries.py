@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+_WORD = re.compile(r"\w+(?:[.,]\d+)*")
+_REPEATED_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,8 @@ class Hit:
     Attributes:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
-            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``, ``mmr``
-            and ``rerank`` where they played a part.
+            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``,
+            ``repeated``, ``mmr`` and ``rerank`` where they played a part.
     """
 
     entry: Entry
@@ -50,3 +54,11 @@ class Hit:
     @property
     def text(self) -> str:
         return self.entry.text
+
+
+def repeats(entry: Entry, other: Entry) -> bool:
+    """Whether an entry says what another one says: by the same speaker, the same numbers, nine in ten words alike."""
+    words, others = (set(_WORD.findall(one.text.casefold())) for one in (entry, other))
+    if entry.speaker != other.speaker or any(not word.isalpha() for word in words ^ others):
+        return False
+    return len(words & others) >= _REPEATED_SHARE * len(words | others)

@@ -14,7 +14,7 @@ from aether_context.embedding import Embedder, embedder_for
 
 from .dates import asks_for_recent, closeness, freshness, named_times
 from .diversity import mmr
-from .entries import Entry, Hit
+from .entries import Entry, Hit, repeats
 from .fusion import (
     Expander,
     Floats,
@@ -31,12 +31,14 @@ from .lexical import InvertedIndex
 from .parts import Part
 from .rows import Rows
 from .semantic import SemanticIndex
+from .vectors import lengths_of, products
 from .words import query_terms, terms
 
 Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""
 
 _FEEDBACK_TERMS, _FEEDBACK_WEIGHT = 10, 0.3
+_LOOKED_AT, _COMPARED, _NEAR = 2, 256, 0.9
 
 
 class SlotIndex:
@@ -166,8 +168,9 @@ class SlotIndex:
             kept = self._reranked(query, kept, self._reranker, entries)
         if mmr_lambda < 1:
             return self._diverse(kept, limit, mmr_lambda, entries)
-        if limit < len(kept.slots):
-            kept = kept.part(np.flatnonzero(kept.total >= -np.partition(-kept.total, limit - 1)[limit - 1]))
+        if self.settings.repeated < 1:
+            kept = self._told_once(kept, kept.best(min(_LOOKED_AT * limit, _COMPARED))[: 2 * _COMPARED], entries)
+        kept = kept.part(kept.best(limit))
         held = entries(kept.slots)
         total = kept.total.tolist()
         order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
@@ -268,6 +271,40 @@ class SlotIndex:
         total = (found - found.min()) / width if width > 0 else np.ones(most)
         return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
 
+    def _told_once(self, pool: _Pool, best: Slots, entries: Lookup) -> _Pool:
+        """A pool in which what nearly repeats a better entry counts for less.
+
+        Args:
+            best: the places of the candidates that are compared.
+        """
+        alike = self._alike(pool.slots[best], pool.scores["bm25"][best])
+        near = best[alike.any(axis=1)]
+        if not len(near):
+            return pool
+        held = dict(zip(near.tolist(), entries(pool.slots[near]), strict=True))
+        fellows = {int(place): set(best[row].tolist()) for place, row in zip(best, alike, strict=True)}
+        total = pool.total.copy()
+        told: set[int] = set()
+        for place in sorted(held, key=lambda one: (-pool.total[one], held[one].id)):
+            if any(repeats(held[place], held[one]) for one in fellows[place] & told):
+                total[place] *= self.settings.repeated
+            else:
+                told.add(place)
+        lost = np.round(total - pool.total, 9)
+        return _Pool(slots=pool.slots, scores={**pool.scores, "repeated": lost}, total=np.round(total, 9))
+
+    def _alike(self, slots: Slots, bm25: Floats) -> NDArray[np.bool_]:
+        """Which candidates may say the same: near by their vectors or, without any, of the same score by words."""
+        vectors = self._semantic.compared(slots)
+        alike: NDArray[np.bool_]
+        if vectors.shape[1]:
+            lengths = lengths_of(vectors)
+            alike = products(vectors) > _NEAR * np.outer(lengths, lengths)
+        else:
+            alike = (bm25[:, None] == bm25) & (bm25 > 0)
+        np.fill_diagonal(alike, False)
+        return alike
+
     def _diverse(self, pool: _Pool, limit: int, weight: float, entries: Lookup) -> list[Hit]:
         held = entries(pool.slots)
         names = [entry.id for entry in held]
@@ -345,6 +382,12 @@ class _Pool:
     def part(self, places: Slots) -> _Pool:
         scores = {name: values[places] for name, values in self.scores.items()}
         return _Pool(slots=self.slots[places], scores=scores, total=self.total[places])
+
+    def best(self, most: int) -> Slots:
+        """The places of the highest scores, and of those that equal the last of them."""
+        if most >= len(self.slots):
+            return np.arange(len(self.slots))
+        return np.flatnonzero(self.total >= -np.partition(-self.total, most - 1)[most - 1])
 
 
 def _hits(pool: _Pool, places: Sequence[int], held: Sequence[Entry]) -> list[Hit]:

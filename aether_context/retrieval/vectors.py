@@ -15,6 +15,7 @@ from .rows import Rows
 
 Similarities: TypeAlias = NDArray[np.float64]
 _BLOCK_ROWS = 1_024
+_ONE_THREAD = 2**18
 
 
 class VectorTable:
@@ -71,6 +72,17 @@ def lengths_of(rows: NDArray[np.int8]) -> NDArray[np.float64]:
         squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
     lengths: NDArray[np.float64] = np.sqrt(squares)
     return lengths
+
+
+def products(rows: NDArray[np.int8]) -> NDArray[np.float32]:
+    """The products of some rows with each other, of shape ``(rows, rows)``, in steps too small to be shared out.
+
+    A linear algebra library that spreads so little work over threads mostly waits for them.
+    """
+    floats = rows.astype(np.float32)
+    step = max(1, _ONE_THREAD // max(1, floats.size))
+    blocks = [floats[first : first + step] @ floats.T for first in range(0, len(floats), step)]
+    return np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
 
 
 def _divided(products: Similarities, lengths: Similarities) -> Similarities:
