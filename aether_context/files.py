@@ -302,8 +302,8 @@ class Files:
         """Refuses a local path that leaves the folder, by ``..`` or through a symbolic link."""
         if not self.is_local:
             return
-        wanted = self._real_root + path[len(self.root) :]
-        if not path.startswith(self.root) or os.path.realpath(path) != wanted.rstrip("/"):
+        wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+        if not path.startswith(self.root) or os.path.realpath(path) != wanted:
             raise StoreError(f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it")
 
 
