@@ -133,6 +133,20 @@ def test_a_text_stays_while_a_pack_names_it(store, monkeypatch):
     assert whole(store) == 1
 
 
+def test_bytes_of_evidence_stay_while_a_session_speaks_of_them(store, monkeypatch):
+    base = f"{store.files.root}/app/user"
+    for digest in ("a" * 64, "b" * 64):
+        store.files.create(f"{base}/evidence/{digest[0]}/{digest}.bin", b"raw output")
+    store.files.create(f"{base}/s1/evidence/old.json", json.dumps({"digest": "sha256:" + "a" * 64}).encode())
+    store.files.create(f"{base}/s2/evidence/new.json", json.dumps({"digest": "sha256:" + "b" * 64}).encode())
+    (owner,) = store.owners()
+    age(store, monkeypatch, {"/user/evidence/": 20.0, "/s1/": 20.0})
+    carry_out(store, plan(store, owner, Rules(), time.time()))
+    assert paths(store) == {f"/app/user/evidence/b/{'b' * 64}.bin", "/app/user/s2/evidence/new.json"}
+    carry_out_forgetting(store, forget(store, "app", "user", "s2"))
+    assert paths(store) == set()
+
+
 def test_nothing_goes_within_the_grace_period(store):
     chained(store)
     (owner,) = store.owners()
