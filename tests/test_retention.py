@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from dataclasses import replace
 
@@ -201,6 +203,36 @@ def test_a_text_named_in_the_moment_of_its_deletion_is_put_back(store):
     carry_out(store, found, agent)
     assert written
     assert replay(written[0], store).matches
+
+
+def test_agents_that_write_meanwhile_lose_nothing(tmp_path):
+    """Agents write packs whose texts are those of old packs, while these are collected again and again."""
+    texts = [f"Question {at}" for at in range(40)]
+    for at, text in enumerate(texts):
+        PackStore(tmp_path).write(recording(text, session="old", call=at + 1))
+    long_ago = time.time() - 40 * DAY_SECONDS
+    for path in tmp_path.rglob("*.json"):
+        os.utime(path, (long_ago, long_ago))
+    failures = []
+
+    def agent(number: int) -> None:
+        for at, text in enumerate(texts):
+            try:  # a process of its own each time, which knows of nothing that is there
+                PackStore(tmp_path).write(recording(text, session=f"new-{number}", call=at + 1))
+            except Exception as error:
+                failures.append(error)
+
+    agents = [threading.Thread(target=agent, args=(number,)) for number in range(3)]
+    for one in agents:
+        one.start()
+    store = PackStore(tmp_path)
+    (owner,) = store.owners()
+    collected = 0
+    while any(one.is_alive() for one in agents):
+        collected += len(carry_out(store, plan(store, owner, Rules(), time.time())).files)
+    assert failures == []
+    assert collected >= 40
+    assert whole(PackStore(tmp_path)) == 120
 
 
 def test_an_unreadable_manifest_keeps_all_texts(store):
