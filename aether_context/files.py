@@ -75,6 +75,7 @@ class Files:
     ) -> None:
         self.url = os.fspath(url)
         self.timeout_seconds = timeout_seconds
+        self._refuses: bool | None = None
         self.options = dict(options or {})
         self._open()
 
@@ -103,6 +104,14 @@ class Files:
         return isinstance(self._fs, LocalFileSystem)
 
     @property
+    def refuses(self) -> bool | None:
+        """Whether a remote file system itself refuses to create what is there already, tried with the first file.
+
+        None where nothing was created yet. One that does not is asked before each file.
+        """
+        return self._refuses
+
+    @property
     def is_in_memory(self) -> bool:
         return isinstance(self._fs, MemoryFileSystem)
 
@@ -121,9 +130,12 @@ class Files:
                 return _create_local(Path(path), data)
             if isinstance(fs, MemoryFileSystem):
                 return _create_in_memory(fs, path, data)
-            if self._call("exists", path):
+            if not self._refuses and self._call("exists", path):
                 return False
-            return self._put(path, data)
+            created = self._put(path, data)
+            if created and self._refuses is None:
+                self._refuses = not self._put(path, data)
+            return created
 
     def _put(self, path: str, data: bytes) -> bool:
         try:
@@ -230,13 +242,15 @@ class Files:
             found = list(self._walked(path))
         else:
             with self._guarded(path, "listed"):
-                found = [_file(entry) for entry in self._found(path) if _is_file(entry)]
+                # Object stores find by prefix, which may be the beginning of another folder's name.
+                inside = [entry for entry in self._found(path) if entry["name"].startswith(f"{path}/")]
+            found = [_file(entry) for entry in inside if _is_file(entry)]
         return sorted(found, key=lambda one: one.path)
 
     def _found(self, path: str) -> Iterable[dict[str, Any]]:
         fs = self.fs
         if isinstance(fs, MemoryFileSystem):  # its own `find` walks over all files for each folder
-            return [fs.info(name) for name in tuple(fs.store) if name.startswith(f"{path}/")]
+            return [fs.info(name) for name in tuple(fs.store) if name.startswith(path)]
         try:
             found: dict[str, dict[str, Any]] = self._call("find", path, detail=True)
         except FileNotFoundError:
