@@ -34,6 +34,8 @@ _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration|evidence|artifacts|hours|name\.json)(\..*)?"
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
+"""Protocols whose file systems remember listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs makes of a precondition that failed, and of two writers at the same moment."""
 _BYTES_PER_SECOND = 1_000_000
@@ -82,7 +84,7 @@ class Files:
     def _open(self) -> None:
         protocol = self.url.split("://", 1)[0] if "://" in self.url else "file"
         try:
-            options = {**_uncached(protocol), **self.options}
+            options = {**({"use_listings_cache": False} if protocol in _CACHING else {}), **self.options}
             self._fs, root = fsspec.core.url_to_fs(self.url, **options)
         except ImportError as error:
             raise MissingExtra(_EXTRAS.get(protocol, protocol), f"a store on {protocol}://") from error
@@ -327,12 +329,6 @@ def segment(name: str) -> str:
         return name
     stub = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
     return f"{stub}~{short(hash_text(name), 16)}"
-
-
-def _uncached(protocol: str) -> dict[str, Any]:
-    """Options that switch off a remote file system's memory of listings: other processes write there, too."""
-    remote = issubclass(fsspec.get_filesystem_class(protocol), AsyncFileSystem)
-    return {"use_listings_cache": False} if remote else {}
 
 
 def _is_file(entry: Mapping[str, Any]) -> bool:
