@@ -34,6 +34,8 @@ _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d|blobs|packs|messages|summaries|calibration|evidence|artifacts|hours|name\.json)(\..*)?"
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
+"""Protocols whose file systems remember listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs makes of a precondition that failed, and of two writers at the same moment."""
 _BYTES_PER_SECOND = 1_000_000
@@ -75,13 +77,14 @@ class Files:
     ) -> None:
         self.url = os.fspath(url)
         self.timeout_seconds = timeout_seconds
+        self._refuses: bool | None = None
         self.options = dict(options or {})
         self._open()
 
     def _open(self) -> None:
         protocol = self.url.split("://", 1)[0] if "://" in self.url else "file"
         try:
-            options = {**_uncached(protocol), **self.options}
+            options = {**({"use_listings_cache": False} if protocol in _CACHING else {}), **self.options}
             self._fs, root = fsspec.core.url_to_fs(self.url, **options)
         except ImportError as error:
             raise MissingExtra(_EXTRAS.get(protocol, protocol), f"a store on {protocol}://") from error
@@ -103,6 +106,14 @@ class Files:
         return isinstance(self._fs, LocalFileSystem)
 
     @property
+    def refuses(self) -> bool | None:
+        """Whether a remote file system itself refuses to create what is there already, tried with the first file.
+
+        None where nothing was created yet. One that does not is asked before each file.
+        """
+        return self._refuses
+
+    @property
     def is_in_memory(self) -> bool:
         return isinstance(self._fs, MemoryFileSystem)
 
@@ -121,9 +132,12 @@ class Files:
                 return _create_local(Path(path), data)
             if isinstance(fs, MemoryFileSystem):
                 return _create_in_memory(fs, path, data)
-            if self._call("exists", path):
+            if not self._refuses and self._call("exists", path):
                 return False
-            return self._put(path, data)
+            created = self._put(path, data)
+            if created and self._refuses is None:
+                self._refuses = not self._put(path, data)
+            return created
 
     def _put(self, path: str, data: bytes) -> bool:
         try:
@@ -230,13 +244,15 @@ class Files:
             found = list(self._walked(path))
         else:
             with self._guarded(path, "listed"):
-                found = [_file(entry) for entry in self._found(path) if _is_file(entry)]
+                # Object stores find by prefix, which may be the beginning of another folder's name.
+                inside = [entry for entry in self._found(path) if entry["name"].startswith(f"{path}/")]
+            found = [_file(entry) for entry in inside if _is_file(entry)]
         return sorted(found, key=lambda one: one.path)
 
     def _found(self, path: str) -> Iterable[dict[str, Any]]:
         fs = self.fs
         if isinstance(fs, MemoryFileSystem):  # its own `find` walks over all files for each folder
-            return [fs.info(name) for name in tuple(fs.store) if name.startswith(f"{path}/")]
+            return [fs.info(name) for name in tuple(fs.store) if name.startswith(path)]
         try:
             found: dict[str, dict[str, Any]] = self._call("find", path, detail=True)
         except FileNotFoundError:
@@ -302,8 +318,8 @@ class Files:
         """Refuses a local path that leaves the folder, by ``..`` or through a symbolic link."""
         if not self.is_local:
             return
-        wanted = self._real_root + path[len(self.root) :]
-        if not path.startswith(self.root) or os.path.realpath(path) != wanted.rstrip("/"):
+        wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+        if not path.startswith(self.root) or os.path.realpath(path) != wanted:
             raise StoreError(f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it")
 
 
@@ -313,12 +329,6 @@ def segment(name: str) -> str:
         return name
     stub = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
     return f"{stub}~{short(hash_text(name), 16)}"
-
-
-def _uncached(protocol: str) -> dict[str, Any]:
-    """Options that switch off a remote file system's memory of listings: other processes write there, too."""
-    remote = issubclass(fsspec.get_filesystem_class(protocol), AsyncFileSystem)
-    return {"use_listings_cache": False} if remote else {}
 
 
 def _is_file(entry: Mapping[str, Any]) -> bool:

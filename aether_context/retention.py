@@ -101,35 +101,25 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
         StoreError: the store could not be read.
     """
     held = _holdings(store, owner)
-    young = [
-        pack for pack, files in held.packs.items() if _age(files, now) < max(rules.packs_seconds, rules.grace_seconds)
-    ]
-    links: dict[str, _Link] = {}
-    unreadable = _follow(store, young, held.packs, links)
-    kept = set(links) | set(unreadable)
     old = _older(rules, now)
-    said = [file for file in held.evidence if not old(file, rules.evidence_seconds)]
-    named = _evidence_of(store, said)
-    raw = [file for file in held.raw if old(file, rules.evidence_seconds) and _digest(file) not in named]
-    evidence = (*(file for file in held.evidence if file not in set(said)), *raw)
+    evidence = _old_evidence(store, held, rules, old)
     caches = tuple(file for file in held.caches if old(file, rules.caches_seconds))
-    rest = [file for file in (*held.evidence, *held.raw, *held.caches) if file not in {*evidence, *caches}]
-    spared = {file.path: file.size for file in rest}
-    if rules.most_bytes is not None and not unreadable:
-        kept = _within(rules, now, held, links, sum(spared.values()))
-    texts = {digest for pack in kept if pack in links for digest in links[pack].blobs}
-    blobs = tuple(file for file in held.blobs if not unreadable and _digest(file) not in texts and old(file, 0.0))
-    packs = {pack: tuple(files) for pack, files in sorted(held.packs.items(), reverse=True) if pack not in kept}
-    stays = [file.size for pack in kept for file in held.packs[pack]]
-    stays += [file.size for file in held.blobs if file not in set(blobs)]
+    beside = {*held.evidence, *held.raw, *held.caches} - {*evidence, *caches}
+    spared = sum(file.size for file in beside)
+    kept, named, unreadable = _kept(store, held, rules, now, spared)
+    blobs = tuple(file for file in held.blobs if not unreadable and _digest(file) not in named and old(file, 0.0))
+    stay = [
+        *(file for pack in kept for file in held.packs[pack]),
+        *(file for file in held.blobs if file not in set(blobs)),
+    ]
     return Plan(
         owner=owner,
-        packs=packs,
+        packs={pack: tuple(files) for pack, files in sorted(held.packs.items(), reverse=True) if pack not in kept},
         blobs=blobs,
         evidence=evidence,
         caches=caches,
-        unreadable=tuple(unreadable),
-        kept_bytes=sum(stays) + sum(spared.values()),
+        unreadable=unreadable,
+        kept_bytes=spared + sum(file.size for file in stay),
         known=frozenset(held.packs),
     )
 
@@ -276,6 +266,31 @@ def _link(store: PackStore, pack: str) -> _Link | None:
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return _Link(parent=f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else None, blobs=names)
+
+
+def _kept(
+    store: PackStore, held: _Holdings, rules: Rules, now: float, spared: int
+) -> tuple[set[str], set[str], tuple[str, ...]]:
+    """The packs that stay, the blobs that they name, and those of them that could not be read."""
+    limit = max(rules.packs_seconds, rules.grace_seconds)
+    links: dict[str, _Link] = {}
+    unreadable = _follow(
+        store, [pack for pack, files in held.packs.items() if _age(files, now) < limit], held.packs, links
+    )
+    kept = {*links, *unreadable}
+    if rules.most_bytes is not None and not unreadable:
+        kept = _within(rules, now, held, links, spared)
+    return kept, {digest for pack in kept if pack in links for digest in links[pack].blobs}, tuple(unreadable)
+
+
+def _old_evidence(
+    store: PackStore, held: _Holdings, rules: Rules, old: Callable[[File, float], bool]
+) -> tuple[File, ...]:
+    """What sessions say of old evidence, and the bytes that nothing younger speaks of."""
+    gone = [file for file in held.evidence if old(file, rules.evidence_seconds)]
+    named = _evidence_of(store, [file for file in held.evidence if file not in set(gone)])
+    raw = [file for file in held.raw if old(file, rules.evidence_seconds) and _digest(file) not in named]
+    return (*gone, *raw)
 
 
 def _within(rules: Rules, now: float, held: _Holdings, links: Mapping[str, _Link], spared: int) -> set[str]:

@@ -199,6 +199,8 @@ class SpooledFiles(Files):
         super().__init__(files.url, files.options, _TIMEOUT_SECONDS)
         self.spool = spool
         self._is_down = False
+        self._told = False
+        self._ask_again = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
         self._nudge = threading.Event()
@@ -209,9 +211,12 @@ class SpooledFiles(Files):
     def create(self, path: str, data: bytes) -> bool:
         if self._is_free():
             try:
-                return super().create(path, data)
+                created = super().create(path, data)
             except StoreError as error:
                 self._fell(error)
+            else:
+                self._is_down = False
+                return created
         added = self.spool.add(path, data, exclusive=True)
         self.deliver()
         return added
@@ -223,17 +228,18 @@ class SpooledFiles(Files):
             except StoreError as error:
                 self._fell(error)
             else:
+                self._is_down = False
                 return
         self.spool.add(path, data, exclusive=False)
         self.deliver()
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        waits = self.spool.read(path)
+        waits = None if self._is_empty() else self.spool.read(path)
         return super().read(path, start, end) if waits is None else waits[start:end]
 
     def deliver(self) -> None:
         """Begins to write what waits, in a thread of its own."""
-        if self.spool.is_empty():
+        if self._is_empty():
             return
         with self._starting:
             alive = self._thread is not None and self._thread_process == os.getpid() and self._thread.is_alive()
@@ -249,34 +255,54 @@ class SpooledFiles(Files):
         until, rounds = time.monotonic() + timeout_seconds, self._rounds
         self._nudge.set()
         self.deliver()
-        while not (empty := self.spool.is_empty()):
+        while not (empty := self._is_empty()):
             if time.monotonic() > until or (self._is_down and self._rounds > rounds):
                 break
             time.sleep(0.01)
         return empty
 
     def _is_free(self) -> bool:
-        return not self._is_down and self.spool.is_empty()
+        """Whether a write may go to the store: nothing waits, and the store is up or may be asked once more."""
+        return (not self._is_down or time.monotonic() > self._ask_again) and self._is_empty()
+
+    def _is_empty(self) -> bool:
+        """Whether nothing waits; a spool that cannot be read stands in nobody's way."""
+        try:
+            return self.spool.is_empty()
+        except StoreError as error:
+            if not self._told:
+                logger.error("the spool is left alone: %s", error)
+            self._told = True
+            return True
 
     def _fell(self, error: StoreError) -> None:
         if not self._is_down:
             logger.warning("packs wait in %s: %s", self.spool.path, error)
         self._is_down = True
+        self._ask_again = time.monotonic() + self._pause
 
     def _run(self) -> None:
-        while not self.spool.is_empty():
+        while not self._is_over():
             try:
                 delivered = self._deliver_all()
             except StoreError as error:
                 logger.error("what waits in %s cannot be written: %s", self.spool.path, error)
-                return
+                delivered = False
             self._rounds += 1
             if delivered:
                 logger.info("what waited in %s is in %s", self.spool.path, self.url)
-                continue
-            self._nudge.clear()
-            self._nudge.wait(self._pause)
-            self._pause = min(2 * self._pause, _LAST_PAUSE_SECONDS)
+            else:
+                self._nudge.clear()
+                self._nudge.wait(self._pause)
+                self._pause = min(2 * self._pause, _LAST_PAUSE_SECONDS)
+
+    def _is_over(self) -> bool:
+        """Whether the thread may end; what is added from now on starts another one."""
+        with self._starting:
+            if self._is_empty():
+                self._thread = None
+                return True
+        return False
 
     def _deliver_all(self) -> bool:
         """Writes what waits, the oldest first; False where the store is down."""

@@ -96,14 +96,17 @@ class PackStore:
             StoreError: the store could not be written.
         """
         manifest = recording.manifest
-        for digest, data in recording.blobs.items():
-            self._create_known(self._blob_path(manifest.app, manifest.user, digest), data)
+        blobs = {self._blob_path(manifest.app, manifest.user, name): data for name, data in recording.blobs.items()}
+        there = [path for path, data in blobs.items() if not self._create_known(path, data)]
         for uri, text in recording.saved.items():
             name = uri.rsplit("/", 1)[-1]
             self._create(f"{self._session(manifest)}/messages/{name}", text.encode("utf-8", "surrogatepass"))
         self._name(manifest)
         self._create_known(self.hour_entry(manifest), b"{}")
-        return self._write_manifest(manifest, recording.text)
+        written = self._write_manifest(manifest, recording.text)
+        for path in there:  # a `gc` that had not seen the manifest yet may have taken it
+            self._create(path, blobs[path])
+        return written
 
     def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> None:
         """Writes what became of a pack's model call. A second outcome for the same pack is ignored.
@@ -222,16 +225,20 @@ class PackStore:
             wanted, text = manifest.model_copy(update={"pack_id": f"{manifest.pack_id}-{number}"}).sealed()
         return wanted
 
-    def _create_known(self, path: str, data: bytes) -> None:
-        """Creates a file that never changes. For a while there is no need to look again; a `gc` may then take it."""
+    def _create_known(self, path: str, data: bytes) -> bool:
+        """Creates a file that never changes; False where it was there, and this store did not know.
+
+        For a while there is no need to look again: a `gc` takes nothing that packs of the last hour name.
+        """
         now = time.monotonic()
         if now - self._known.get(path, -_KNOWN_SECONDS) < _KNOWN_SECONDS:
-            return
-        self._create(path, data)
+            return True
+        created = self._create(path, data)
         self._known[path] = now
         self._known.move_to_end(path)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
+        return created
 
     def _create(self, path: str, data: bytes) -> bool:
         """Writes a file that is not there yet, whole or not at all; False where it is there already."""

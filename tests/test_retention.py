@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from dataclasses import replace
 
@@ -133,6 +135,20 @@ def test_a_text_stays_while_a_pack_names_it(store, monkeypatch):
     assert whole(store) == 1
 
 
+def test_bytes_of_evidence_stay_while_a_session_speaks_of_them(store, monkeypatch):
+    base = f"{store.files.root}/app/user"
+    for digest in ("a" * 64, "b" * 64):
+        store.files.create(f"{base}/evidence/{digest[0]}/{digest}.bin", b"raw output")
+    store.files.create(f"{base}/s1/evidence/old.json", json.dumps({"digest": "sha256:" + "a" * 64}).encode())
+    store.files.create(f"{base}/s2/evidence/new.json", json.dumps({"digest": "sha256:" + "b" * 64}).encode())
+    (owner,) = store.owners()
+    age(store, monkeypatch, {"/user/evidence/": 20.0, "/s1/": 20.0})
+    carry_out(store, plan(store, owner, Rules(), time.time()))
+    assert paths(store) == {f"/app/user/evidence/b/{'b' * 64}.bin", "/app/user/s2/evidence/new.json"}
+    carry_out_forgetting(store, forget(store, "app", "user", "s2"))
+    assert paths(store) == set()
+
+
 def test_nothing_goes_within_the_grace_period(store):
     chained(store)
     (owner,) = store.owners()
@@ -189,6 +205,36 @@ def test_a_text_named_in_the_moment_of_its_deletion_is_put_back(store):
     assert replay(written[0], store).matches
 
 
+def test_agents_that_write_meanwhile_lose_nothing(tmp_path):
+    """Agents write packs whose texts are those of old packs, while these are collected again and again."""
+    texts = [f"Question {at}" for at in range(40)]
+    for at, text in enumerate(texts):
+        PackStore(tmp_path).write(recording(text, session="old", call=at + 1))
+    long_ago = time.time() - 40 * DAY_SECONDS
+    for path in tmp_path.rglob("*.json"):
+        os.utime(path, (long_ago, long_ago))
+    failures = []
+
+    def agent(number: int) -> None:
+        for at, text in enumerate(texts):
+            try:  # a process of its own each time, which knows of nothing that is there
+                PackStore(tmp_path).write(recording(text, session=f"new-{number}", call=at + 1))
+            except Exception as error:
+                failures.append(error)
+
+    agents = [threading.Thread(target=agent, args=(number,)) for number in range(3)]
+    for one in agents:
+        one.start()
+    store = PackStore(tmp_path)
+    (owner,) = store.owners()
+    collected = 0
+    while any(one.is_alive() for one in agents):
+        collected += len(carry_out(store, plan(store, owner, Rules(), time.time())).files)
+    assert failures == []
+    assert collected >= 40
+    assert whole(PackStore(tmp_path)) == 120
+
+
 def test_an_unreadable_manifest_keeps_all_texts(store):
     store.write(recording())
     other = store.write(recording("Another", call=2))
@@ -213,15 +259,17 @@ def test_artifacts_of_an_app_are_never_touched(store):
 
 
 def test_forgetting_a_user_leaves_nothing_of_them(store):
-    for user in ("ann", "Bob Ä"):
+    for user in ("ann", "Bob Ä", "anna", "an"):
         store.write(recording(user=user))
         store.write_summary("app", user, "sha256:" + "1" * 64, "x")
     files = forget(store, "app", "Bob Ä")
     carry_out_forgetting(store, files)
-    assert {one.user for one in store.manifests()} == {"ann"}
     assert not [one for one in paths(store) if "bob" in one]
-    assert whole(store) == 1
     assert forget(store, "app", "Bob Ä") == ()
+    carry_out_forgetting(store, forget(store, "app", "ann"))
+    assert {one.user for one in store.manifests()} == {"an", "anna"}
+    assert not [one for one in paths(store) if "/ann/" in one]
+    assert whole(store) == 2
 
 
 def test_forgetting_a_session_leaves_the_others_whole(store):

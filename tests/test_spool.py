@@ -181,6 +181,21 @@ def test_a_spool_that_is_no_database_makes_place_for_one(url, tmp_path):
     assert spool.path.with_suffix(".damaged").exists()
 
 
+def test_a_spool_that_cannot_be_used_stands_in_nobodys_way(url, tmp_path, caplog):
+    files, spool = spooled(url, tmp_path)
+    spool.path.mkdir(parents=True)
+    assert files.create(f"{files.root}/a", b"x")
+    assert files.read(f"{files.root}/a") == b"x"
+    assert files.flush(1)
+    assert caplog.text.count("the spool is left alone") == 1
+    FailingFileSystem.down = True
+    with pytest.raises(StoreError, match="cannot be used"):
+        files.create(f"{files.root}/b", b"x")
+    FailingFileSystem.down = False
+    time.sleep(0.6)
+    assert files.create(f"{files.root}/b", b"x")
+
+
 def test_threads_and_processes_may_share_a_spool(url, tmp_path):
     FailingFileSystem.down = True
     both = [spooled(url, tmp_path)[0] for _ in range(2)]

@@ -258,6 +258,36 @@ def test_of_two_that_create_the_same_file_one_does(place):
     assert sorted(won) == list(range(12))
 
 
+def test_a_backend_that_refuses_what_is_there_is_not_asked_before(place):
+    url, options = place
+    files = Files(url, options)
+    asked = []
+    call = files._call
+    files._call = lambda name, *given, **more: (asked.append(name), call(name, *given, **more))[1]
+    assert files.create(f"{files.root}/a", b"x")
+    assert files.refuses is (True if url.startswith(("s3", "gs")) else None)
+    asked.clear()
+    assert all(files.create(f"{files.root}/{name}", b"x") for name in "bc")
+    assert "exists" not in asked
+    assert not any(files.create(f"{files.root}/{name}", b"y") for name in "abc")
+    assert files.read(f"{files.root}/a") == b"x"
+
+
+def test_a_backend_that_refuses_nothing_is_asked_before_each_file():
+    class Careless(FailingFileSystem):
+        protocol = "careless"
+
+        def pipe_file(self, path, value, mode="overwrite", **more):
+            super().pipe_file(path, value, **more)
+
+    fsspec.register_implementation("careless", Careless, clobber=True)
+    files = Files("careless://store")
+    assert files.create(f"{files.root}/a", b"x")
+    assert files.refuses is False
+    assert not files.create(f"{files.root}/a", b"y")
+    assert files.read(f"{files.root}/a") == b"x"
+
+
 def test_files_are_listed_with_size_and_time(place):
     url, options = place
     files = Files(url, options)

@@ -202,19 +202,11 @@ async def resolve(
         ArtifactError: it is no such URI, is of another app, user or session, or names what is not there.
         StoreError: the store could not be read.
     """
-    target = artifact_util.parse_artifact_uri(uri)
-    if target is None:
-        filename, version = relative_name(uri), None
-        if store is not None:
-            message = await asyncio.to_thread(store.message, app, user, session, filename)
-            if message is not None:
-                return message
-    else:
-        if (target.app_name, target.user_id, target.session_id or session) != (app, user, session):
-            raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
-        filename, version = target.filename, target.version
-        if target.session_id is None:
-            filename = f"{_USER}{filename.removeprefix(_USER)}"
+    filename, version = _in_session(uri, app, user, session)
+    if store is not None and version is None:
+        message = await asyncio.to_thread(store.message, app, user, session, filename)
+        if message is not None:
+            return message
     part = None
     if artifacts is not None:
         try:
@@ -226,6 +218,17 @@ async def resolve(
     if part is None:
         raise ArtifactError(f"artifact URI {uri!r} names what is not there: it was deleted, or never saved")
     return _bytes_of(part, uri)
+
+
+def _in_session(uri: str, app: str, user: str, session: str) -> tuple[str, int | None]:
+    """The name and version that a URI means in a session."""
+    target = artifact_util.parse_artifact_uri(uri)
+    if target is None:
+        return relative_name(uri), None
+    if (target.app_name, target.user_id, target.session_id or session) != (app, user, session):
+        raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
+    of_user = _USER if target.session_id is None else ""
+    return of_user + target.filename.removeprefix(of_user), target.version
 
 
 def _of_adk(uri: str, **given: Any) -> FsspecArtifactService:

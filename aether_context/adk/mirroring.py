@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from google.adk.agents.callback_context import CallbackContext
@@ -54,15 +54,18 @@ class Mirror:
     def put(self, manifest: Manifest, recording: Recording) -> None:
         """Takes what was written to the store, in whatever thread."""
         told = {"pack_id": manifest.pack_id, "step_id": manifest.step_id, "checksum": manifest.checksum}
-        data = manifest.to_json().encode("utf-8", "surrogatepass")
-        copies = [_Copy(name=f"packs/{manifest.pack_id}.json", data=data, media_type="application/json", metadata=told)]
+        of, data = manifest.invocation, manifest.to_json().encode("utf-8", "surrogatepass")
+        self.add(of, f"packs/{manifest.pack_id}.json", data, "application/json", told)
         for uri, text in recording.saved.items():
-            data = text.encode("utf-8", "surrogatepass")
-            copies.append(_Copy(name=uri.removeprefix(SCHEME), data=data, media_type="text/plain", metadata=told))
+            self.add(of, uri.removeprefix(SCHEME), text.encode("utf-8", "surrogatepass"), "text/plain", told)
+
+    def add(self, invocation: str, name: str, data: bytes, media_type: str, metadata: Mapping[str, str]) -> None:
+        """Takes anything that is to be an artifact of an invocation's session, in whatever thread."""
+        copy = _Copy(name=name, data=data, media_type=media_type, metadata=dict(metadata))
         with self._lock:
-            saving = self._savings.get(manifest.invocation) or _Saving()
-            saving.waiting = [*saving.waiting, *copies][-_MOST_WAITING:]
-            keep(self._savings, manifest.invocation, saving, _MOST_INVOCATIONS)
+            saving = self._savings.get(invocation) or _Saving()
+            saving.waiting = [*saving.waiting, copy][-_MOST_WAITING:]
+            keep(self._savings, invocation, saving, _MOST_INVOCATIONS)
 
     def go_on(self, context: CallbackContext) -> None:
         """Begins to save what waits, and notes on the context's event what was saved since the last one."""
