@@ -28,7 +28,7 @@ _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
 _TOKEN_CHARACTERS = 4
-_LONG_TURN = 1_200
+_LONG_TURN = 600
 _SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
