@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from google.adk.events.event import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.tools.load_memory_tool import load_memory_tool as load_memory
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,6 +250,20 @@ def test_hits_of_another_memory_service_are_ranked_by_words_and_meaning() -> Non
     assert best.scores["cosine"] > 0
     assert "automobile" in memory_of(chat.sent[-1].human()).splitlines()[0]
     assert manifest.encoder.startswith("static-")
+    chat.replays()
+
+
+def test_what_load_memory_found_comes_back_after_its_exchange_was_cut() -> None:
+    memory = Memories(remembered("The locker's code is 4711."), remembered("Soup on Fridays."))
+    script = [call("load_memory", query="code"), "It is there.", *(f"I see {at}." for at in range(60))]
+    policy = small(1_200, retrieval={"memory_k": 4}, conversation={"summary": "off"})
+    chat = Chat(script=script, tools=[load_memory], memory=memory, policy=policy)
+    chat.say("Look for my codes.")
+    memory.entries.clear()
+    chat.say(*chatter(40))
+    assert "4711" not in chat.sent[-1].text
+    chat.say("What is the code of the locker?")
+    assert "user: The locker's code is 4711. (2025-03-09)" in memory_of(chat.sent[-1].human())
     chat.replays()
 
 
