@@ -105,6 +105,21 @@ def _log(state: SessionState, key: str, entry: NoteShape) -> NoteShape:
     return entry
 
 
+def find_note(state: SessionState, id: str) -> NoteShape:
+    """The working note of that name: one of the task, or one kept with a step.
+
+    Raises:
+        KnowledgeError: there is none.
+    """
+    plan = _plan(state)
+    steps = (*plan.steps, *([plan.step] if plan.step is not None else [])) if plan is not None else ()
+    held: list[object] = [*_list(_held(state), "notes"), *(text for step in steps for text in step.notes)]
+    found = next((note for note in held if _name_of_note(note) == id), None)
+    if found is None or not id:
+        raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(held)}", field="id")
+    return NoteShape.model_validate({"text": found} if isinstance(found, str) else found)
+
+
 def remove_note(state: SessionState, id: str) -> None:
     """Takes a working note away.
 
@@ -116,8 +131,7 @@ def remove_note(state: SessionState, id: str) -> None:
         notes = _list(held, "notes")
         kept = [note for note in notes if _name_of_note(note) != id]
         if len(kept) == len(notes):
-            known = ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
-            raise KnowledgeError(f"there is no note {id!r}: the notes are {known}", field="id")
+            raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(notes)}", field="id")
         state["knowledge"] = {**held, "notes": kept}
 
 
@@ -240,6 +254,10 @@ def _put(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[obj
     else:
         items.append(value)
     state["knowledge"] = {**held, key: items}
+
+
+def _names_of(notes: Sequence[object]) -> str:
+    return ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
 
 
 def _name_of_note(item: object) -> str:

@@ -24,6 +24,8 @@ from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
 
 _T = TypeVar("_T")
 _MOST_TEXT = 20_000
+_LOGS = ("decisions", "entities")
+_MOST_ENTRIES = 200
 _LONG_AGO = -62_135_596_800.0
 
 WRITING = RLock()
@@ -349,8 +351,16 @@ def _knowledge(value: object, problems: list[str]) -> KnowledgeShape:
     held: dict[str, tuple[Any, ...]] = {}
     for name, adapter in _ITEMS.items():
         place = f"knowledge.{name}"
-        held[name] = tuple(_items(adapter, value.get(name), place, problems))
+        found = _items(adapter, value.get(name), place, problems)
+        held[name] = tuple(_latest(found, place, problems) if name in _LOGS else found)
     return KnowledgeShape.model_construct(None, **held)
+
+
+def _latest(entries: list[_T], where: str, problems: list[str]) -> list[_T]:
+    """The latest entries of a log."""
+    if len(entries) > _MOST_ENTRIES:
+        problems.append(f"state {where}: only the {_MOST_ENTRIES} latest of {len(entries)} entries were read")
+    return entries[-_MOST_ENTRIES:]
 
 
 def _items(adapter: TypeAdapter[_T], value: object, where: str, problems: list[str]) -> list[_T]:

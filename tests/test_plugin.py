@@ -485,7 +485,7 @@ def long_chat(count: int = 14, tokens: int = 2_000, **settings: Any) -> Chat:
 
 
 def test_cuts_are_rare_and_go_down_in_one_act() -> None:
-    chat = Chat(policy=small(2_000))
+    chat = Chat(policy=small(2_000, retrieval={"recall": False}))
     chat.say(*turns(20, 25))
     cuts = [manifest for manifest in chat.manifests() if manifest.truncation_events]
     assert 1 <= len(cuts) <= 4
@@ -1308,7 +1308,7 @@ def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, state: di
 
 
 def test_a_restarted_plugin_continues_the_epoch_on_a_database(tmp_path: Path) -> None:
-    policy = small(1_800)
+    policy = small(1_800, retrieval={"recall": False})
 
     def service() -> SqliteSessionService:
         return SqliteSessionService(db_path=str(tmp_path / "sessions.db"))
@@ -1587,7 +1587,7 @@ def test_contents_removed_at_the_head_move_the_boundary_or_reset_it(drop: int, a
             request.contents = [summary, *request.contents[drop:]]
 
     script = [answer if answer == "ok" else f"answer {at}" for at in range(20)]
-    chat = Chat(policy=small(1_500), alter=alter, script=script)
+    chat = Chat(policy=small(1_500, retrieval={"recall": False}), alter=alter, script=script)
     chat.say(*turns(9))
     removing.append(1)
     chat.say("after the host's compaction", "and one more")

@@ -194,7 +194,7 @@ def write_sample(folder: Path) -> list[Manifest]:
 async def _write_sample(folder: Path) -> list[Manifest]:
     from aether_context.adk import ContextPackPlugin
 
-    policy = PackPolicy.load("research", max_input_tokens=1_000)
+    policy = PackPolicy.load("research", max_input_tokens=1_000, retrieval={"recall": False})
     agent = LlmAgent(name="writer", model=Answering(model="gemini-2.5-flash-fake"), instruction="Answer briefly.")
     plugin = ContextPackPlugin(policy=policy, store=str(folder), on_error="raise")
     runner = InMemoryRunner(app=App(name="sample", root_agent=agent, plugins=[plugin]))

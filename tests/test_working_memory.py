@@ -9,11 +9,11 @@ from google.adk.memory.memory_entry import MemoryEntry
 from scripted import Chat, Memories, call
 from test_adk_tools import results, state_of
 
-from aether_context.adk import memory_tools
+from aether_context.adk import evidence_tools, memory_tools
 from aether_context.errors import KnowledgeError
-from aether_context.knowledge import add_decision, add_entity
+from aether_context.knowledge import add_decision, add_entity, find_note
 from aether_context.resolution import Resolver
-from aether_context.state import read_state
+from aether_context.state import NoteShape, note_id, read_state
 
 
 class Keeps(Memories):
@@ -62,6 +62,41 @@ def test_what_is_remembered_reaches_the_memory_service_and_a_later_session() -> 
     assert entry.timestamp is not None
     chat.say("Does Ann want links or quotes?", session="s2")
     assert "Ann wants links, not quotes" in chat.sent[-1].human()
+    chat.replays()
+
+
+def test_a_note_is_promoted_as_it_is() -> None:
+    memory = Keeps()
+    note = "The bank batches refunds on Fridays."
+    noted = call("add_note", text=note)
+    chat = Chat(script=[noted, "Noted."], tools=[*memory_tools(), *evidence_tools()], memory=memory)
+    name = results(chat.say("When do refunds go out?"))[0]["noted"]
+    chat.llm.script = [call("remember_note", note_id=name), "Kept.", call("remember_note", note_id="n9"), "Sorry."]
+    answer = results(chat.say("Keep that."))[-1]
+    assert [one.content.parts[0].text for one in memory.entries] == [note]
+    assert answer == {"remembered": memory.entries[0].id}
+    assert results(chat.say("And n9."))[-1]["error"] == f"there is no note 'n9': the notes are '{name}'"
+    chat.say("When do refunds go out?", session="s2")
+    assert note in chat.sent[-1].human()
+    chat.replays()
+
+
+def test_a_note_that_went_with_its_step_is_promoted_too() -> None:
+    step = {"id": "1", "text": "Go", "acceptance": ["Gone"], "status": "done", "notes": ["Trains leave at nine."]}
+    found = find_note({"plan": {"steps": [step]}}, note_id(NoteShape(text="Trains leave at nine.")))
+    assert found.text == "Trains leave at nine."
+
+
+def test_of_a_long_log_the_latest_entries_are_read_and_the_manifest_says_so() -> None:
+    state: dict[str, Any] = {}
+    for at in range(203):
+        add_decision(state, f"Rule {at} holds", time=float(at))
+    read = read_state(state)
+    assert [one.text for one in read.candidates] == [f"Rule {at} holds" for at in range(3, 203)]
+    chat = Chat(state=state)
+    chat.say("Which rules hold?")
+    said = "state knowledge.decisions: only the 200 latest of 203 entries were read"
+    assert said in chat.manifests()[-1].degradations
     chat.replays()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
-from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
@@ -23,6 +22,7 @@ from aether_context.adk.reading import (
     Preloaded,
     Reader,
     essential_names,
+    found_memory,
     human_index,
     memory_candidate,
     other_tools,
@@ -426,7 +426,7 @@ async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate,
     service, session = call.invocation.memory_service, call.context.session
     if not isinstance(service, HybridMemoryService):
         found = await call.context.search_memory(query)
-        return tuple(one for entry in found.memories if (one := _candidate(entry)) is not None)
+        return tuple(one for entry in found.memories for one in found_memory(entry))
     most = policy.retrieval.most_memories(_window(policy, call.request.model or ""))
     return tuple(_scored(one) for one in await service.find(session.app_name, session.user_id, query, most))
 
@@ -435,14 +435,6 @@ def _scored(found: Remembered) -> Candidate:
     memory = found.memory
     made = memory_candidate(memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name)
     return replace(made, scores={"similarity": share(found)})
-
-
-def _candidate(entry: MemoryEntry) -> Candidate | None:
-    """A memory of another service, None where it has no text."""
-    text = " ".join(part.text for part in entry.content.parts or () if part.text)
-    if not text:
-        return None
-    return memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
 
 
 def _window(policy: PackPolicy, model: str) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
@@ -141,6 +142,13 @@ def preloaded(contents: Sequence[types.Content], asked: types.Content | None) ->
         if found:
             return Preloaded(position=at, memories=tuple(_past_memories(found.group(1))))
     return None
+
+
+def found_memory(entry: MemoryEntry) -> Iterator[Candidate]:
+    """A memory of any service as a candidate; nothing where it has no text."""
+    text = " ".join(part.text for part in entry.content.parts or () if part.text)
+    if text:
+        yield memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
 
 
 def memory_candidate(text: str, *, author: str | None, timestamp: str | None, name: str | None = None) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -10,25 +11,30 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from google.adk.events.event import Event
+from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
+from pydantic import ValidationError
 
 from aether_context.adk import epochs
+from aether_context.adk.reading import found_memory
 from aether_context.canonical import hash_text
 from aether_context.embedding import Embedder, Purpose, Vectors, embedder_for
-from aether_context.errors import AetherContextError, EmbeddingError
+from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Ingredients, recalled_id
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, query_for
 from aether_context.retrieval.pools import ranked, told
 from aether_context.retrieval.sessions import SessionIndexes
+from aether_context.state import unique
 
 _T = TypeVar("_T")
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
+_LOADER = "load_memory"
 _TOKEN_CHARACTERS = 4
-_LONG_TURN = 1_200
+_LONG_TURN = 600
 _SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
@@ -79,8 +85,7 @@ class Recall:
             read: the frozen form of a content.
         """
         human, query, settings = source.request.human, query_for(source), policy.retrieval
-        most = settings.most_memories(source.window)
-        if not settings.recall or not most or source.hands_off or human is None or not query:
+        if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
         entries = said(earlier, events)
@@ -88,19 +93,15 @@ class Recall:
             return source
         share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
         room = int(share * share * settings.memory_fill * source.window * _TOKEN_CHARACTERS)
-        scope = (*epochs.scope_key(source.identity), settings.redact_before_retrieval)
+        known = {one.id for one in source.candidates}
+        gone = [read(content) for place, content in enumerate(earlier) if place not in sent and _loads(content)]
+        memories = [one for one in unique(loaded(gone)) if one.id not in known]
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
-            hits = self._sessions.search(
-                (scope, embedder.name if embedder is not None else ""),
-                entries,
-                query,
-                most,
-                asked=source.identity.last_event_time,
-                embedder=embedder or "none",
-                redact=masker(settings.redact_before_retrieval),
-            )
-            return tuple(_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
+            asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
+            hits = self._search(source, settings, entries, embedder)
+            turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
+            return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
         result = await self._compared(settings, found)
         return replace(
@@ -109,6 +110,21 @@ class Recall:
             searched=len(entries),
             encoder=result.encoder,
             problems=source.problems + result.problems,
+        )
+
+    def _search(
+        self, source: Ingredients, settings: RetrievalSettings, entries: Sequence[Entry], embedder: Embedder | None
+    ) -> list[Hit]:
+        """The best turns of a session, by an index that nobody else's turns are in."""
+        name = embedder.name if embedder is not None else ""
+        return self._sessions.search(
+            (*epochs.scope_key(source.identity), settings.redact_before_retrieval, name),
+            entries,
+            query_for(source),
+            settings.most_memories(source.window),
+            asked=source.identity.last_event_time,
+            embedder=embedder or "none",
+            redact=masker(settings.redact_before_retrieval),
         )
 
     async def _compared(self, settings: RetrievalSettings, act: Callable[[Embedder | None], _T]) -> _Compared[_T]:
@@ -120,7 +136,7 @@ class Recall:
             embedder = self._embedder(settings.embedder)
             value = await asyncio.wait_for(asyncio.to_thread(act, embedder), limit)
             encoder = embedder.name if embedder is not None else "none"
-        except (AetherContextError, TimeoutError) as error:
+        except Exception as error:  # whatever an embedder raises, and a timeout
             failures.append(f"the embedder {settings.embedder} failed ({type(error).__name__}): ranked by words alone")
             value, encoder = await asyncio.to_thread(act, None), "none"
         finally:
@@ -186,6 +202,25 @@ def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Entr
             )
             found += reversed(list(entries))
     return found[::-1]
+
+
+def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
+    """The memories that ADK's ``load_memory`` brought into a conversation."""
+    for content in contents:
+        for response in content.responses:
+            held = json.loads(response.text) if response.name == _LOADER else None
+            held = held.get("result", held) if isinstance(held, dict) else None
+            memories = held.get("memories") if isinstance(held, dict) else None
+            for one in memories if isinstance(memories, list) else ():
+                try:
+                    yield from found_memory(MemoryEntry.model_validate(one))
+                except ValidationError:
+                    continue
+
+
+def _loads(content: types.Content) -> bool:
+    """Whether a content holds what ``load_memory`` found."""
+    return any(part.function_response and part.function_response.name == _LOADER for part in content.parts or ())
 
 
 def passages(text: str, most: int = _LONG_TURN) -> list[str]:

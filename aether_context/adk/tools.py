@@ -45,8 +45,9 @@ def evidence_tools() -> list[FunctionTool]:
 
 
 def memory_tools() -> list[FunctionTool]:
-    """Tools for what outlives a step: ``record_decision`` and ``record_entity``, and beyond it ``remember``."""
-    return _tools(record_decision, record_entity, remember)
+    """Tools for what outlives a step: ``record_decision`` and ``record_entity``; and what outlives the session:
+    ``remember`` and ``remember_note``."""
+    return _tools(record_decision, record_entity, remember, remember_note)
 
 
 def context_tools() -> list[FunctionTool]:
@@ -264,8 +265,25 @@ async def remember(text: str, tool_context: ToolContext) -> dict[str, Any]:
     said = _text(text)
     if not said:
         return {"error": "a memory needs a text: say what is to be remembered"}
+    return await _kept(said, _now(tool_context), tool_context)
+
+
+async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Keeps a working note beyond this session, as it is, for later conversations with this user.
+
+    Args:
+        note_id: The note's id, as it was told when the note was made.
+    """
+    try:
+        note = knowledge.find_note(_Declared(tool_context), _text(note_id))
+    except StateError as error:
+        return {"error": str(error)}
+    return await _kept(note.text, note.time if note.time is not None else _now(tool_context), tool_context)
+
+
+async def _kept(said: str, now: float | None, tool_context: ToolContext) -> dict[str, Any]:
+    """Writes a text into the app's memory service; one that says the same is written over."""
     name = f"remembered_{short(hash_text(said))}"
-    now = _now(tool_context)
     entry = MemoryEntry(
         id=name,
         content=types.Content(role="model", parts=[types.Part(text=said)]),

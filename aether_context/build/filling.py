@@ -18,8 +18,8 @@ def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
     """The choice with its memories beyond ``memory_k`` only where they find room whole.
 
     Room is what all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from
-    another layer and shortens nothing. At a cut the conversation is left out of that sum, but its latest turns find
-    room in the window: how much more of it stays follows from what the other layers leave.
+    another layer and shortens nothing. At a cut memories alone may take as much, and the conversation's latest turns
+    find room beside them: how much more of it stays follows from what the other layers leave.
     """
     most = policy.retrieval.memory_k
     first, more = chosen.memory.chosen[:most], chosen.memory.chosen[most:]
@@ -27,9 +27,11 @@ def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
         return chosen
     asked = demand(source, policy, carried, replace(chosen, memory=replace(chosen.memory, chosen=first)))
     others = sum(asked.measured.values()) + sum(asked.wanted.values()) - asked.wanted["conversation"]
-    room = _free(source, policy) - others - (0 if at_cut else asked.wanted["conversation"])
     if at_cut:
-        room = min(room, input_budget(source, policy) - others - latest_need(source, policy, carried))
+        beside = input_budget(source, policy) - others - latest_need(source, policy, carried)
+        room = min(_free(source, policy) - asked.wanted["memory"], beside)
+    else:
+        room = _free(source, policy) - others - asked.wanted["conversation"]
     taken = _fitting(more, room)
     names = {one.id for one in taken}
     left = tuple(Left(candidate=one, reason="beyond_k") for one in more if one.id not in names)

@@ -1,0 +1,339 @@
+"""Turns that a cut took come back when they are asked about, and other candidates are ranked by the same search."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.adk.events.event import Event
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.tools.load_memory_tool import load_memory_tool as load_memory
+from google.genai import types
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Chat, Memories, call, inside, look_up, new_store, remembered
+from test_plugin import Restarting, planned, same_requests, small
+
+from aether_context import Manifest, PackPolicy
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.recalling import passages, said
+from aether_context.embedding import Embedder, Vectors, register
+from aether_context.errors import EmbeddingError, PolicyError
+from aether_context.resolution import Resolver
+from aether_context.retrieval import Entry
+from aether_context.retrieval.sessions import SessionIndexes
+
+FACTS = [
+    "My sister Ada keeps bees behind the old mill.",
+    "The spare key hangs behind the kitchen clock.",
+    "We fly to Lisbon on the ninth, with the early plane.",
+    "The plumber's name is Fennimore and he comes on Tuesdays.",
+    "Our cat is called Biscuit and eats nothing but sardines.",
+]
+ASKED = [
+    "Where does Ada keep bees?",
+    "Where is the spare key?",
+    "When do we fly to Lisbon?",
+    "What is the plumber's name?",
+]
+
+
+def chatter(count: int) -> list[str]:
+    """Messages about nothing that is asked for later."""
+    return [
+        f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many." for at in range(count)
+    ]
+
+
+def talk(window: int = 1_200, more: int = 40, **settings: Any) -> Chat:
+    """A conversation that begins with the facts and goes on until they have been cut."""
+    script = [f"I see, number {at}." for at in range(more + len(FACTS))]
+    chat = Chat(policy=small(window, **settings), script=script)
+    chat.say(*FACTS, *chatter(more))
+    last = chat.manifests()[-1]
+    assert last.epoch.cut_count > 2 * len(FACTS)
+    return chat
+
+
+def turns_of(chat: Chat, manifest: Manifest) -> list[Any]:
+    rows = Resolver(chat.store).resolve(manifest).rows.values()
+    return [row for row in rows if row.source == "conversation"]
+
+
+def memory_of(text: str) -> str:
+    found = re.search(r"MEMORY:\n(.*?)USER REQUEST:", text, re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
+    chat = talk(conversation={"summary": "off"})
+    for question, fact in zip(ASKED, FACTS, strict=False):
+        assert fact not in chat.sent[-1].text or fact in memory_of(chat.sent[-1].human())
+        chat.say(question)
+        assert re.search(rf"- user: {re.escape(fact)} \(\d{{4}}-\d\d-\d\d\)", chat.sent[-1].text)
+    for manifest in chat.manifests():
+        assert inside(manifest, manifest.window)
+    chat.replays()
+
+
+def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -> None:
+    chat = talk()
+    chat.say(ASKED[1])
+    manifest = chat.manifests()[-1]
+    rows = turns_of(chat, manifest)
+    key = max((row for row in rows if row.state == "kept"), key=lambda row: row.scores["similarity"])
+    assert 0.05 < key.scores["similarity"] < 1
+    assert {"bm25", "cosine"} <= set(key.scores)
+    assert key.time is not None
+    assert manifest.searched == 2 * (len(FACTS) + 40)
+    assert manifest.encoder.startswith("static-")
+    assert len(rows) <= manifest.searched
+    assert {row.state for row in rows} <= {"kept", "dropped", "in_tail"}
+
+
+def test_nothing_is_searched_before_anything_was_cut() -> None:
+    chat = Chat(policy=small(20_000), script=["ok"] * 9)
+    chat.say(*FACTS, ASKED[0])
+    for manifest in chat.manifests():
+        assert (manifest.searched, manifest.encoder, turns_of(chat, manifest)) == (None, "none", [])
+    assert chat.sent[-1].human() == ASKED[0]
+
+
+def test_what_still_stands_is_not_repeated() -> None:
+    chat = talk()
+    chat.say("Biscuit eats sardines, you know.", "What does Biscuit eat?", "What does Biscuit eat?")
+    text = chat.sent[-1].text
+    assert text.count("Biscuit eats sardines, you know.") == 1
+    assert text.count(FACTS[4]) <= 1 + ("CONVERSATION SUMMARY" in text)
+    states = {row.state for row in turns_of(chat, chat.manifests()[-1])}
+    assert "in_tail" in states
+
+
+def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() -> None:
+    chat = talk()
+    chat.llm.script = [call("look_up", key="a"), call("look_up", key="b"), "Behind the clock."]
+    chat.agent.tools = [look_up]  # type: ignore[union-attr]
+    before = len(chat.sent)
+    chat.say(ASKED[1])
+    first, *later = chat.sent[before:]
+    assert FACTS[1] in memory_of(first.human())
+    assert all(one.human() == first.human() for one in later)
+    chat.replays()
+
+
+def test_it_can_be_switched_off() -> None:
+    chat = talk(retrieval={"recall": False}, conversation={"summary": "off"})
+    chat.say(ASKED[1])
+    assert chat.sent[-1].human() == ASKED[1]
+    assert chat.manifests()[-1].searched is None
+
+
+def test_turns_of_one_user_or_session_never_reach_another() -> None:
+    chat = talk()
+    script = [f"I see {at}." for at in range(60)]
+    chat.llm.script = script
+    for user, session in (("bob", "s1"), ("ann", "s2")):
+        chat.say(*chatter(40), ASKED[1], user=user, session=session)
+        assert not any(fact in chat.sent[-1].text for fact in FACTS)
+
+
+def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
+    policy = small(1_200)
+
+    def make(plugin: Any, place: str) -> Chat:
+        service = SqliteSessionService(db_path=str(tmp_path / place))
+        script = [one for at in range(30) for one in (call("look_up", key=f"k{at}"), f"I see {at}.")]
+        chat = Chat(policy=policy, plugin=plugin, sessions=service, script=script, tools=[look_up])
+        chat.say(*FACTS, *chatter(20), *ASKED)
+        return chat
+
+    steady = make(None, "one.db")
+    restarted = make(Restarting(policy=policy, store=new_store(), on_error="raise"), "two.db")
+    same_requests(steady, restarted)
+    steady.replays()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    history=st.lists(st.sampled_from([*FACTS, *chatter(6), "ok"]), min_size=1, max_size=25),
+    steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    query=st.sampled_from(ASKED),
+)
+def test_an_index_that_grew_finds_what_a_new_one_finds(history: list[str], steps: list[int], query: str) -> None:
+    entries = [
+        Entry(id=str(at), text=text, time=86_400.0 * at, speaker="user" if at % 2 else "clerk", thread="")
+        for at, text in enumerate(history)
+    ]
+
+    def search(indexes: SessionIndexes, some: list[Entry]) -> list[tuple[str, float]]:
+        found = indexes.search("s", some, query, 10, asked=0.0, embedder="none", redact=str)
+        return [(hit.id, hit.score) for hit in found]
+
+    grown = SessionIndexes()
+    have = 0
+    for step in steps:
+        have = min(len(entries), have + step)
+        assert search(grown, entries[:have]) == search(SessionIndexes(), entries[:have])
+    changed = [*entries[:1], *entries[2:have]]
+    assert search(grown, changed) == search(SessionIndexes(), changed), "history that was rewritten"
+
+
+def test_the_indexes_of_sessions_long_unused_are_forgotten() -> None:
+    indexes = SessionIndexes(max_entries=10)
+    for session in range(5):
+        entries = [Entry(id=str(at), text=f"text {at} of {session}") for at in range(4)]
+        (best, *_) = indexes.search(session, entries, f"of {session}", 4, asked=0.0, embedder="none", redact=str)
+        assert best.text.endswith(f"of {session}")
+    assert len(indexes) == 2
+
+
+def test_turns_are_words_with_an_event_of_their_own() -> None:
+    def content(role: str, text: str) -> types.Content:
+        return types.Content(role=role, parts=[types.Part(text=text)])
+
+    thought = types.Content(role="model", parts=[types.Part(text="hm", thought=True), types.Part(text="Yes.")])
+    called = types.Content(role="model", parts=[types.Part(text="Let me see."), call("look_up", key="a")])
+    spoken = [content("user", "Hello"), thought, content("user", "ok"), called, content("user", "ok")]
+    events = [
+        Event(author="user" if one.role == "user" else "clerk", content=one, timestamp=float(at))
+        for at, one in enumerate(spoken)
+    ]
+    history = [content("model", "a summary of the host's"), *spoken]
+    found = said(history, events)
+    assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
+        ("1", "Hello", 0.0, "user"),
+        ("2", "Yes.", 1.0, "clerk"),
+        ("3", "ok", 2.0, "user"),
+        ("5", "ok", 4.0, "user"),
+    ]
+    assert [one.time for one in said(history[5:], events)] == [4.0], "a history that lost its beginning"
+
+
+@given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))
+def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
+    found = passages(text, most)
+    assert all(0 < len(one) <= most and one in text for one in found)
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_a_passage_of_a_long_message_comes_back_alone() -> None:
+    manual = "\n".join(f"Paragraph {at} of the manual says that part {at} is grey." for at in range(60))
+    told = f"{manual}\nThe serial number is under the lid.\n{manual}"
+    chat = Chat(policy=small(3_000, conversation={"summary": "off"}), script=[f"I see {at}." for at in range(60)])
+    chat.say(told, *chatter(45))
+    assert "serial number" not in chat.sent[-1].text
+    chat.say("Where is the serial number?")
+    assert "The serial number is under the lid." in memory_of(chat.sent[-1].human())
+    assert any("#" in row.id for row in turns_of(chat, chat.manifests()[-1]))
+    chat.replays()
+
+
+# other services
+
+
+def test_hits_of_another_memory_service_are_ranked_by_words_and_meaning() -> None:
+    memory = Memories(
+        remembered("The weather was grey."),
+        remembered("My automobile is in the garage."),
+        remembered("Soup on Fridays."),
+    )
+    chat = Chat(memory=memory, policy=small(4_000))
+    chat.say("Where is the car parked?")
+    manifest = chat.manifests()[-1]
+    rows = {row.id: row for row in manifest.rows if row.layer == "memory"}
+    best = max(rows.values(), key=lambda row: row.scores["similarity"])
+    assert best.state == "kept"
+    assert best.scores["cosine"] > 0
+    assert "automobile" in memory_of(chat.sent[-1].human()).splitlines()[0]
+    assert manifest.encoder.startswith("static-")
+    chat.replays()
+
+
+def test_what_load_memory_found_comes_back_after_its_exchange_was_cut() -> None:
+    memory = Memories(remembered("The locker's code is 4711."), remembered("Soup on Fridays."))
+    script = [call("load_memory", query="code"), "It is there.", *(f"I see {at}." for at in range(60))]
+    policy = small(1_200, retrieval={"memory_k": 4}, conversation={"summary": "off"})
+    chat = Chat(script=script, tools=[load_memory], memory=memory, policy=policy)
+    chat.say("Look for my codes.")
+    memory.entries.clear()
+    chat.say(*chatter(40))
+    assert "4711" not in chat.sent[-1].text
+    chat.say("What is the code of the locker?")
+    assert "user: The locker's code is 4711. (2025-03-09)" in memory_of(chat.sent[-1].human())
+    chat.replays()
+
+
+def test_notes_in_the_state_are_ranked_by_the_same_search() -> None:
+    notes = ["The automobile is in the garage.", "Bo approves refunds."]
+    chat = Chat(state=planned(knowledge={"notes": notes}), policy=small(4_000))
+    chat.say("Where is the car parked?")
+    rows = [row for row in chat.manifests()[-1].rows if row.source == "note"]
+    assert all("similarity" in row.scores for row in rows)
+    chat.replays()
+
+
+# embedders
+
+
+class Failing:
+    """An embedder out of reach."""
+
+    def __init__(self, local: bool) -> None:
+        self.name, self.local = "failing", local
+
+    def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
+        raise EmbeddingError("failing", "out of reach")
+
+
+class Counting:
+    """Gives every text the same vector, and counts the texts."""
+
+    local = True
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
+        self.texts += len(texts)
+        return np.ones((len(texts), 4), dtype=np.float32) / 2
+
+
+@pytest.fixture(params=[True, False], ids=["local", "remote"])
+def failing(request: pytest.FixtureRequest) -> str:
+    embedder: Embedder = Failing(request.param)
+    register("failing", lambda model: embedder)
+    return "failing"
+
+
+def test_an_embedder_that_fails_leaves_the_words_and_a_note(failing: str) -> None:
+    chat = talk(retrieval={"embedder": failing}, conversation={"summary": "off"})
+    chat.say(ASKED[1])
+    assert FACTS[1] in memory_of(chat.sent[-1].human())
+    assert any("embedder" in one for one in chat.manifests()[-1].degradations)
+    chat.replays()
+
+
+def test_words_alone_are_a_choice_and_an_unknown_embedder_an_error() -> None:
+    chat = talk(retrieval={"embedder": "none"}, conversation={"summary": "off"})
+    chat.say(ASKED[1])
+    assert FACTS[1] in memory_of(chat.sent[-1].human())
+    assert chat.manifests()[-1].encoder == "none"
+    assert not any("embedder" in one for one in chat.manifests()[-1].degradations)
+    with pytest.raises(PolicyError, match="did you mean 'static'"):
+        ContextPackPlugin(policy=PackPolicy(retrieval={"embedder": "statik"}), store=new_store())
+
+
+def test_each_turn_is_embedded_once() -> None:
+    counting = Counting()
+    register("counting", lambda model: counting)
+    chat = talk(retrieval={"embedder": "counting"})
+    turns = asyncio.run(chat.held()).events
+    before = counting.texts
+    chat.say(ASKED[0], ASKED[1])
+    assert before < 3 * len(turns)
+    assert counting.texts - before <= 2 * 2 + 2, "two new turns each and a query"
