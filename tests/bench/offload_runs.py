@@ -2,8 +2,8 @@
 
     python tests/bench/offload_runs.py RUNS.jsonl [--window 16000 ...] [--policy FILE.toml ...] [--limit N]
 
-The file and the columns are those of tool_runs.py. ``offloaded`` are the tokens of tool results that are not sent when a
-result is first shown, in percent of all. ``read`` are lines, too: those in the request, and those that one call of
+The file and the columns are those of tool_runs.py. ``offloaded`` are the tokens of tool results that are not sent when
+a result is first shown, in percent of all. ``read`` are lines, too: those in the request, and those that one call of
 ``search_artifact`` with the line as its query brings back by an address that stands in the request; ``cost`` with
 ``read`` pays for what those calls answer, once a result and request.
 """
