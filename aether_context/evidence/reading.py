@@ -81,7 +81,8 @@ class Searcher:
         """Excerpts that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
-        most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance follow.
+        most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance
+        follow.
         """
         matching, how = self._matching(query)
         places = [*_spread(matching), *(self._ranked(query) if how != "literal" else ())]
