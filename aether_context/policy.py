@@ -354,7 +354,7 @@ class OffloadSettings(_Settings):
     and white space."""
     data_tokens: int = Field(default=4_000, ge=1)
     """The same for tables and JSON, where every row may be the one that is needed."""
-    extract_tokens: int = Field(default=600, ge=40)
+    extract_tokens: int = Field(default=800, ge=40)
     """The ceiling of an extract."""
     min_saving: float = Field(default=0.25, ge=0, lt=1)
     """Share of a result's tokens that the extract and its address have to save; else the result stays as it is."""

@@ -174,6 +174,26 @@ def test_a_long_array_keeps_its_keys_some_rows_and_the_place_of_the_others():
     assert any(isinstance(row, str) and row.startswith("… lines") for row in table["rows"])
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("prefix", ["", '{"total": 9, "page": {"next": "p2"}, "rows": '])
+def test_a_very_long_array_stays_json_too(indent, prefix):
+    rows = [{"id": f"n{at}", "tags": [{"id": at}], "note": "z" * 40} for at in range(3_000)]
+    text = prefix + json.dumps(rows, indent=indent) + ("}" if prefix else "")
+    assert len(text) > MOST_DECODED
+    shown = extract_of(text, "where is n2517", 400)
+    value = json.loads(shown.text)
+    if prefix:
+        assert value["page"] == {"next": "p2"}
+    kept = value["rows"] if prefix else value
+    assert rows[0] in kept
+    assert rows[2517] in kept
+    assert rows[-1] in kept
+    assert kept.count(rows[2517]) == 1
+    notes = [one for one in kept if isinstance(one, str)]
+    assert all(re.fullmatch(r"… lines? \d+(-\d+)? …", one) for one in notes)
+    assert COUNTER.count(shown.text) <= 400
+
+
 @given(JSON_VALUES.filter(lambda value: isinstance(value, (dict, list)) and value), st.data())
 @settings(deadline=None)
 def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):

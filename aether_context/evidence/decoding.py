@@ -92,6 +92,18 @@ def _closed(text: str) -> Iterator[str]:
     yield text[:sound] + outside
 
 
+def closing(text: str) -> str:
+    """What closes all that a beginning of a JSON text opens."""
+    opened: list[str] = []
+    for found in _MARK.finditer(text):
+        mark = found.group()[0]
+        if mark in "{[":
+            opened.append("}" if mark == "{" else "]")
+        elif mark in "}]":
+            opened.pop()
+    return "".join(reversed(opened))
+
+
 def _ended(string: str) -> bool:
     """Whether a JSON string has its closing mark."""
     return len(string) > 1 and string.endswith('"') and _STRING.fullmatch(string) is not None

@@ -13,7 +13,8 @@ from aether_context.evidence.decoding import printable
 from aether_context.evidence.kinds import Kind, data_type, kind_of
 from aether_context.evidence.lines import MOST_DECODED, View, view_of
 from aether_context.evidence.outline import rendered
-from aether_context.evidence.sampling import Sample, query_words, sampled
+from aether_context.evidence.rows import sampled_rows
+from aether_context.evidence.sampling import Sample, line_count, query_words, sampled
 
 _COUNTED = 20_000
 _PROSE = 100
@@ -96,6 +97,10 @@ def _of_long(text: str, extract_tokens: int, counter: Counts, query: str) -> Sho
     kind = kind_of(text)
     if kind == "data":
         return _described(text)
+    if kind == "json":
+        rows = sampled_rows(text, query_words(query), max_tokens=extract_tokens, counter=counter)
+        if rows is not None:
+            return Shown(text=rows[0], kind=kind, kept=rows[1], total=line_count(text))
     sample = sampled(text, [*_ERROR_WORDS, *query_words(query)])
     return _extract(sample, View(kind=kind, lines=()), extract_tokens, counter, query)
 

@@ -14,7 +14,7 @@ from aether_context.retrieval import HybridIndex
 _AROUND = 2
 _MOST_HITS = 200
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 12, 800
-_MOST_PASSAGES = 4_000
+_MOST_PASSAGES = 1_000
 _RANKED = 6
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
 
@@ -81,10 +81,11 @@ class Searcher:
         """Excerpts that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
-        some of them; a few lines around each are shown. What the budget then leaves goes to passages by relevance.
+        most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance
+        follow.
         """
         matching, how = self._matching(query)
-        places = [*_spread(matching), *([] if how == "literal" and len(matching) > _RANKED else self._ranked(query))]
+        places = [*_spread(matching), *(self._ranked(query) if how != "literal" else ())]
         excerpts: list[Excerpt] = []
         shown: set[int] = set()
         left = max_tokens

@@ -37,7 +37,7 @@ def sampled(text: str, words: Iterable[str]) -> Sample:
             after each place come with it.
     """
     long = long_lines(text)
-    index = _Numbers(text, long)
+    index = Numbers(text, long)
     head = _ended(text, HEAD_CHARACTERS, long)
     tail = max(head, _begun(text, len(text) - TAIL_CHARACTERS, long))
     wanted = list(dict.fromkeys(words))[:_MOST_WORDS]
@@ -75,6 +75,11 @@ def _within(text: str, begin: int, end: int, long: Sequence[tuple[int, int]]) ->
     return lines_of(text[begin:end]) if end > begin else []
 
 
+def line_count(text: str) -> int:
+    """The lines and pieces of a text."""
+    return Numbers(text, long_lines(text)).number(len(text)) + 1
+
+
 def query_words(query: str) -> list[str]:
     """The words of a query, the longest first: they tell the most."""
     return sorted(set(_WORD.findall(query)), key=lambda word: (-len(word), word))
@@ -97,7 +102,7 @@ def long_lines(text: str) -> list[tuple[int, int]]:
     return found
 
 
-class _Numbers:
+class Numbers:
     """The numbers of lines by their places; places are asked for in ascending order, or anew."""
 
     def __init__(self, text: str, long: Sequence[tuple[int, int]]) -> None:
