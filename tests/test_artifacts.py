@@ -23,7 +23,9 @@ from aether_context import PackStore
 from aether_context.adk import FsspecArtifactService
 from aether_context.adk.artifacts import resolve
 from aether_context.artifacts import relative_name
+from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, StoreError
+from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.testing import ARTIFACT_CHECKS
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
@@ -300,6 +302,22 @@ def test_what_a_message_lost_resolves_from_the_store(tmp_path):
     assert asyncio.run(resolve(uri, **place, store=store)) == b"the middle"
     with pytest.raises(ArtifactError, match="not there"):
         asyncio.run(resolve(uri, **{**place, "session": "other"}, store=store))
+
+
+def test_an_offloaded_result_resolves_in_its_session_alone(tmp_path):
+    store = PackStore(tmp_path)
+    data = b"a long result"
+    uri = evidence_uri(hash_bytes(data), "txt")
+    record = EvidenceRecord(uri=uri, digest=hash_bytes(data), size_bytes=len(data), source="search")
+    store.write_evidence("app", "ann", "s1", record, data)
+    assert asyncio.run(resolve(uri, app="app", user="ann", session="s1", store=store)) == data
+    for other in ({"session": "s2"}, {"user": "bob"}):
+        with pytest.raises(ArtifactError, match="not there"):
+            asyncio.run(resolve(uri, **{"app": "app", "user": "ann", "session": "s1", **other}, store=store))
+    for file in (tmp_path / "app" / "ann" / "evidence").rglob("*.bin"):
+        file.unlink()
+    with pytest.raises(ArtifactError, match="call search again"):
+        asyncio.run(resolve(uri, app="app", user="ann", session="s1", store=PackStore(tmp_path)))
 
 
 # under `adk`

@@ -18,7 +18,8 @@ from typing_extensions import override
 from aether_context.artifacts import SCHEME as ARTIFACT
 from aether_context.artifacts import ArtifactFiles, Scope, Version, relative_name
 from aether_context.canonical import JSON, canonical_json, plain
-from aether_context.errors import ArtifactError, StoreError
+from aether_context.errors import ArtifactError, BlobNotFound, StoreError
+from aether_context.evidence import evidence_key
 from aether_context.files import Files
 from aether_context.store import PackStore
 
@@ -229,6 +230,22 @@ def _in_session(uri: str, app: str, user: str, session: str) -> tuple[str, int |
         raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
     of_user = _USER if target.session_id is None else ""
     return of_user + target.filename.removeprefix(of_user), target.version
+
+
+def _stored(store: PackStore, uri: str, scope: Scope) -> bytes | None:
+    """What a store of packs holds for an address: a tool's output, or what a message lost; None where it holds nothing.
+
+    Raises:
+        ArtifactError: the session has the address, but its bytes are not kept any more.
+    """
+    where = (scope.app, scope.user, scope.session or "")
+    record = next((one for one in store.evidence(*where) if one.uri == uri), None) if evidence_key(uri) else None
+    if record is None:
+        return store.message(*where, relative_name(uri))
+    try:
+        return store.evidence_data(scope.app, scope.user, record.digest)
+    except BlobNotFound as error:
+        raise ArtifactError(f"artifact URI {uri!r} is not kept any more: call {record.source} again") from error
 
 
 def _of_adk(uri: str, **given: Any) -> FsspecArtifactService:
