@@ -205,9 +205,9 @@ async def resolve(
     """
     filename, version = _in_session(uri, app, user, session)
     if store is not None and version is None:
-        message = await asyncio.to_thread(store.message, app, user, session, filename)
-        if message is not None:
-            return message
+        held = await asyncio.to_thread(_stored, store, uri, filename, Scope(app=app, user=user, session=session))
+        if held is not None:
+            return held
     part = None
     if artifacts is not None:
         try:
@@ -232,7 +232,7 @@ def _in_session(uri: str, app: str, user: str, session: str) -> tuple[str, int |
     return of_user + target.filename.removeprefix(of_user), target.version
 
 
-def _stored(store: PackStore, uri: str, scope: Scope) -> bytes | None:
+def _stored(store: PackStore, uri: str, name: str, scope: Scope) -> bytes | None:
     """What a store of packs holds for an address: a tool's output, or what a message lost; None where it holds nothing.
 
     Raises:
@@ -241,7 +241,7 @@ def _stored(store: PackStore, uri: str, scope: Scope) -> bytes | None:
     where = (scope.app, scope.user, scope.session or "")
     record = next((one for one in store.evidence(*where) if one.uri == uri), None) if evidence_key(uri) else None
     if record is None:
-        return store.message(*where, relative_name(uri))
+        return store.message(*where, name)
     try:
         return store.evidence_data(scope.app, scope.user, record.digest)
     except BlobNotFound as error:
