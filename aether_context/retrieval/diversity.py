@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .vectors import lengths_of
+from .vectors import lengths_of, product
 
 Floats = NDArray[np.float64]
 _FRONT = 1_024
@@ -73,7 +73,7 @@ class _Front:
     def choose(self, place: int) -> None:
         """Takes one of the best out, and compares the others with it."""
         at = int(np.flatnonzero(self._places == place)[0])
-        overlap = _cosines(self._vectors @ self._vectors[at], self._lengths * self._lengths[at])
+        overlap = _cosines(product(self._vectors, self._vectors[at]), self._lengths * self._lengths[at])
         self._covered = np.maximum(self._covered, overlap)
         self._relevance[place] = self._bound[place] = -np.inf
         self._marginal = self._relevance[self._places] - self._weight * self._covered
@@ -86,7 +86,7 @@ class _Front:
         self._covered = np.zeros(len(self._places))
         if self._chosen:
             against, lengths = _measured(self._rows[self._chosen])
-            overlap = _cosines(self._vectors @ against.T, np.outer(self._lengths, lengths))
+            overlap = _cosines(product(self._vectors, against.T), np.outer(self._lengths, lengths))
             self._covered = np.maximum(0.0, overlap.max(axis=1))
         self._marginal = self._relevance[self._places] - self._weight * self._covered
 

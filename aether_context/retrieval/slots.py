@@ -31,7 +31,7 @@ from .lexical import InvertedIndex
 from .parts import Part
 from .rows import Rows
 from .semantic import SemanticIndex
-from .vectors import lengths_of, products
+from .vectors import lengths_of, product
 from .words import query_terms, terms
 
 Lookup = Callable[[Slots], Sequence[Entry]]
@@ -299,7 +299,8 @@ class SlotIndex:
         alike: NDArray[np.bool_]
         if vectors.shape[1]:
             lengths = lengths_of(vectors)
-            alike = products(vectors) > _NEAR * np.outer(lengths, lengths)
+            rows = vectors.astype(np.float32)
+            alike = product(rows, rows.T) > _NEAR * np.outer(lengths, lengths)
         else:
             alike = (bm25[:, None] == bm25) & (bm25 > 0)
         np.fill_diagonal(alike, False)

@@ -15,7 +15,8 @@ from .rows import Rows
 
 Similarities: TypeAlias = NDArray[np.float64]
 _BLOCK_ROWS = 1_024
-_ONE_THREAD = 2**18
+ONE_THREAD = 2**18
+"""So many products a linear algebra library sums up without other threads."""
 
 
 class VectorTable:
@@ -44,8 +45,9 @@ class VectorTable:
         found = np.empty(len(self), dtype=np.float64)
         held = self._rows.values
         column = wanted[0].astype(np.float32)
-        for first in range(0, len(held), _BLOCK_ROWS):
-            found[first : first + _BLOCK_ROWS] = held[first : first + _BLOCK_ROWS].astype(np.float32) @ column
+        step = max(1, ONE_THREAD // max(1, held.shape[1]))
+        for first in range(0, len(held), step):
+            found[first : first + step] = held[first : first + step].astype(np.float32) @ column
         return _divided(found, self._lengths.values * lengths_of(wanted)[0])
 
     @property
@@ -74,15 +76,13 @@ def lengths_of(rows: NDArray[np.int8]) -> NDArray[np.float64]:
     return lengths
 
 
-def products(rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """The products of some rows with each other, of shape ``(rows, rows)``, in steps too small to be shared out.
+def product(rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``rows @ columns`` in steps too small to be shared out.
 
     A linear algebra library that spreads so little work over threads mostly waits for them.
     """
-    floats = rows.astype(np.float32)
-    step = max(1, _ONE_THREAD // max(1, floats.size))
-    blocks = [floats[first : first + step] @ floats.T for first in range(0, len(floats), step)]
-    return np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
+    step = max(1, ONE_THREAD // max(1, columns.size))
+    return np.concatenate([rows[first : first + step] @ columns for first in range(0, max(1, len(rows)), step)])
 
 
 def _divided(products: Similarities, lengths: Similarities) -> Similarities:
