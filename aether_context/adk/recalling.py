@@ -34,6 +34,8 @@ _INSTANT = ("static", "none")
 
 _LOADER = "load_memory"
 _TOKEN_CHARACTERS = 4
+_LEAST_TOKENS = 256
+"""Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _LONG_TURN = 600
 _SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
 
@@ -77,7 +79,8 @@ class Recall:
         """The ingredients with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
-        results, a search among turns brings little of it back, and the tail is worth more than they are.
+        results, a search among turns brings little of it back, and the tail is worth more than they are. A room of
+        little more than a payload's own words is none.
 
         Args:
             history: every content that the host gave, in its order.
@@ -92,14 +95,17 @@ class Recall:
         if all(_place(entry.id) in sent for entry in entries):
             return source
         share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
-        room = int(share * share * settings.memory_fill * source.window * _TOKEN_CHARACTERS)
+        room = int(share * share * settings.memory_fill * source.window)
+        room = room * _TOKEN_CHARACTERS if room >= _LEAST_TOKENS else 0
         known = {one.id for one in source.candidates}
         gone = [read(content) for place, content in enumerate(earlier) if place not in sent and _loads(content)]
         memories = [one for one in unique(loaded(gone)) if one.id not in known]
+        if not room and not memories:
+            return source
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
-            hits = self._search(source, settings, entries, embedder)
+            hits = self._search(source, settings, entries, embedder) if room else []
             turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
