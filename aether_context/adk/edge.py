@@ -265,7 +265,8 @@ class Edge:
                 told = gathered if before is not None else _with_problems(gathered, pick.problems)
                 told = self._calibrated(call, told, policy, counter)
                 pack = await self._build(told.source, policy, pick)
-                if pack.chose and pack.epoch.cut_count and told.source.searched is None:
+                looked_at = told.source.epoch.cut_count if told.source.first_call else 0
+                if pack.chose and pack.epoch.cut_count > looked_at and told.source.searched is None:
                     sent = {told.source.request.positions[at] for at in pack.origins}
                     told = await self._recalled(call, told, policy, sent)
                     if told.source.searched is not None:
