@@ -91,22 +91,22 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
-        entries = said(earlier, events)
+        spoken, whole = sum(len(_words(content)) for content in earlier), sum(map(_characters, earlier))
+        room = int((spoken / max(1, whole)) ** 2 * settings.memory_fill * source.window)
+        entries = said(earlier, events) if room >= _LEAST_TOKENS else []
         if all(_place(entry.id) in sent for entry in entries):
-            return source
-        share = sum(len(entry.text) for entry in entries) / sum(map(_characters, earlier))
-        room = int(share * share * settings.memory_fill * source.window)
-        room = room * _TOKEN_CHARACTERS if room >= _LEAST_TOKENS else 0
+            entries = []
         known = {one.id for one in source.candidates}
         gone = [read(content) for place, content in enumerate(earlier) if place not in sent and _loads(content)]
         memories = [one for one in unique(loaded(gone)) if one.id not in known]
-        if not room and not memories:
+        if not entries and not memories:
             return source
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
-            hits = self._search(source, settings, entries, embedder) if room else []
-            turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in _fitting(hits, room))
+            hits = self._search(source, settings, entries, embedder) if entries else []
+            fitting = _fitting(hits, room * _TOKEN_CHARACTERS)
+            turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in fitting)
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
         result = await self._compared(settings, found)
