@@ -65,7 +65,9 @@ def checked(chat: Chat, marks: str = r"[a-z]+_\d+") -> list[Manifest]:
     Args:
         marks: a pattern of words that tell where a text comes from.
     """
-    for raw, left in zip(chat.raw, chat.sent, strict=True):
+    # Agents that run side by side may be packed in another order than they came in; each one's calls keep theirs.
+    raws, sent = (sorted(some, key=lambda one: (one.session, one.agent)) for some in (chat.raw, chat.sent))
+    for raw, left in zip(raws, sent, strict=True):
         assert faults(left.contents) == [] or begins_with_adks_own(raw, left)
         assert marked(left, marks) <= marked(raw, marks), "words that ADK does not show to this agent at this call"
     chat.replays()
