@@ -2,7 +2,9 @@
 
 An entity is a word that can be known but not composed: it holds a digit, a slash, an underscore or an at sign. What a
 call was given or a person said comes first, then what the model wrote, then what only stood in results; within each the
-latest mention first. A number stands with the key it was found under, and an argument that calls repeat stands whole.
+latest mention first. The address of a result that was kept whole counts as what a call was given, and stands with
+the tool's name, so that it can be read when the result is gone. A number stands with the key it was found under, and an
+argument that calls repeat stands whole.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
+_ADDRESS = re.compile(r"artifact://evidence/[0-9a-f]{16}\.[a-z]{2,4}")
 _TELLING = re.compile(r"[\d/\\_@]")
 _ENTITY = re.compile(
     r"""
@@ -135,6 +138,9 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     for part in content.parts:
         for text, rank in _texts(content, part):
             for entity in entities_of(text):
+                if part.kind == "response" and _ADDRESS.fullmatch(entity):
+                    found.setdefault(f"{part.name}: {entity}" if part.name else entity, RANKS[0])
+                    continue
                 found[entity] = _stronger(found.get(entity, rank), rank)
     return tuple(found.items())
 

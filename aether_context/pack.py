@@ -492,7 +492,8 @@ class Ingredients:
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
     is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
-    for by hand.
+    for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a later reading that
+    differs, empty where there is none.
     """
 
     identity: Identity
@@ -520,6 +521,7 @@ class Ingredients:
     calibration: Calibration | None = None
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]

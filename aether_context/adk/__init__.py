@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
 from aether_context.adk.artifacts import FsspecArtifactService, register_artifact_service
+from aether_context.adk.keeping import keep_evidence
 from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
 from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
@@ -21,6 +22,7 @@ __all__ = [
     "cut_now",
     "cutoff",
     "evidence_tools",
+    "keep_evidence",
     "memory_tools",
     "planning_tools",
     "preview_strategies",

@@ -18,6 +18,7 @@ from aether_context.adk import epochs
 from aether_context.adk.finding import can_find
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.memory import HybridMemoryService, share
+from aether_context.adk.offloading import readings
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -195,6 +196,7 @@ class Gatherer:
             previous_pack=last.name,
             problems=planned.problems,
             summaries={},
+            evidence=readings(call.state),
         )
         contents = [raw[at] for at in grown.request.positions]
         return Gathered(source=grown, contents=contents, history=raw, epoch=pack.epoch, seen=seen)
@@ -252,6 +254,7 @@ class Gatherer:
             problems=tuple(problems),
             anchors=anchors,
             asked=asked_of(call.state, identity.session),
+            evidence=readings(call.state),
         )
         contents = [raw[at] for at in positions]
         return Gathered(source=source, contents=contents, history=raw, epoch=stored, seen=seen)

@@ -24,7 +24,7 @@ from aether_context.adk.reading import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.adk.recorder import Recorder
 from aether_context.canonical import canonical_json, plain
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, offload
+from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, offload, superseded
 from aether_context.evidence.record import arguments_hash
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -32,7 +32,7 @@ from aether_context.tokens import counter_for
 
 _STATE = "aether:evidence:"
 _QUOTED = "` tool returned result:\n"
-_STORE_SECONDS = 5.0
+STORE_SECONDS = 5.0
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
 _MOST_SHOWN = 512
@@ -78,16 +78,14 @@ class Offloader:
         query = _asked(context, arguments)
         found = await self._offloaded(response, tool.name, query)
         record = _record(found, tool.name, arguments, context, query)
-        scope = _scope(context)
+        scope = session_of(context)
         if found.form == "verbatim":
             if self._records_all:
                 self._recorder.evidence(scope, record, found.data)
             return None
         if not await self._stored(scope, record, found.data):
             return None
-        key = f"{_STATE}{evidence_key(found.uri)}"
-        if read_record(context.session.state.get(key)) is None:
-            context.state[key] = record.model_dump(mode="json", exclude_defaults=True)
+        put_record(context, record)
         return dict(found.response) if self._settings.mode == "session" else None
 
     def show(self, context: CallbackContext, request: LlmRequest) -> None:
@@ -127,7 +125,7 @@ class Offloader:
 
     async def _stored(self, scope: Scope, record: EvidenceRecord, data: bytes) -> bool:
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._store.write_evidence, *scope, record, data), _STORE_SECONDS)
+            await asyncio.wait_for(asyncio.to_thread(self._store.write_evidence, *scope, record, data), STORE_SECONDS)
         except (StoreError, TimeoutError) as error:
             reason = f"a result of {record.source} was not offloaded: {type(error).__name__}"
             told = self._problems.setdefault(scope, [])
@@ -213,6 +211,28 @@ def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None
     return read_record(state.get(f"{_STATE}{digits}"))
 
 
+def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
+    """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
+
+    An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
+    extracts in a request are found by their tool.
+    """
+    key = f"{_STATE}{evidence_key(record.uri)}"
+    held = read_record(context.session.state.get(key))
+    kept = record
+    if held is not None and (held.arguments or not record.arguments):
+        kept = held.model_copy(update={"time": record.time}) if held.call == record.call else held
+    if kept != held:
+        context.state[key] = kept.model_dump(mode="json", exclude_defaults=True)
+
+
+def readings(state: Mapping[str, Any]) -> dict[str, str]:
+    """The addresses in a session's state, each with that of a later reading that differs, empty where there is none."""
+    records = sorted(state_records(state).values(), key=lambda one: (one.time or 0.0, one.uri))
+    later = superseded(records)
+    return {record.uri: later.get(record.uri, "") for record in records}
+
+
 def read_record(held: object) -> EvidenceRecord | None:
     if not isinstance(held, Mapping):
         return None
@@ -222,7 +242,8 @@ def read_record(held: object) -> EvidenceRecord | None:
         return None
 
 
-def _scope(context: ToolContext) -> Scope:
+def session_of(context: CallbackContext) -> Scope:
+    """Whose session it is."""
     session = context.session
     return session.app_name, session.user_id, session.id
 

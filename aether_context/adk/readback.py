@@ -24,6 +24,7 @@ from aether_context.adk.offloading import state_record
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key
+from aether_context.evidence.kinds import is_text
 from aether_context.evidence.lines import view_of
 from aether_context.evidence.reading import Excerpt, Searcher, read_lines
 from aether_context.evidence.record import SCHEME
@@ -81,7 +82,7 @@ class Library:
         record = state_record(context.session.state, digits)
         if record is None:
             raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
-        if not record.media_type.startswith(("text/", "application/json")):
+        if not is_text(record.media_type):
             raise Unreadable(f"{uri} is {record.media_type} of {record.size_bytes} bytes, which cannot be read as text")
         session = context.session
         key = (session.app_name, session.user_id, record.digest)

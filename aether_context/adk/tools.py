@@ -19,15 +19,17 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import BaseModel
 
 from aether_context import knowledge
+from aether_context.adk.declared import Declared
+from aether_context.adk.keeping import keep_evidence as _keep
 from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.board import TaskBoard, change_plan
 from aether_context.canonical import hash_text, short
-from aether_context.errors import BoardError, StateError
+from aether_context.errors import BoardError, StateError, StoreError
 from aether_context.state import StepShape
+from aether_context.store import PackStore
 
 logger = logging.getLogger("aether_context")
 
@@ -39,9 +41,13 @@ def planning_tools() -> list[FunctionTool]:
     return _tools(list_steps, add_step, claim_step, complete_step, release_step)
 
 
-def evidence_tools() -> list[FunctionTool]:
-    """Tools for what an agent finds: ``add_note`` and ``record_evidence``."""
-    return _tools(add_note, record_evidence)
+def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
+    """Tools for what an agent finds: ``add_note``, ``record_evidence`` and ``keep_evidence``.
+
+    Args:
+        store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
+    """
+    return _tools(add_note, record_evidence, _keeper(store))
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -116,7 +122,7 @@ def add_step(
             "depends_on": _lines(depends_on),
             "tools": _lines(tools) or None,
         }
-        board = change_plan(_Declared(tool_context), lambda board: board.add(added))
+        board = change_plan(Declared(tool_context), lambda board: board.add(added))
         return {"added": _summary(board, board.step(step_id))}
 
     return _answer(work)
@@ -130,7 +136,7 @@ def claim_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     """
 
     def work() -> dict[str, Any]:
-        board = change_plan(_Declared(tool_context), lambda board: board.claim(step_id, by=_worker(tool_context)))
+        board = change_plan(Declared(tool_context), lambda board: board.claim(step_id, by=_worker(tool_context)))
         return {"claimed": _summary(board, board.step(step_id))}
 
     return _answer(work)
@@ -160,7 +166,7 @@ def complete_step(
         return done
 
     def work() -> dict[str, Any]:
-        board = change_plan(_Declared(tool_context), complete)
+        board = change_plan(Declared(tool_context), complete)
         return {"done": step_id, "can_be_claimed": [step.id for step in board.ready()]}
 
     return _answer(work)
@@ -174,7 +180,7 @@ def release_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     """
 
     def work() -> dict[str, Any]:
-        change_plan(_Declared(tool_context), lambda board: board.release(step_id, by=_worker(tool_context)))
+        change_plan(Declared(tool_context), lambda board: board.release(step_id, by=_worker(tool_context)))
         return {"released": step_id}
 
     return _answer(work)
@@ -191,7 +197,7 @@ def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_secon
 
     def work() -> dict[str, Any]:
         note = knowledge.add_note(
-            _Declared(tool_context),
+            Declared(tool_context),
             _text(text),
             time=_now(tool_context),
             ttl_seconds=keep_seconds or None,
@@ -213,7 +219,7 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
 
     def work() -> dict[str, Any]:
         record = knowledge.add_evidence(
-            _Declared(tool_context),
+            Declared(tool_context),
             uri=_text(uri),
             summary=_text(summary),
             covers=_lines(covers),
@@ -222,6 +228,26 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
         return {"recorded": record.id, "covers": list(record.covers)}
 
     return _answer(work)
+
+
+def _keeper(store: PackStore | None) -> Callable[..., Any]:
+    """The tool that keeps a text as evidence in a store."""
+
+    async def keep_evidence(text: str, source: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+        """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
+
+        Args:
+            text: The text as it stands in its source.
+            source: Where it is from: a URL, a file's name, or whose words they are.
+            covers: Ids of the acceptance items that it proves; empty where it proves none.
+        """
+        try:
+            record = await _keep(tool_context, _given(text), source=_text(source), covers=_lines(covers), store=store)
+        except (StateError, StoreError) as error:
+            return {"error": str(error)}
+        return {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+
+    return keep_evidence
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:
@@ -234,7 +260,7 @@ def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> d
 
     def work() -> dict[str, Any]:
         decision = knowledge.add_decision(
-            _Declared(tool_context), _text(text), reason=_text(reason), time=_now(tool_context)
+            Declared(tool_context), _text(text), reason=_text(reason), time=_now(tool_context)
         )
         return {"decided": decision.id}
 
@@ -250,7 +276,7 @@ def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, 
     """
 
     def work() -> dict[str, Any]:
-        entity = knowledge.add_entity(_Declared(tool_context), _text(name), _text(text), time=_now(tool_context))
+        entity = knowledge.add_entity(Declared(tool_context), _text(name), _text(text), time=_now(tool_context))
         return {"known": entity.id}
 
     return _answer(work)
@@ -275,7 +301,7 @@ async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, An
         note_id: The note's id, as it was told when the note was made.
     """
     try:
-        note = knowledge.find_note(_Declared(tool_context), _text(note_id))
+        note = knowledge.find_note(Declared(tool_context), _text(note_id))
     except StateError as error:
         return {"error": str(error)}
     return await _kept(note.text, note.time if note.time is not None else _now(tool_context), tool_context)
@@ -313,26 +339,6 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-class _Declared:
-    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool."""
-
-    def __init__(self, context: ToolContext) -> None:
-        self._state = context.state
-        agent = context.get_invocation_context().agent
-        self._schema: type[BaseModel] | None = None
-        while agent is not None and self._schema is None:
-            self._schema = agent.state_schema
-            agent = getattr(agent, "parent_agent", None)
-
-    def get(self, key: str, default: Any = None, /) -> Any:
-        return self._state.get(key, default)
-
-    def __setitem__(self, key: str, value: Any, /) -> None:
-        if self._schema is not None and key not in self._schema.model_fields:
-            raise StateError(f"the application has to declare {key!r} in the agent's state_schema first")
-        self._state[key] = value
-
-
 def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
     acceptance = [
         f"{item.id}: {item.text}{' (needs evidence)' if item.needs_evidence else ''}"
@@ -352,7 +358,12 @@ def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """What a model gave for a text: ADK does not check its arguments."""
-    return "" if value is None else str(value).strip()
+    return _given(value).strip()
+
+
+def _given(value: object) -> str:
+    """The same, white space at its ends included."""
+    return "" if value is None else str(value)
 
 
 def _lines(values: object) -> list[str]:

@@ -110,6 +110,7 @@ def _sections(seen: _Seen, everything: bool) -> Iterator[tuple[str, Sequence[Ren
     yield "TRUNCATION EVENTS", [_events(one, everything)] if one.truncation_events else ["none"]
     yield "TOOLS", list(_tools(one, everything))
     yield "EVIDENCE NEEDED", [cell(f"- {item}") for item in one.evidence_needed]
+    yield "SUPERSEDED EVIDENCE", [cell(f"{uri} by {later}", "yellow") for uri, later in one.superseded.items()]
     yield "DEGRADATIONS", [cell(f"- {note}", "yellow") for note in one.degradations]
 
 

@@ -18,6 +18,7 @@ MEDIA_TYPES: dict[Kind, tuple[str, str]] = {
 }
 """The media type of a kind, and the ending of its name."""
 
+_TEXT = re.compile(r"text/.+|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|x-yaml|toml|javascript|sql|x-sh|x-ndjson)")
 _LOOKED_AT = 20_000
 _LEAST_DATA = 400
 _DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.-]+)*;base64,")
@@ -34,6 +35,11 @@ _CODE_LINE = re.compile(
     r"\s*(?:(?:import|from|def|class|return|const|let|var|function|export|public|private|static|package|using|fn|pub|"
     r"impl|struct|func|if|for|while|else|try|catch|except|elif|#include)\b|[})\]]+[;,]?\s*$|//|/\*|\*)"
 )
+
+
+def is_text(media_type: str) -> bool:
+    """Whether bytes of a media type are read and searched as text."""
+    return _TEXT.fullmatch(media_type.partition(";")[0].strip().lower()) is not None
 
 
 def kind_of(text: str) -> Kind:

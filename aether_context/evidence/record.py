@@ -75,6 +75,11 @@ def evidence_key(uri: str) -> str | None:
     return found.group(1) if found is not None else None
 
 
+def addresses(text: str) -> list[str]:
+    """The addresses of evidence in a text, in their order, a repeated one each time."""
+    return [found.group() for found in _URI.finditer(text)] if _FOLDER in text else []
+
+
 def arguments_hash(arguments: Mapping[str, JSON]) -> str:
     """The short hash of a call's arguments, JSON values only."""
     return short(hash_json(arguments))
@@ -83,11 +88,14 @@ def arguments_hash(arguments: Mapping[str, JSON]) -> str:
 def superseded(records: list[EvidenceRecord]) -> dict[str, str]:
     """The addresses of results that a later one of an equal call differs from, with the address of the latest.
 
+    What names no source is superseded by nothing.
+
     Args:
         records: in the order in which they came.
     """
-    latest = {record.call: record for record in records}
-    return {record.uri: latest[record.call].uri for record in records if record.digest != latest[record.call].digest}
+    named = [record for record in records if record.source]
+    latest = {record.call: record for record in named}
+    return {record.uri: latest[record.call].uri for record in named if record.digest != latest[record.call].digest}
 
 
 def size_words(size_bytes: int) -> str:

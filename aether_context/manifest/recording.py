@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
+from aether_context.evidence import addresses
 from aether_context.manifest.schema import (
     AnchorRecord,
     CalibrationRecord,
@@ -29,6 +30,7 @@ from aether_context.manifest.schema import (
 from aether_context.pack import (
     Allocation,
     Candidate,
+    Content,
     Epoch,
     Fate,
     Identity,
@@ -120,6 +122,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         if fate.layer in ("conversation", "task"):
             counts.pop(short(fate.digest, 16), None)
     identity = pack.identity
+    uris = _uris(pack)
     manifest, text = Manifest(
         pack_id=pack_id(identity, step),
         parent=parent.pack_id if parent is not None else None,
@@ -170,9 +173,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         epoch_reason=pack.epoch_reason,
         prefix=PrefixReport(shared_tokens=pack.prefix.shared_tokens, broken_by=pack.prefix.broken_by),
         evidence_needed=pack.evidence_needed,
-        artifact_uris=tuple(
-            sorted({fate.uri for fate in pack.fates if fate.uri and fate.state == "kept"} | set(pack.saved))
-        ),
+        artifact_uris=uris,
+        superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
         degradations=pack.degradations,
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
@@ -331,6 +333,20 @@ def _content_list(source: Ingredients, tip: Tip | None, grown: int | None) -> Co
     most -= head
     tail = next((at for at in range(most) if digests[-1 - at] != parent[-1 - at]), most)
     return ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
+
+
+def _uris(pack: Pack) -> tuple[str, ...]:
+    """The addresses that a pack refers to: of its rows, of what was taken out of messages, and of extracts."""
+    found = {fate.uri for fate in pack.fates if fate.uri and fate.state == "kept"} | set(pack.saved)
+    if pack.source.evidence:
+        shown = {uri for one in pack.contents for uri in _addresses(one.content)}
+        found |= shown & pack.source.evidence.keys()
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=4_096)
+def _addresses(content: Content) -> tuple[str, ...]:
+    return tuple(uri for part in content.parts for uri in addresses(part.text))
 
 
 def _account(tokens: LayerTokens) -> LayerAccount:

@@ -351,6 +351,9 @@ class Manifest(_Record):
     """Acceptance items that need evidence and have none."""
     artifact_uris: tuple[str, ...] = ()
     """Evidence that the pack refers to."""
+    superseded: Mapping[str, str] = {}
+    """Of these, results that a later one of the same call, or a later text from the same place, differs from: the
+    address of the latest by theirs."""
     degradations: tuple[str, ...] = ()
     """What could not be done as asked, in words."""
     request_tokens: int
