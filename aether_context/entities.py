@@ -27,7 +27,10 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
-_ADDRESS = re.compile(r"artifact://evidence/[0-9a-f]{16}\.[a-z]{2,4}")
+_FOLDER = "artifact://evidence/"
+_ADDRESSES = 0.34
+"""The share of a table that addresses may take; each is about as long as six identifiers."""
+_ADDRESS = re.compile(rf"{_FOLDER}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
 _TELLING = re.compile(r"[\d/\\_@]")
 _ENTITY = re.compile(
     r"""
@@ -66,6 +69,7 @@ def entity_table(
     here = {entity for content in present for entity, _ in mentions(content)}
     here.update(text for content in present if content.calls for text in whole_arguments(content))
     said, left = known, max_tokens
+    for_addresses = int(_ADDRESSES * max_tokens)
     lines: list[str] = []
     for rank, entities in ranked(contents, parse(earlier), present).items():
         chosen: list[str] = []
@@ -76,6 +80,10 @@ def entity_table(
             cost = counter.count(_BETWEEN + entity)
             if cost > left:
                 break
+            if _FOLDER in entity:
+                for_addresses -= cost
+                if for_addresses < 0:
+                    continue
             chosen.append(entity)
             said += f"\n{entity}"
             left -= cost
