@@ -211,7 +211,8 @@ def _prefix(one: Manifest) -> Text:
         why = "this is the first request" if broken is None else "the request before is not known"
         return Text(f"unknown: {why}")
     end = f"broken by {broken}" if broken else "nothing broke the prefix"
-    text = f"{number(shared)} of {number(one.request_tokens)} tokens in common with the request before; {end}"
+    whole = one.counted_tokens or one.request_tokens
+    text = f"{number(shared)} of {number(whole)} counted tokens in common with the request before; {end}"
     return Text(text, style="yellow" if broken else "")
 
 

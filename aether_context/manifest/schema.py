@@ -159,7 +159,7 @@ class PrefixReport(_Record):
     """What a prefix cache could serve."""
 
     shared_tokens: int | None
-    """Tokens in common with the request before, from the start; null where that request is unknown."""
+    """Counted tokens in common with the request before, from the start; null where that request is unknown."""
     broken_by: PrefixBreak | None
     """What ended the common prefix before the end of that request; null where nothing did."""
 
