@@ -63,11 +63,12 @@ class Seaweed:
             f"-{name.replace('.', '.port.') if '.' in name else name + '.port'}={port}"
             for name, port in self.ports.items()
         ]
-        limits = ["-volume.max=50", "-master.volumeSizeLimitMB=64", "-s3.iam=false"]
+        unused = ["-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        limits = ["-volume.max=50", "-master.volumeSizeLimitMB=64"]
         places = [f"-dir={data}", f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
-                [self.program, "server", "-s3", *places, *ports, *limits],
+                [self.program, "server", "-s3", *places, *ports, *limits, *unused],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
