@@ -37,7 +37,7 @@ def api_server(
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-            _wait_for(client, process, log)
+            wait_for(client, process, log)
             yield client
     finally:
         process.terminate()
@@ -48,7 +48,7 @@ def api_server(
             process.wait(timeout=10)
 
 
-def _wait_for(client: httpx.Client, process: subprocess.Popen[bytes], log: Path, seconds: float = 45) -> None:
+def wait_for(client: httpx.Client, process: subprocess.Popen[bytes], log: Path, seconds: float = 45) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(httpx.TransportError):

@@ -6,12 +6,12 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from adk_server import wait_for
 
 from aether_context.memory import Memories
 
@@ -83,15 +83,6 @@ def serving(agents: Path, memory: str) -> Iterator[httpx.Client]:
         process.kill()
         process.wait(timeout=10)
 
-
-def wait_for(client: httpx.Client, process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if client.get("/list-apps").is_success:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"the server does not answer:\n{log.read_text()}")
 
 
 def session(client: httpx.Client) -> str:
