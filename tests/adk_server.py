@@ -19,7 +19,7 @@ ADK = [sys.executable, "-m", "google.adk.cli"]
 
 @contextlib.contextmanager
 def api_server(
-    agents: Path, *options: str, folder: Path, env: Mapping[str, str] | None = None
+    agents: Path, *options: str, folder: Path, env: Mapping[str, str] | None = None, command: str = "api_server"
 ) -> Iterator[httpx.Client]:
     """The agents behind ADK's own server, working in ``folder``."""
     with socket.socket() as probe:
@@ -28,7 +28,7 @@ def api_server(
     log = folder / "log.txt"
     with log.open("w") as written:
         process = subprocess.Popen(
-            [*ADK, "api_server", f"--port={port}", *options, str(agents)],
+            [*ADK, command, f"--port={port}", *options, str(agents)],
             env=dict(os.environ if env is None else env),
             cwd=folder,
             stdin=subprocess.DEVNULL,

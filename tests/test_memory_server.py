@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import pytest
-from adk_server import wait_for
+from adk_server import api_server
 
 from aether_context.memory import Memories
 
-ADK_WEB = [sys.executable, "-m", "google.adk.cli", "web"]
 AGENT = '''
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
@@ -59,30 +55,11 @@ def agents(tmp_path: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def serving(agents: Path, memory: str) -> Iterator[httpx.Client]:
+def serving(agents: Path, memory: str) -> AbstractContextManager[httpx.Client]:
     """`adk web` on a free port, while it runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = agents.parent / "log.txt"
     others = [f"--{service}_service_uri=memory://" for service in ("session", "artifact")]
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            [*ADK_WEB, f"--port={port}", f"--memory_service_uri={memory}", *others, str(agents)],
-            cwd=agents.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-            wait_for(client, process, log)
-            yield client
-    finally:
-        process.kill()
-        process.wait(timeout=10)
-
+    options = (f"--memory_service_uri={memory}", *others)
+    return api_server(agents, *options, folder=agents.parent, command="web")
 
 
 def session(client: httpx.Client) -> str:

@@ -131,7 +131,7 @@ class Edge:
         self._recall = Recall()
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(policy, store, self._recorder, self._tell)
-        library = Library(store, policy.retrieval.redact_before_retrieval)
+        library = Library(self._recorder.store, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
