@@ -184,8 +184,8 @@ def final_text(response: LlmResponse) -> str:
 def _missing(events: Sequence[Event]) -> tuple[str, ...]:
     """What the latest verdict says is missing; nothing where there is none."""
     for event in reversed(events):
-        noted = (event.custom_metadata or {}).get(METADATA)
-        verdict = noted.get(ACCEPTANCE) if isinstance(noted, Mapping) else None
+        held = (event.custom_metadata or {}).get(METADATA)
+        verdict = held.get(ACCEPTANCE) if isinstance(held, Mapping) else None
         if isinstance(verdict, Mapping):
             return tuple(map(str, verdict.get("missing") or ()))
     return ()
