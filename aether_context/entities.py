@@ -29,7 +29,7 @@ _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
 _FOLDER = "artifact://evidence/"
 _ADDRESSES = 0.34
-"""The share of a table that addresses may take; each is about as long as six identifiers."""
+"""What addresses may take beside the entities, as a share of what those may; each is as long as six of them."""
 _ADDRESS = re.compile(rf"{_FOLDER}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
 _TELLING = re.compile(r"[\d/\\_@]")
 _ENTITY = re.compile(
@@ -58,10 +58,12 @@ def entity_table(
     present: Sequence[Content] = (),
     known: str = "",
 ) -> str:
-    """The entities of contents that leave, a line for each rank, within a budget; empty where none fits.
+    """The entities of contents that leave, a line for each rank; empty where none fits.
 
     Args:
         contents: in their order.
+        max_tokens: of entities. The addresses of what was kept whole take up to a third of that besides, so that they
+            push out no identifier.
         earlier: the tables of earlier cuts, the latest last; their entities were mentioned before all others.
         present: contents that stay; what they mention needs no place in the table.
         known: text that stands beside the table; what is in it needs no place either.
@@ -78,15 +80,16 @@ def entity_table(
             if entity in here or entity in said:
                 continue
             cost = counter.count(_BETWEEN + entity)
-            if cost > left:
-                break
             if _FOLDER in entity:
-                for_addresses -= cost
-                if for_addresses < 0:
+                if cost > for_addresses:
                     continue
+                for_addresses -= cost
+            elif cost > left:
+                break
+            else:
+                left -= cost
             chosen.append(entity)
             said += f"\n{entity}"
-            left -= cost
         if chosen:
             lines.append(_TITLES[rank] + _BETWEEN.join(chosen))
     return "\n".join(lines)

@@ -87,6 +87,17 @@ def test_a_table_carries_the_ones_before_it_in_the_order_of_their_last_mention()
     assert table(said("bb/2 ee/5"), earlier=tables).splitlines() == ["- used: bb/2, ee/5, cc/3, aa/1", "- seen: dd/4"]
 
 
+def test_addresses_take_room_beside_the_entities_and_push_none_out():
+    names = said(" ".join(f"item_{at:03}" for at in range(40)))
+    kept = [answered("read", str(at), f"artifact://evidence/{at:016x}.txt") for at in range(40)]
+    alone, beside = table(names, room=200), table(names, *kept, room=200)
+    items = {name for name in parse(alone)["used"]}
+    addresses = [name for name in parse(beside)["used"] if "artifact://" in name]
+    assert items == {name for name in parse(beside)["used"] if "artifact://" not in name}
+    assert addresses[0] == f"read: artifact://evidence/{39:016x}.txt", "the latest comes first"
+    assert 0 < COUNTER.count(", ".join(addresses)) <= 0.34 * 200
+
+
 def test_only_table_lines_are_entries():
     assert is_entry("- used: aa/1")
     assert not is_entry("- user: used: aa/1")
