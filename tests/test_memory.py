@@ -30,6 +30,7 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
+from aether_context.embedding import StaticEmbedder
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
 from aether_context.playback import Replayer
@@ -248,8 +249,8 @@ async def ask(service, text, *, tools=(), calls=(), plugins=()):
     return model.seen
 
 
-def remembering(count=0):
-    service = HybridMemoryService()
+def remembering(count=0, embedder=None):
+    service = HybridMemoryService(embedder=embedder)
     service.memories.add("app", "ann", [Memory(name="key", text="The spare key hangs behind the clock."), *said(count)])
     return service
 
@@ -269,7 +270,18 @@ def test_the_pack_ranks_by_the_services_scores_and_replays():
     (manifest,) = store.manifests()
     (fate,) = [one for one in manifest.rows if one.id == "mem_key"]
     assert set(fate.scores) == {"similarity", "mmr"}
+    assert (manifest.encoder, manifest.memory_encoder) == ("none", StaticEmbedder().name)
     assert Replayer(store).replay(manifest).matches
+
+
+def test_the_manifest_keeps_what_compared_memories_at_later_calls_and_where_nothing_did():
+    store = new_store()
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=4_000), store=store)
+    asyncio.run(ask(remembering(), "The spare key?", tools=[load_memory], calls=["key"], plugins=[plugin]))
+    assert [one.memory_encoder for one in store.manifests()] == [StaticEmbedder().name] * 2
+    asyncio.run(ask(remembering(embedder="none"), "The spare key?", plugins=[plugin]))
+    *_, manifest = store.manifests()
+    assert manifest.memory_encoder == "none"
 
 
 def test_further_memories_fill_what_is_left_and_no_more():

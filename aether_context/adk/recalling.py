@@ -120,7 +120,7 @@ class Recall:
             source,
             candidates=(*source.candidates, *result.value),
             searched=len(entries),
-            encoder=result.encoder,
+            encoder=source.encoder if result.encoder == "none" else result.encoder,
             problems=source.problems + result.problems,
         )
 

@@ -54,6 +54,11 @@ class Memories:
         self._scopes: OrderedDict[tuple[str, str], Scope] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def encoder(self) -> str:
+        """Identity of the embedder whose vectors memories are found by, ``none`` without one."""
+        return self._embedder if isinstance(self._embedder, str) else self._embedder.name
+
     def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False) -> int:
         """Writes memories, all or none; the number of those that were new or other than before.
 
