@@ -137,8 +137,7 @@ class InvertedIndex:
         found = np.zeros(len(self._lengths))
         if not self._live or not self._total_length:
             return found
-        mean = self._total_length / self._live
-        lengths = self._lengths.values
+        norms = K1 * (1 - B) + (K1 * B * self._live / self._total_length) * self._lengths.values
         known = {term: self._vocabulary[term] for term in sorted(weights) if term in self._vocabulary}
         recent = self._recent.values
         wanted = np.zeros(len(self._words), dtype=np.bool_)
@@ -148,7 +147,7 @@ class InvertedIndex:
             factor = self.weight(term) * weights[term] * (K1 + 1)
             mine = recent[recent[:, 0] == number]
             for slots, counts in (self._sorted(number), (mine[:, 1], mine[:, 2])):
-                found[slots] += factor * counts / (K1 * (1 - B + B * lengths[slots] / mean) + counts)
+                found[slots] += factor * counts / (norms[slots] + counts)
         if self._live < len(found):
             found[~self._alive.values] = 0.0
         return found
