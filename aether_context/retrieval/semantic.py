@@ -55,6 +55,7 @@ class SemanticIndex:
             self._embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
         self._tables: list[VectorTable | None] = [None for _ in self._embedders]
         self._length = 0
+        self._reserved = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +100,13 @@ class SemanticIndex:
         """The vectors of some entries by each embedder, None where it has given none yet."""
         return [None if table is None else table.rows[slots] for table in self._tables]
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many entries in all."""
+        self._reserved = length
+        for table in self._tables:
+            if table is not None:
+                table.reserve(length)
+
     def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
         """Adds vectors of the next entries, as an index with the same embedders gave them."""
         for number, rows in enumerate(part):
@@ -109,6 +117,7 @@ class SemanticIndex:
         table = self._tables[number]
         if table is None and rows is not None:
             table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
+            table.reserve(self._reserved)
         if table is not None:
             width = table.rows.shape[1]
             table.extend(np.zeros((length, width), dtype=np.int8) if rows is None else rows)

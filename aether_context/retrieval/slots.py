@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -29,7 +29,7 @@ from .fusion import (
     told_by_meaning,
     told_by_words,
 )
-from .lexical import InvertedIndex
+from .lexical import InvertedIndex, Postings
 from .parts import Part
 from .rows import Rows
 from .semantic import Asked, SemanticIndex
@@ -106,14 +106,25 @@ class SlotIndex:
         self._times.extend(_times(entries))
         self._link(self._numbers([entry.thread for entry in entries]))
 
-    def extend(self, parts: Sequence[Part]) -> None:
+    def reserve(self, count: int) -> None:
+        """Makes room for so many entries more."""
+        total = self.slots + count
+        self._lexical.reserve(total)
+        self._semantic.reserve(total)
+        for rows in (self._times, self._before, self._after, self._thread_of):
+            rows.reserve(total)
+
+    def extend(self, parts: Iterable[Part]) -> None:
         """Gives the entries of parts the next slots, as they were in an index with the same embedders."""
-        self._lexical.extend([part.postings for part in parts])
-        for part in parts:
-            self._semantic.extend(part.vectors, len(part))
-            self._times.extend(part.times)
-            numbers = np.append(self._numbers(part.threads), np.int32(-1))
-            self._link(numbers[part.thread_of])
+        self._lexical.extend(map(self._taken, parts))
+
+    def _taken(self, part: Part) -> Postings:
+        """Takes all of a part but its postings."""
+        self._semantic.extend(part.vectors, len(part))
+        self._times.extend(part.times)
+        numbers = np.append(self._numbers(part.threads), np.int32(-1))
+        self._link(numbers[part.thread_of])
+        return part.postings
 
     def part(self, slots: Slots) -> Part:
         """What is known of some entries.

@@ -45,6 +45,11 @@ class VectorTable:
         """Of shape ``(entries, dimensions)``."""
         return self._rows.values
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many entries in all."""
+        self._rows.reserve(length)
+        self._lengths.reserve(length)
+
     def extend(self, rows: NDArray[np.int8]) -> None:
         """Adds vectors of the next entries, `quantized`; a row of zeros is no vector."""
         self._rows.extend(rows)
