@@ -485,10 +485,11 @@ class Ingredients:
     the host changed history that an earlier cut or request relied on. ``cached_price`` is the price of cached input as
     a share of that of other input. ``can_mask`` is set where the model takes a list of allowed function names.
     ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
-    not declared; ``tool_scores`` are those that an earlier build chose tools by.
+    not declared; ``tool_scores`` are those that an earlier build chose tools by, ``tool_encoder`` what compared them.
     ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``searched`` is the number of turns among which those that a cut took were looked for, None where none were;
-    ``encoder`` names what compared the meanings of the candidates.
+    ``encoder`` names what compared the meanings of the candidates that came without a score, ``memory_encoder`` of
+    those that the memory service scored, and is empty where it scored none.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
     is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
@@ -513,9 +514,11 @@ class Ingredients:
     can_mask: bool = True
     can_find: bool = False
     tool_scores: Mapping[str, float] = field(default_factory=dict)
+    tool_encoder: str = ""
     hands_off: str = ""
     searched: int | None = None
     encoder: str = "none"
+    memory_encoder: str = ""
     problems: tuple[str, ...] = ()
     summaries: Mapping[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
@@ -570,8 +573,8 @@ class Pack:
     of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
     candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
     names that calls are restricted to, None where they are not. ``tools_kept`` says why a declaration is sent, where
-    not all are, and ``tool_scores`` by what the relevant ones were chosen, where they were for this pack. ``acts`` are
-    what strategies did to this request.
+    not all are, and ``tool_scores`` by what the relevant ones were chosen, where they were for this pack, with
+    ``tool_encoder`` for the embedder. ``acts`` are what strategies did to this request.
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
     ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
     count, ``mix`` what was counted here.
@@ -590,6 +593,7 @@ class Pack:
     tools_left_out: Mapping[str, Reason]
     tools_kept: Mapping[str, Keep]
     tool_scores: Mapping[str, float]
+    tool_encoder: str
     scope_mode: str
     scope_problem: str
     signals: Signals

@@ -17,7 +17,9 @@ from aether_context.store import PackStore
 
 DAY_SECONDS = 86_400.0
 _EVIDENCE = ("messages", "evidence")
-_CACHES = ("summaries", "calibration")
+_CACHES = ("summaries", "vectors", "calibration")
+_OF_TEXTS = ("summaries", "vectors")
+"""Caches that were made from the texts of any session."""
 _BATCH_BYTES = 64 * 2**20
 
 
@@ -151,7 +153,7 @@ def carry_out(store: PackStore, found: Plan, deleted: Callable[[File], None] = l
 def forget(store: PackStore, app: str, user: str, session: str | None = None) -> tuple[File, ...]:
     """All files that a store keeps of a user or of one session: packs, texts, evidence, caches, artifacts and names.
 
-    Of a session's texts those that other sessions of the user name stay; summaries, which are a user's, go.
+    Of a session's texts those that other sessions of the user name stay; summaries and vectors, which are a user's, go.
 
     Raises:
         StoreError: the store could not be read.
@@ -171,8 +173,8 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
         named.append({digest for link in links.values() for digest in link.blobs})
         named[-1] |= _evidence_of(store, held.evidence)
     texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named[0] - named[1]]
-    summaries = [file for file in others.caches if file.path.startswith(f"{owner}/summaries/")]
-    return (*store.files.below(folder), *texts, *summaries, *_hours_of(store, folder))
+    made = [file for file in others.caches if file.path.removeprefix(f"{owner}/").split("/", 1)[0] in _OF_TEXTS]
+    return (*store.files.below(folder), *texts, *made, *_hours_of(store, folder))
 
 
 def carry_out_forgetting(

@@ -8,6 +8,7 @@
     {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
     {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
     {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
+    {base}/{app}/{user}/vectors/{encoder}/{hash}.bin              vectors of a user's texts, a batch each
     {base}/hours/{day}/{hour}/{app}/{user}/{session}               which sessions have packs of that hour
 
 A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
@@ -29,12 +30,12 @@ from typing import Any
 from aether_context.canonical import JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
-from aether_context.files import Files, segment
+from aether_context.files import File, Files, segment
 from aether_context.manifest import Manifest, Recording
 
 __all__ = ["HOUR", "PackStore", "segment"]
 
-_NO_SESSIONS = ("blobs", "summaries", "calibration", "evidence", "artifacts")
+_NO_SESSIONS = ("blobs", "summaries", "vectors", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
 HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 """How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
@@ -135,6 +136,42 @@ class PackStore:
             return self.files.read(path).decode("utf-8", "surrogatepass")
         except FileNotFoundError:
             return None
+
+    def write_vectors(self, app: str, user: str, encoder: str, data: bytes) -> str | None:
+        """Keeps a batch of vectors of a user's texts; its path, None where the same was there already.
+
+        Args:
+            encoder: what made the vectors.
+
+        Raises:
+            StoreError: the store could not be written.
+        """
+        path = f"{self._vectors_folder(app, user, encoder)}/{short(hash_bytes(data), 64)}.bin"
+        return path if self._create(path, data) else None
+
+    def vector_files(self, app: str, user: str, encoder: str) -> list[File]:
+        """The batches of vectors that are kept of a user's texts, those written last first.
+
+        Raises:
+            StoreError: the store could not be listed.
+        """
+        found = self.files.files(self._vectors_folder(app, user, encoder))
+        return sorted(found, key=lambda one: (-(one.modified or 0.0), one.path))
+
+    def vectors(self, files: Sequence[File]) -> list[bytes | None]:
+        """The batches in files; None for one that is not there any more, or not what was written.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        return self.files.at_once(self._batch, [file.path for file in files])
+
+    def _batch(self, path: str) -> bytes | None:
+        try:
+            data = self.files.read(path)
+        except FileNotFoundError:
+            return None
+        return data if _name(path) == f"{short(hash_bytes(data), 64)}.bin" else None
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """What was taken out of an oversized message, by the name in its URI; None where there is nothing.
@@ -488,6 +525,9 @@ class PackStore:
 
     def _summary_path(self, app: str, user: str, key: str) -> str:
         return f"{self._by_hash(app, user, 'summaries', key)}.txt"
+
+    def _vectors_folder(self, app: str, user: str, encoder: str) -> str:
+        return f"{self._root}/{segment(app)}/{segment(user)}/vectors/{segment(encoder)}"
 
     def _calibration_path(self, app: str, user: str, model: str) -> str:
         return f"{self._root}/{segment(app)}/{segment(user)}/calibration/{segment(model)}.json"

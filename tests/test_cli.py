@@ -135,6 +135,7 @@ def test_inspect_shows_the_whole_receipt(store: PackStore) -> None:
     assert "neutral ½ (unknown)" in output
     assert "left out: delete_all (not_in_scope)" in output
     assert "begun here: first_call" in output
+    assert "candidates by none" in output
     assert "task 42 · step 3 · role Operator" in output
     assert "  - a2\n" in output
     assert manifest.checksum in output

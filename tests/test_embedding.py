@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from google.genai import types
 
 from aether_context.adk.embeddings import GeminiEmbedder, register_embedders
 from aether_context.embedding import CachedEmbedder, StaticEmbedder, embedder_for, unit
+from aether_context.embedding.transformers import identity
 from aether_context.errors import EmbeddingError, MissingExtra
 
 static = StaticEmbedder()
@@ -74,6 +76,18 @@ def test_what_was_embedded_is_remembered():
 def test_embedders_by_name():
     assert embedder_for("none") is None
     assert embedder_for(None).name == embedder_for("static").name == static.name
+
+
+def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
+    folders = [tmp_path / place / "mini" for place in ("a", "b", "c")]
+    for folder, end in zip(folders, (b"1", b"1", b"2"), strict=True):
+        (folder / "pooling").mkdir(parents=True)
+        (folder / "pooling" / "config.json").write_text("{}")
+        (folder / "weights").write_bytes(bytes(3 * 2**20) + end)
+    names = [identity(str(folder)) for folder in folders]
+    assert names[0] == names[1] != names[2]
+    assert re.fullmatch(r"mini@[0-9a-f]{12}", names[0])
+    assert identity("some/model") == "some/model"
 
 
 @pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="it is installed")

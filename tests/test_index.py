@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, SearchSettings, retrieve
+from aether_context.retrieval import Entry, HybridIndex, SearchSettings, retrieve, semantic, slots
 
 DAY = 86_400.0
 
@@ -39,6 +41,43 @@ class Fake:
             [sum(word in group.split() for word in text.lower().split()) for group in self.groups] for text in texts
         ]
         return unit(np.array(rows, dtype=np.float64).reshape(len(texts), len(self.groups)))
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Three thousand texts in threads, some of them forgotten."""
+    rng = np.random.default_rng(0)
+    words = re.findall(
+        r"\w+",
+        """garden river bridge market winter letter engine doctor music history window forest silver kitchen travel
+        lesson paper ocean candle village number painter summer bread captain mirror battle friend""",
+    )
+    texts = [" ".join(rng.choice(words, size=rng.integers(4, 9))) + f" {at}" for at in range(3_000)]
+    index = HybridIndex(settings=SearchSettings(candidates=60))
+    index.add(Entry(id=str(at), text=text, thread=f"t{at // 15}") for at, text in enumerate(texts))
+    index.remove([str(at) for at in range(0, 3_000, 7)])
+    return index, texts
+
+
+def test_a_large_index_finds_what_comparing_everything_finds(many, monkeypatch):
+    index, texts = many
+    queries = [*texts[::199], "a ship on the sea", "what the physician wrote", "nothing at all", "2999"]
+    everything = [index.search(query, limit=10) for query in queries]
+    monkeypatch.setattr(slots, "_EXHAUSTIVE", 1_000)
+    compared = []
+    counted = semantic.Asked.similarities
+
+    def counting(self, some=None):
+        compared.append(self._length if some is None else len(some))
+        return counted(self, some)
+
+    monkeypatch.setattr(semantic.Asked, "similarities", counting)
+    found = [index.search(query, limit=10) for query in queries]
+    assert [ids(hits) for hits in found] == [ids(hits) for hits in everything]
+    assert 0 < max(compared) < 3_000
+    monkeypatch.setattr(index._index, "settings", replace(index._index.settings, fusion="rrf"))
+    index.search(queries[0])
+    assert compared[-1] == 3_000
 
 
 def ids(hits):

@@ -143,6 +143,22 @@ def test_similarities_do_not_depend_on_the_order_of_dimensions():
     assert (table.similarities(rows[0]) == turned.similarities(rows[0][::-1].copy())).all()
 
 
+@pytest.mark.parametrize("width", [6, 64, 100, 384])
+def test_what_is_near_by_signs_holds_what_is_nearest(width):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(4_000, width)).astype(np.float32)
+    table = VectorTable(quantized(rows[:1_000]))
+    for first in (1_000, 2_500):
+        query = rows[first - 1] + 0.5 * rng.normal(size=width).astype(np.float32)
+        found = table.near(query, 200)
+        assert 200 <= len(found) < len(table) / 2
+        assert (np.diff(found) > 0).all()
+        assert set(np.argsort(-table.similarities(query))[:5]) <= set(found)
+        assert (table.similarities(query, found) == table.similarities(query)[found]).all()
+        table.extend(quantized(rows[first : first + 1_500]))
+    assert table.near(rows[0], 5_000).tolist() == list(range(4_000))
+
+
 def seconds(*date):
     return datetime.datetime(*date, tzinfo=datetime.UTC).timestamp()
 

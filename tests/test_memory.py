@@ -30,9 +30,11 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
+from aether_context.embedding import StaticEmbedder
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
 from aether_context.playback import Replayer
+from aether_context.retrieval.lexical import key_of
 
 WORKER = Path(__file__).parent / "memory_worker.py"
 WHO = {"app_name": "app", "user_id": "ann"}
@@ -205,7 +207,9 @@ def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
     assert memories.search("app", "ann", "hunter2")[0].scores["lexical"] > 0
     assert memories.search("app", "ann", "password")[0].memory.text == "My password is hunter2."
     index = memories._scope("app", "ann")._index
-    assert "hunter2" not in index._lexical._words
+    index._lexical._merge()
+    assert key_of("hunter2") not in index._lexical._sorted.terms
+    assert key_of("password") in index._lexical._sorted.terms
 
 
 def test_odd_texts_are_kept_and_found(tmp_path):
@@ -248,8 +252,8 @@ async def ask(service, text, *, tools=(), calls=(), plugins=()):
     return model.seen
 
 
-def remembering(count=0):
-    service = HybridMemoryService()
+def remembering(count=0, embedder=None):
+    service = HybridMemoryService(embedder=embedder)
     service.memories.add("app", "ann", [Memory(name="key", text="The spare key hangs behind the clock."), *said(count)])
     return service
 
@@ -269,7 +273,18 @@ def test_the_pack_ranks_by_the_services_scores_and_replays():
     (manifest,) = store.manifests()
     (fate,) = [one for one in manifest.rows if one.id == "mem_key"]
     assert set(fate.scores) == {"similarity", "mmr"}
+    assert (manifest.encoder, manifest.memory_encoder) == ("none", StaticEmbedder().name)
     assert Replayer(store).replay(manifest).matches
+
+
+def test_the_manifest_keeps_what_compared_memories_at_later_calls_and_where_nothing_did():
+    store = new_store()
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=4_000), store=store)
+    asyncio.run(ask(remembering(), "The spare key?", tools=[load_memory], calls=["key"], plugins=[plugin]))
+    assert [one.memory_encoder for one in store.manifests()] == [StaticEmbedder().name] * 2
+    asyncio.run(ask(remembering(embedder="none"), "The spare key?", plugins=[plugin]))
+    *_, manifest = store.manifests()
+    assert manifest.memory_encoder == "none"
 
 
 def test_further_memories_fill_what_is_left_and_no_more():

@@ -23,6 +23,7 @@ from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.finding import FindTools
 from aether_context.build.relevance import FIND_TOOLS
+from aether_context.embedding import StaticEmbedder
 
 SUBJECTS = ("invoice", "parcel", "calendar", "photo", "recipe", "flight", "hotel", "contract", "guitar", "garden")
 VERBS = ("create", "delete", "list", "rename")
@@ -70,6 +71,7 @@ def test_the_relevant_tools_are_declared_in_the_hosts_order_and_the_rest_can_be_
     assert set(scope.left_out) == set(NAMES) - set(names)
     assert set(scope.left_out.values()) == {"over_allocation"}
     assert scope.scores["list_flight"] > scope.scores["rename_garden"] >= 0
+    assert scope.encoder == StaticEmbedder().name
     chat.replays()
 
 
@@ -82,6 +84,7 @@ def test_the_choice_stands_for_the_epoch_and_a_request_only_grows() -> None:
     assert [one.epoch_reason for one in manifests] == ["first_call", None, None]
     assert all(one.prefix.broken_by in (None, "new_invocation") for one in manifests)
     assert [bool(one.tools.scores) for one in manifests] == [True, False, False]
+    assert [bool(one.tools.encoder) for one in manifests] == [True, False, False]
     assert [one.tools.kept["list_flight"] for one in manifests] == ["relevant", "used", "used"]
     chat.replays()
 

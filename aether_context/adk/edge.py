@@ -33,6 +33,7 @@ from aether_context.adk.offloading import Offloader
 from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, declare
 from aether_context.adk.recalling import Recall
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.shelving import Shelves
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
 from aether_context.adk.usage import METADATA, Ledgers, note, reported
@@ -128,7 +129,7 @@ class Edge:
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._gatherer = Gatherer()
-        self._recall = Recall()
+        self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(policy, store, self._recorder, self._tell)
         library = Library(self._recorder.store, policy.retrieval.redact_before_retrieval)

@@ -221,9 +221,11 @@ class Gatherer:
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
         anchors = self._anchors(call, live, positions, policy, problems)
-        candidates = planned.candidates + (block.memories if block is not None else ()) + _found_before(identity, last)
+        before, encoder = _found_before(identity, last)
+        candidates = planned.candidates + (block.memories if block is not None else ()) + before
         if identity.call == 1 and remembers and block is None and not untouched:
-            candidates += await _search(call, planned, policy, problems)
+            found = await _search(call, planned, policy, problems)
+            candidates, encoder = candidates + found, _memory_encoder(call, found)
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -242,6 +244,7 @@ class Gatherer:
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
             candidates=unique(candidates),
+            memory_encoder=encoder,
             epoch=aligned.epoch,
             first_call=identity.call == 1,
             rewritten=aligned.rewritten or _rewrote(call, stored),
@@ -461,8 +464,15 @@ def _can_mask(request: LlmRequest) -> bool:
     return "gemini" in (request.model or "") and (request.config is None or request.config.tool_config is None)
 
 
-def _found_before(identity: Identity, last: Last | None) -> tuple[Candidate, ...]:
-    """The memories that an earlier call of this invocation found."""
+def _memory_encoder(call: Call, found: Sequence[Candidate]) -> str:
+    """What compared the meanings of memories that came with a score."""
+    service = call.invocation.memory_service
+    return service.memories.encoder if found and isinstance(service, HybridMemoryService) else ""
+
+
+def _found_before(identity: Identity, last: Last | None) -> tuple[tuple[Candidate, ...], str]:
+    """The memories that an earlier call of this invocation found, and what compared their meanings."""
     if last is None or last.pack.identity.invocation != identity.invocation:
-        return ()
-    return tuple(one for one in last.pack.source.candidates if one.source == "memory")
+        return (), ""
+    source = last.pack.source
+    return tuple(one for one in source.candidates if one.source == "memory"), source.memory_encoder

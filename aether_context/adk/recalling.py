@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from aether_context.adk import epochs
 from aether_context.adk.reading import found_memory
+from aether_context.adk.shelving import Shelves
 from aether_context.canonical import hash_text
 from aether_context.embedding import Embedder, Purpose, Vectors, embedder_for
 from aether_context.errors import EmbeddingError
@@ -43,9 +44,14 @@ _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
 
 class Recall:
-    """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
+    """Ranks candidates by words and meaning. Safe to share between sessions and event loops.
 
-    def __init__(self) -> None:
+    Args:
+        shelves: keep vectors that are costly to make.
+    """
+
+    def __init__(self, shelves: Shelves) -> None:
+        self._shelves = shelves
         self._sessions = SessionIndexes()
         self._embedders: dict[str, Embedder | None] = {}
 
@@ -64,7 +70,7 @@ class Recall:
             asked, redact = source.identity.last_event_time, policy.retrieval.redact_before_retrieval
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        found = await self._compared(policy.retrieval, scored)
+        found = await self._compared(source, policy, scored)
         return replace(source, candidates=found.value, encoder=found.encoder, problems=source.problems + found.problems)
 
     async def turns(
@@ -109,12 +115,12 @@ class Recall:
             turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in fitting)
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
-        result = await self._compared(settings, found)
+        result = await self._compared(source, policy, found)
         return replace(
             source,
             candidates=(*source.candidates, *result.value),
             searched=len(entries),
-            encoder=result.encoder,
+            encoder=source.encoder if result.encoder == "none" else result.encoder,
             problems=source.problems + result.problems,
         )
 
@@ -133,13 +139,16 @@ class Recall:
             redact=masker(settings.redact_before_retrieval),
         )
 
-    async def _compared(self, settings: RetrievalSettings, act: Callable[[Embedder | None], _T]) -> _Compared[_T]:
+    async def _compared(
+        self, source: Ingredients, policy: PackPolicy, act: Callable[[Embedder | None], _T]
+    ) -> _Compared[_T]:
         """What an act gives with the policy's embedder, or without one where that fails or takes too long."""
+        settings = policy.retrieval
         failures: list[str] = []
         token = _FAILURES.set(failures)
         limit = None if settings.embedder in _INSTANT else settings.memory_timeout_seconds
         try:
-            embedder = self._embedder(settings.embedder)
+            embedder = self._embedder_of(source, policy)
             value = await asyncio.wait_for(asyncio.to_thread(act, embedder), limit)
             encoder = embedder.name if embedder is not None else "none"
         except Exception as error:  # whatever an embedder raises, and a timeout
@@ -149,10 +158,17 @@ class Recall:
             _FAILURES.reset(token)
         return _Compared(value=value, encoder=encoder, problems=tuple(dict.fromkeys(failures)))
 
+    def _embedder_of(self, source: Ingredients, policy: PackPolicy) -> Embedder | None:
+        """The policy's embedder for the user whose texts it is to compare."""
+        found = self._embedder(policy.retrieval.embedder)
+        if found is None:
+            return None
+        found = self._shelves.of(found, source.identity, policy)
+        return found if found.local else _Watched(found)
+
     def _embedder(self, name: str) -> Embedder | None:
         if name not in self._embedders:
-            found = embedder_for(name)
-            self._embedders[name] = found if found is None or found.local else _Watched(found)
+            self._embedders[name] = embedder_for(name)
         return self._embedders[name]
 
 

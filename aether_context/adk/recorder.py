@@ -74,6 +74,10 @@ class Recorder:
         """Queues a summary that a model wrote, under the hash over what it was asked with."""
         self._put(lambda: self.store.write_summary(identity.app, identity.user, key, text))
 
+    def later(self, write: Callable[[], None]) -> None:
+        """Queues a write of a cache."""
+        self._put(write)
+
     def evidence(self, scope: tuple[str, str, str], record: EvidenceRecord, data: bytes) -> None:
         """Queues a piece of evidence of a session: app, user, session."""
         self._put(lambda: self.store.write_evidence(*scope, record, data))

@@ -96,6 +96,7 @@ def assemble(
         tools_left_out=scope.left_out,
         tools_kept=scope.kept,
         tool_scores=scope.scores,
+        tool_encoder=scope.encoder,
         scope_mode=scope.mode,
         scope_problem=scope.problem,
         signals=shares.signals,

@@ -90,6 +90,7 @@ def extend_pack(
         appended=len(added),
         chose=False,
         tool_scores={},
+        tool_encoder="",
         signals=signals,
         allocation=replace(allocation, layers=layers),
         fates=rows

@@ -40,12 +40,13 @@ class Relevant:
     """The tools that are declared, each with why, by name.
 
     ``scores`` holds every tool's where the relevant ones were chosen for this pack, and is empty where an earlier
-    choice stands. ``key`` stands for what the choice was made for.
+    choice stands; ``encoder`` names what compared their meanings. ``key`` stands for what the choice was made for.
     """
 
     kept: Mapping[str, Keep]
     key: str
     scores: Mapping[str, float] = field(default_factory=dict)
+    encoder: str = ""
 
 
 def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: bool) -> Relevant | None:
@@ -71,12 +72,13 @@ def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: b
     kept = _kept(tools, policy.tools.always, standing, source.request.contents)
     if not renewed:
         return Relevant(kept=kept, key=key)
-    scores = source.tool_scores or retrieval.tool_scores(
-        tools, retrieval.query_for(source), policy.retrieval.redact_before_retrieval
-    )
+    scores, encoder = source.tool_scores, source.tool_encoder
+    if not scores:
+        scores = retrieval.tool_scores(tools, retrieval.query_for(source), policy.retrieval.redact_before_retrieval)
+        encoder = retrieval.tool_encoder()
     room = share - tally.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
     best = _best([tool.name for tool in tools if tool.name not in kept], scores, costs, room, least - len(kept))
-    return Relevant(kept=kept | dict.fromkeys(best, "relevant"), key=key, scores=scores)
+    return Relevant(kept=kept | dict.fromkeys(best, "relevant"), key=key, scores=scores, encoder=encoder)
 
 
 def asks(before: Mapping[str, Keep], contents: Iterable[Content]) -> bool:

@@ -24,8 +24,8 @@ class Scope:
     """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
     ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
-    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` and ``key`` are
-    as in `Relevant`.
+    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores``,
+    ``encoder`` and ``key`` are as in `Relevant`.
     """
 
     tools: tuple[Tool, ...]
@@ -36,6 +36,7 @@ class Scope:
     problem: str = ""
     kept: Mapping[str, Keep] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
+    encoder: str = ""
     key: str = ""
 
     @property
@@ -96,6 +97,7 @@ def _chosen(source: Ingredients, found: Relevant | None) -> Scope:
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in found.kept},
         kept=found.kept,
         scores=found.scores,
+        encoder=found.encoder,
         key=found.key,
     )
 

@@ -130,6 +130,7 @@ def _facts(one: Manifest) -> RenderableType:
         "model": f"{one.model} · window {number(one.window)}",
         "request": f"{number(one.request_tokens)} tokens ({one.request_tokens_method}, by {one.counter}) · "
         f"{percent(one.request_tokens, one.window)} of the window",
+        "meaning": " · ".join(f"{what} by {name}" for what, name in _encoders(one)),
         "policy": f"{one.profile} · {short(one.policy)}",
         "epoch": f"{one.epoch.number}, " + (f"begun here: {one.epoch_reason}" if one.epoch_reason else "going on"),
         "record": ("texts recorded" if one.texts else "hashes only") + f" · {parent}",
@@ -138,6 +139,14 @@ def _facts(one: Manifest) -> RenderableType:
     for label, value in facts.items():
         table.add_row(Text(label, style="dim"), cell(value))
     return table
+
+
+def _encoders(one: Manifest) -> Iterator[tuple[str, str]]:
+    """What was compared by meaning, each with the embedder."""
+    yield "candidates", one.encoder
+    for what, name in (("memories", one.memory_encoder), ("tools", one.tools.encoder)):
+        if name:
+            yield what, name
 
 
 def _layers(one: Manifest) -> RenderableType:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
 _BATCH = 64
+_READ_BYTES = 2**20
 
 
 class TransformerEmbedder:
@@ -33,7 +36,7 @@ class TransformerEmbedder:
 
     def __init__(self, model: str) -> None:
         require_transformers(f"the embedder sentence-transformers:{model}")
-        self.name = f"sentence-transformers:{model}"
+        self.name = f"sentence-transformers:{identity(model)}"
         self._model = model
         self._loaded: SentenceTransformer | None = None
         self._lock = threading.Lock()
@@ -94,6 +97,25 @@ class CrossEncoderReranker:
 
         model: CrossEncoder = CrossEncoder(self._model)
         return model
+
+
+def identity(model: str) -> str:
+    """What a model is told from others by: its name or, of a folder, the folder's name and a hash of what is in it.
+
+    Of each file its path, its length, its beginning and its end count, so that weights need not be read whole.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_READ_BYTES))
+            file.seek(max(_READ_BYTES, size - _READ_BYTES))
+            digest.update(file.read(_READ_BYTES))
+    return f"{folder.resolve().name}@{digest.hexdigest()[:12]}"
 
 
 @lru_cache(maxsize=1)

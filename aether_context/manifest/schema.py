@@ -151,6 +151,8 @@ class ToolScope(_Record):
     """Names declared, with the reason, in the mode ``relevant``."""
     scores: Mapping[str, float] = {}
     """How well each tool answers what is asked, by name, where the relevant ones were chosen for this pack."""
+    encoder: str = ""
+    """Identity of the embedder that compared what tools mean with what is asked; empty where there are no scores."""
     allowed: tuple[str, ...] | None = None
     """Names that calls were restricted to; null where they were not."""
 
@@ -296,7 +298,9 @@ class Manifest(_Record):
     counter: str
     """Identity of the token counter."""
     encoder: str = "none"
-    """Identity of the embedder that compared the candidates' meanings."""
+    """Identity of the embedder that compared the meanings of the candidates that came without a score."""
+    memory_encoder: str = ""
+    """Identity of the embedder whose vectors the memory service found candidates by; empty where it scored none."""
     searched: int | None = None
     """Turns among which those that a cut took were looked for; the rows hold the best. Null where none were."""
     layer_budgets: Mapping[Layer, LayerBudget]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors, embedder_for, unit
+from aether_context.embedding import Embedder, StaticEmbedder, embedder_for
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.retrieval import SearchSettings
+from aether_context.retrieval.kept import StoredVectors, digest_of
 from aether_context.retrieval.slots import SlotIndex
-from aether_context.retrieval.vectors import quantized
 
 from .file import Memory, MemoryFile
 from .scope import Remembered, Scope, searched
@@ -50,12 +47,17 @@ class Memories:
         self._masked = "" if redact is None else getattr(redact, "name", None)
         self._settings = settings
         self._max_users = max_users
-        self.file = MemoryFile(path, lambda memory: _digest(self._redact(searched(memory))))
+        self.file = MemoryFile(path, lambda memory: digest_of(self._redact(searched(memory))))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
         if self.file.path is not None and chosen is not None and not isinstance(chosen, StaticEmbedder):
             self._embedder = StoredVectors(chosen, self.file)
         self._scopes: OrderedDict[tuple[str, str], Scope] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def encoder(self) -> str:
+        """Identity of the embedder whose vectors memories are found by, ``none`` without one."""
+        return self._embedder if isinstance(self._embedder, str) else self._embedder.name
 
     def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False) -> int:
         """Writes memories, all or none; the number of those that were new or other than before.
@@ -146,40 +148,3 @@ def _save(scope: Scope) -> None:
     """Keeps blocks; where the file cannot take them, the index is made from the rows next time."""
     with contextlib.suppress(StoreError):
         scope.save()
-
-
-class StoredVectors:
-    """An embedder whose vectors are kept in the file of the memories that they are of, by content.
-
-    Args:
-        embedder: makes those that are not there.
-    """
-
-    def __init__(self, embedder: Embedder, file: MemoryFile) -> None:
-        self._embedder = embedder
-        self._file = file
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def local(self) -> bool:
-        return self._embedder.local
-
-    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        if purpose == "query" or not texts:
-            return self._embedder.embed(texts, purpose=purpose)
-        digests = [_digest(text) for text in texts]
-        known = self._file.vectors(self.name, digests)
-        missing = {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}
-        if missing:
-            made = quantized(self._embedder.embed(list(missing.values())))
-            fresh = {digest: row.tobytes() for digest, row in zip(missing, made, strict=True)}
-            self._file.keep_vectors(self.name, fresh)
-            known |= fresh
-        return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

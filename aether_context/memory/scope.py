@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,12 +27,11 @@ Numbers = NDArray[np.int64]
 BLOCK_ROWS = 1_024
 """So many memories make a whole block."""
 
-_FORMAT = 1
+_FORMAT = 2
 _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
 _WORTH_SAVING = 64
-_OPENED_AT_ONCE = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,32 +130,31 @@ class Scope:
 
     def _open(self) -> None:
         """Takes the blocks that are kept, and in between the rows that are in none."""
-        at = 0
-        run: list[_Block] = []
-        for span in [] if self._made is None else self._file.spans(self._app, self._user, self._made):
-            block = self._read(span) if span.first > at else None
-            if block is None:
-                continue
-            between = self._file.changes(self._app, self._user, at, before=span.first)
-            if between or sum(len(one.numbers) for one in run) > _OPENED_AT_ONCE + self._index.slots // 2:
-                self._extend(run)
-                self._take(between)
-                run = []
-            run.append(block)
-            at = span.last
-        self._extend(run)
-        self._last = max(self._last, 0)
+        self._last = 0
+        spans = deque([] if self._made is None else self._file.spans(self._app, self._user, self._made))
+        self._index.reserve(sum(span.rows for span in spans))
+        while spans:
+            self._index.extend(block.part for block in self._run(spans))
+            if spans:
+                self._take(self._file.changes(self._app, self._user, self._last, before=spans[0].first))
+
+    def _run(self, spans: deque[Span]) -> Iterator[_Block]:
+        """The blocks of the first spans, taken out of these, up to one that rows stand before which are in none."""
+        while spans:
+            span = spans[0]
+            block = self._read(span) if span.first > self._last else None
+            if block is not None:
+                if self._file.changes(self._app, self._user, self._last, before=span.first, limit=1):
+                    return
+                self._numbers.extend(block.numbers)
+                self._origins.extend(block.origins)
+                self._last = span.last
+                yield block
+            spans.popleft()
 
     def _read(self, span: Span) -> _Block | None:
         data = self._file.block(self._app, self._user, self._made or "", span)
         return None if data is None else _unpacked(data, span, len(self._index.embedders))
-
-    def _extend(self, blocks: Sequence[_Block]) -> None:
-        if blocks:
-            self._index.extend([block.part for block in blocks])
-            self._numbers.extend(np.concatenate([block.numbers for block in blocks]))
-            self._origins.extend(np.concatenate([block.origins for block in blocks]))
-            self._last = int(blocks[-1].numbers[-1])
 
     def _take(self, changes: Sequence[Change]) -> None:
         """Takes in what changed. Where an embedder fails, nothing was."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .ranking import Found, Left, bm25, diversify, query_for, retrieve, score, tokenize
 
 if TYPE_CHECKING:
-    from .catalogue import tool_scores
+    from .catalogue import tool_encoder, tool_scores
     from .entries import Entry, Hit
     from .fusion import SearchSettings
     from .index import HybridIndex
@@ -26,6 +26,7 @@ __all__ = [
     "retrieve",
     "score",
     "tokenize",
+    "tool_encoder",
     "tool_scores",
 ]
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Hit": "entries",
     "HybridIndex": "index",
     "SearchSettings": "fusion",
+    "tool_encoder": "catalogue",
     "tool_scores": "catalogue",
 }
 """What needs numpy is loaded when it is asked for."""

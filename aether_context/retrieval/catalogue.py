@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from aether_context.canonical import JSON
+from aether_context.embedding import embedder_for
 from aether_context.pack import Tool
 from aether_context.redaction import masker
 
 from .index import HybridIndex
+
+_EMBEDDER = "static"
+"""Whatever a policy compares memories by: the tools of an agent are few, and chosen before a call."""
 
 _SCHEMAS = ("parameters", "parameters_json_schema")
 
@@ -24,6 +28,12 @@ def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = (
     scores = dict.fromkeys((tool.name for tool in tools), 0.0)
     hits = _index(tools, redact).search(query, limit=len(scores)) if query else []
     return scores | {hit.id: round(hit.score, 6) for hit in hits}
+
+
+def tool_encoder() -> str:
+    """Identity of the embedder that `tool_scores` compares meanings by."""
+    embedder = embedder_for(_EMBEDDER)
+    return "none" if embedder is None else embedder.name
 
 
 def described(tool: Tool) -> str:
@@ -45,7 +55,7 @@ def _parameters(schema: JSON) -> Iterator[str]:
 @lru_cache(maxsize=16)
 def _index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex:
     """The index of a set of tools; the latest sets are remembered."""
-    index = HybridIndex(redact=masker(redact))
+    index = HybridIndex(_EMBEDDER, redact=masker(redact))
     texts = {tool.name: described(tool) for tool in tools}
     index.add_texts(list(texts), list(texts.values()))
     return index

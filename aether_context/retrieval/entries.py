@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _WORD = re.compile(r"\w+(?:[.,]\d+)*")
 _REPEATED_SHARE = 0.9
@@ -58,7 +59,12 @@ class Hit:
 
 def repeats(entry: Entry, other: Entry) -> bool:
     """Whether an entry says what another one says: by the same speaker, the same numbers, nine in ten words alike."""
-    words, others = (set(_WORD.findall(one.text.casefold())) for one in (entry, other))
+    words, others = _words(entry.text), _words(other.text)
     if entry.speaker != other.speaker or any(not word.isalpha() for word in words ^ others):
         return False
     return len(words & others) >= _REPEATED_SHARE * len(words | others)
+
+
+@lru_cache(maxsize=1_000)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.casefold()))

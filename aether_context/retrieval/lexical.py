@@ -3,15 +3,19 @@
 Postings lie in two parts: sorted by term, and in the order in which entries were added since. When the latter outgrow a
 share of the former, both become one sorted part, so that adding costs a constant amount on average. What is removed
 leaves every count at once and its postings at the next merge.
+
+Terms are known by a hash of 64 bits, so that parts of an index come together without a look at a word.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +26,8 @@ from .rows import Rows
 Scores: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = NDArray[np.int32]
 Slots: TypeAlias = NDArray[np.int64]
+Keys: TypeAlias = NDArray[np.uint64]
+Counts: TypeAlias = NDArray[np.integer]
 
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
@@ -34,28 +40,28 @@ class Postings:
     """What some entries say, by term.
 
     Attributes:
-        words: each term once.
+        terms: `key_of` each term once, sorted.
         sizes: how many of the entries hold each term.
         slots: the entries that hold the first term, then those of the second; ascending within a term, from 0.
         counts: how often each of these does.
         lengths: how many terms each entry has.
     """
 
-    words: Sequence[str]
-    sizes: NDArray[np.integer]
-    slots: NDArray[np.integer]
-    counts: NDArray[np.integer]
-    lengths: NDArray[np.integer]
+    terms: Keys
+    sizes: Counts
+    slots: Counts
+    counts: Counts
+    lengths: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Postings side by side: of each term, by number, so many entries and how often they say it."""
+    """Postings side by side: of each term, by its key, so many entries and how often they say it."""
 
-    terms: NDArray[np.int64]
+    terms: Keys
     sizes: NDArray[np.int64]
     slots: Numbers
-    counts: Numbers
+    counts: Counts
 
 
 class InvertedIndex:
@@ -66,17 +72,19 @@ class InvertedIndex:
     """
 
     def __init__(self) -> None:
-        self._vocabulary: dict[str, int] = {}
-        self._words: list[str] = []
-        self._holders = Rows(np.empty(0, dtype=np.int64))
         self._lengths = Rows(np.empty(0, dtype=np.int32))
         self._alive = Rows(np.empty(0, dtype=np.bool_))
         self._live = 0
         self._total_length = 0
+        self._sorted = _Run(
+            np.empty(0, dtype=np.uint64),
+            np.empty(0, dtype=np.int64),
+            np.empty(0, dtype=np.int32),
+            np.empty(0, dtype=np.uint8),
+        )
         self._starts: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._slots: Numbers = np.empty(0, dtype=np.int32)
-        self._counts: Numbers = np.empty(0, dtype=np.int32)
-        self._recent = Rows(np.empty((0, 3), dtype=np.int32))
+        self._recent: dict[int, array[int]] = {}
+        self._recent_size = 0
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -98,35 +106,29 @@ class InvertedIndex:
         Args:
             documents: the terms of each.
         """
-        rows = array("i")
+        recent = self._recent
         for slot, terms in enumerate(documents, start=len(self._lengths)):
             counted = Counter(terms)
-            for number, count in zip(self._numbers(counted), counted.values(), strict=True):
-                rows.extend((number, slot, count))
-        added = np.array(rows, dtype=np.int32).reshape(-1, 3)
+            for term, count in counted.items():
+                key = key_of(term)
+                held = recent.get(key)
+                if held is None:
+                    held = recent[key] = array("i")
+                held.extend((slot, count))
+            self._recent_size += len(counted)
         self._count(np.array([len(terms) for terms in documents], dtype=np.int32))
-        np.add.at(self._holders.values, added[:, 0], 1)
-        self._recent.extend(added)
-        if len(self._recent) > _MERGE_ABOVE + len(self._slots) // _MERGED_SHARE:
+        if self._recent_size > _MERGE_ABOVE + len(self._sorted.slots) // _MERGED_SHARE:
             self._merge()
 
     def remove(self, slots: Slots) -> None:
         """Forgets entries, each of them once."""
-        gone = np.zeros(len(self._lengths), dtype=np.bool_)
-        gone[slots] = True
-        places = np.flatnonzero(gone[self._slots])
-        held = np.searchsorted(self._starts, places, side="right") - 1
-        recent = self._recent.values
-        np.subtract.at(self._holders.values, np.concatenate([held, recent[gone[recent[:, 1]], 0]]), 1)
         self._alive.values[slots] = False
         self._live -= len(slots)
         self._total_length -= int(self._lengths.values[slots].sum(dtype=np.int64))
 
     def weight(self, term: str) -> float:
         """How much a term tells: 0 where every entry holds it, and that of an unseen one where none does."""
-        number = self._vocabulary.get(term)
-        holders = int(self._holders.values[number]) if number is not None else 0
-        return math.log((self._live + 1) / max(1, holders)) if self._live else 0.0
+        return self._weight(sum(self._holders(slots) for slots, _ in self._postings(term)))
 
     def scores(self, weights: Mapping[str, float]) -> Scores:
         """BM25 of every entry, removed ones 0.
@@ -137,18 +139,13 @@ class InvertedIndex:
         found = np.zeros(len(self._lengths))
         if not self._live or not self._total_length:
             return found
-        mean = self._total_length / self._live
-        lengths = self._lengths.values
-        known = {term: self._vocabulary[term] for term in sorted(weights) if term in self._vocabulary}
-        recent = self._recent.values
-        wanted = np.zeros(len(self._words), dtype=np.bool_)
-        wanted[list(known.values())] = True
-        recent = recent[wanted[recent[:, 0]]]
-        for term, number in known.items():
-            factor = self.weight(term) * weights[term] * (K1 + 1)
-            mine = recent[recent[:, 0] == number]
-            for slots, counts in (self._sorted(number), (mine[:, 1], mine[:, 2])):
-                found[slots] += factor * counts / (K1 * (1 - B + B * lengths[slots] / mean) + counts)
+        norms = K1 * (1 - B) + (K1 * B * self._live / self._total_length) * self._lengths.values
+        for term in sorted(weights):
+            postings = list(self._postings(term))
+            holders = sum(self._holders(slots) for slots, _ in postings)
+            factor = self._weight(holders) * weights[term] * (K1 + 1)
+            for slots, counts in postings:
+                found[slots] += factor * counts / (norms[slots] + counts)
         if self._live < len(found):
             found[~self._alive.values] = 0.0
         return found
@@ -159,23 +156,18 @@ class InvertedIndex:
         return (K1 + 1) * sum(told[:_FULL_WORDS])
 
     def keep(self, slots: Slots) -> None:
-        """Forgets all but some entries, with the terms that none of those holds, and numbers those anew.
+        """Forgets the postings of removed entries, with the terms that no other holds, and numbers the others anew.
 
         Args:
-            slots: sorted, none of them removed.
+            slots: those that are not removed, sorted.
         """
         self._merge()
         places = np.full(len(self._lengths), -1, dtype=np.int32)
         places[slots] = np.arange(len(slots), dtype=np.int32)
-        self._slots = places[self._slots]
+        held = self._sorted
+        self._sorted = _Run(held.terms, held.sizes, places[held.slots], held.counts)
         self._lengths = Rows(self._lengths.values[slots])
         self._alive = Rows(np.ones(len(slots), dtype=np.bool_))
-        sizes = np.diff(self._starts)
-        used = np.flatnonzero(sizes)
-        self._words = [self._words[number] for number in used]
-        self._vocabulary = {word: number for number, word in enumerate(self._words)}
-        self._holders = Rows(sizes[used])
-        self._starts = _starts(sizes[used])
 
     def part(self, slots: Slots) -> Postings:
         """The postings of some entries, numbered by their places among these.
@@ -186,96 +178,115 @@ class InvertedIndex:
         first, last = (int(slots[0]), int(slots[-1]) + 1) if len(slots) else (0, 0)
         places = np.full(last - first, -1, dtype=np.int32)
         places[slots - first] = np.arange(len(slots), dtype=np.int32)
-        inside = np.flatnonzero((self._slots >= first) & (self._slots < last))
-        terms = np.searchsorted(self._starts, inside, side="right") - 1
-        recent = self._recent.values
-        recent = recent[(recent[:, 1] >= first) & (recent[:, 1] < last)]
-        terms = np.concatenate([terms, recent[:, 0]])
-        held = places[np.concatenate([self._slots[inside], recent[:, 1]]) - first]
-        counts = np.concatenate([self._counts[inside], recent[:, 2]])
-        kept = np.flatnonzero(held >= 0)
+        held, recent = self._sorted, self._grouped()
+        inside = np.flatnonzero((held.slots >= first) & (held.slots < last))
+        near = np.flatnonzero((recent.slots >= first) & (recent.slots < last))
+        terms = np.concatenate(
+            [
+                held.terms[np.searchsorted(self._starts, inside, side="right") - 1],
+                recent.terms[np.searchsorted(_starts(recent.sizes), near, side="right") - 1],
+            ]
+        )
+        found = places[np.concatenate([held.slots[inside], recent.slots[near]]) - first]
+        counts = np.concatenate([held.counts[inside], recent.counts[near]])
+        kept = np.flatnonzero(found >= 0)
         kept = kept[np.argsort(terms[kept], kind="stable")]
-        numbers, sizes = np.unique(terms[kept], return_counts=True)
+        keys, sizes = np.unique(terms[kept], return_counts=True)
         return Postings(
-            words=[self._words[number] for number in numbers],
-            sizes=sizes,
-            slots=held[kept],
-            counts=counts[kept],
-            lengths=self._lengths.values[slots],
+            terms=keys, sizes=sizes, slots=found[kept], counts=counts[kept], lengths=self._lengths.values[slots]
         )
 
-    def extend(self, parts: Sequence[Postings]) -> None:
-        """Adds the next entries, as they were in an index."""
-        runs = []
-        for part in parts:
-            first = len(self._lengths)
-            terms = np.array(self._numbers(part.words), dtype=np.int64)
-            sizes = part.sizes.astype(np.int64)
-            runs.append(_Run(terms, sizes, part.slots.astype(np.int32) + np.int32(first), part.counts.astype(np.int32)))
-            self._count(part.lengths.astype(np.int32))
-            self._holders.values[terms] += sizes
-        self._merge(runs)
+    def reserve(self, count: int) -> None:
+        """Makes room for so many entries in all."""
+        self._lengths.reserve(count)
+        self._alive.reserve(count)
 
-    def _numbers(self, terms: Collection[str]) -> list[int]:
-        """The numbers of different terms; new ones get the next."""
-        held = self._vocabulary
-        found = list(map(held.get, terms))
-        new = [term for term, number in zip(terms, found, strict=True) if number is None]
-        if new:
-            held.update(zip(new, range(len(held), len(held) + len(new)), strict=True))
-            self._words += new
-        return [held[term] if number is None else number for term, number in zip(terms, found, strict=True)]
+    def extend(self, parts: Iterable[Postings]) -> None:
+        """Adds the next entries, as they were in an index."""
+        runs: list[_Run] = []
+        try:
+            for part in parts:
+                slots = part.slots.astype(np.int32) + np.int32(len(self._lengths))
+                runs.append(_Run(part.terms.copy(), part.sizes.astype(np.int64), slots, part.counts.copy()))
+                self._count(part.lengths.astype(np.int32))
+        finally:
+            self._merge(runs)
 
     def _count(self, lengths: Numbers) -> None:
-        """Makes room for the next entries and for the terms that are new."""
+        """Makes room for the next entries."""
         self._lengths.extend(lengths)
         self._alive.extend(np.ones(len(lengths), dtype=np.bool_))
-        self._holders.extend(np.zeros(len(self._words) - len(self._holders), dtype=np.int64))
         self._live += len(lengths)
         self._total_length += int(lengths.sum(dtype=np.int64))
 
-    def _sorted(self, number: int) -> tuple[Numbers, Numbers]:
-        """The sorted postings of a term."""
-        if number + 1 >= len(self._starts):
-            return self._slots[:0], self._counts[:0]
-        part = slice(self._starts[number], self._starts[number + 1])
-        return self._slots[part], self._counts[part]
+    def _weight(self, holders: int) -> float:
+        return math.log((self._live + 1) / max(1, holders)) if self._live else 0.0
+
+    def _holders(self, slots: Numbers) -> int:
+        """How many of some entries are there."""
+        return len(slots) if self._live == len(self._lengths) else int(np.count_nonzero(self._alive.values[slots]))
+
+    def _postings(self, term: str) -> Iterator[tuple[Numbers, Counts]]:
+        """The entries that hold a term, removed ones too, and how often each does: sorted ones, then recent ones."""
+        key = key_of(term)
+        held = self._sorted
+        number = int(np.searchsorted(held.terms, np.uint64(key)))
+        if number < len(held.terms) and int(held.terms[number]) == key:
+            part = slice(self._starts[number], self._starts[number + 1])
+            yield held.slots[part], held.counts[part]
+        if key in self._recent:
+            pairs = np.array(self._recent[key], dtype=np.int32)
+            yield pairs[0::2], pairs[1::2]
 
     def _merge(self, runs: Sequence[_Run] = ()) -> None:
         """Puts all postings of live entries, and those of entries that come behind them, into the sorted part."""
-        sizes = np.diff(self._starts)
-        before = _Run(np.arange(len(sizes)), sizes, self._slots, self._counts)
-        all_ = [self._living(run) for run in (before, self._grouped())] + list(runs)
-        totals = np.zeros(len(self._words), dtype=np.int64)
-        for run in all_:
-            totals[run.terms] += run.sizes
+        all_ = [self._living(run) for run in (self._sorted, self._grouped())] + list(runs)
+        terms, numbers = np.unique(np.concatenate([run.terms for run in all_]), return_inverse=True)
+        totals = np.zeros(len(terms), dtype=np.int64)
+        np.add.at(totals, numbers, np.concatenate([run.sizes for run in all_]))
         self._starts = _starts(totals)
-        self._slots = np.empty(self._starts[-1], dtype=np.int32)
-        self._counts = np.empty(self._starts[-1], dtype=np.int32)
+        slots = np.empty(self._starts[-1], dtype=np.int32)
+        counts = np.empty(self._starts[-1], dtype=np.result_type(*(run.counts for run in all_)))
         next_ = self._starts[:-1].copy()
+        at = 0
         for run in all_:
-            shift = next_[run.terms] - _starts(run.sizes)[:-1]
-            places = np.repeat(shift, run.sizes) + np.arange(len(run.slots))
-            self._slots[places], self._counts[places] = run.slots, run.counts
-            next_[run.terms] += run.sizes
-        self._recent = Rows(np.empty((0, 3), dtype=np.int32))
+            mine = numbers[at : at + len(run.terms)]
+            at += len(run.terms)
+            places = np.repeat(next_[mine] - _starts(run.sizes)[:-1], run.sizes) + np.arange(len(run.slots))
+            slots[places], counts[places] = run.slots, run.counts
+            next_[mine] += run.sizes
+        self._sorted = _Run(terms, totals, slots, counts)
+        self._recent, self._recent_size = {}, 0
 
     def _grouped(self) -> _Run:
         """What was added since the last merge."""
-        recent = self._recent.values
-        recent = recent[np.argsort(recent[:, 0], kind="stable")]
-        terms, sizes = np.unique(recent[:, 0], return_counts=True)
-        return _Run(terms.astype(np.int64), sizes, recent[:, 1], recent[:, 2])
+        pairs = np.frombuffer(b"".join(held.tobytes() for held in self._recent.values()), dtype=np.int32)
+        sizes = np.fromiter((len(held) // 2 for held in self._recent.values()), np.int64, len(self._recent))
+        terms = np.fromiter(self._recent, np.uint64, len(self._recent))
+        return _Run(terms, sizes, pairs[0::2], _narrow(pairs[1::2]))
 
     def _living(self, run: _Run) -> _Run:
-        """A run without the entries that were removed."""
+        """A run without the entries that were removed, and without terms that no other holds."""
         kept = self._alive.values[run.slots]
         if kept.all():
             return run
         sums = np.concatenate([[0], np.cumsum(kept)])
         ends = np.cumsum(run.sizes)
         sizes = sums[ends] - sums[ends - run.sizes]
-        return _Run(run.terms, sizes, run.slots[kept], run.counts[kept])
+        said = sizes > 0
+        return _Run(run.terms[said], sizes[said], run.slots[kept], run.counts[kept])
+
+
+@lru_cache(maxsize=100_000)
+def key_of(term: str) -> int:
+    """What a term is known by: 64 bits."""
+    digest = hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _narrow(counts: Counts) -> Counts:
+    """Counts in the smallest type that holds them."""
+    return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -44,7 +44,7 @@ class Part:
         return {
             **{name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in numbers.items()},
             **vectors,
-            "words": _letters("\n".join(said.words)),
+            "terms": said.terms,
             "times": self.times,
             "threads": _letters(json.dumps(list(self.threads))),
             "thread_of": self.thread_of,
@@ -57,9 +57,8 @@ class Part:
         Raises:
             KeyError, ValueError: they are not those of a part.
         """
-        words = _text(arrays["words"])
         postings = Postings(
-            words=words.split("\n") if words else [],
+            terms=arrays["terms"],
             sizes=arrays["sizes"],
             slots=arrays["slots"],
             counts=arrays["counts"],

@@ -29,11 +29,16 @@ class Rows:
         """The rows, a view that is valid until the next one is appended."""
         return self._held[: self._length]
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many rows in all."""
+        if length > len(self._held):
+            room = np.empty((length, *self._held.shape[1:]), dtype=self._held.dtype)
+            room[: self._length] = self.values
+            self._held = room
+
     def extend(self, rows: Array) -> None:
         wanted = self._length + len(rows)
         if wanted > len(self._held):
-            room = np.empty((max(wanted, 2 * len(self._held), 64), *self._held.shape[1:]), dtype=self._held.dtype)
-            room[: self._length] = self.values
-            self._held = room
+            self.reserve(max(wanted, 2 * len(self._held), 64))
         self._held[self._length : wanted] = rows
         self._length = wanted

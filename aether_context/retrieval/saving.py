@@ -23,7 +23,7 @@ from aether_context.errors import SearchIndexError
 
 from .parts import Part, packed, unpacked
 
-FORMAT = 2
+FORMAT = 3
 _HEAD = "index.json"
 
 

@@ -10,7 +10,33 @@ from numpy.typing import NDArray
 from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors
 from aether_context.errors import EmbeddingError
 
-from .vectors import Similarities, VectorTable, quantized
+from .vectors import Similarities, Slots, VectorTable, quantized
+
+
+class Asked:
+    """One query, by each embedder that has a vector of it, and what it is compared with."""
+
+    def __init__(self, told: Sequence[tuple[VectorTable, NDArray[np.float32]]], length: int) -> None:
+        self._told = told
+        self._length = length
+
+    def similarities(self, slots: Slots | None = None) -> Similarities:
+        """The cosine of every entry, or of some, by the first embedder that has a vector of it; else 0."""
+        found = np.zeros(self._length if slots is None else len(slots))
+        open_ = np.ones(len(found), dtype=bool)
+        for table, vector in self._told:
+            if not open_.any():
+                break
+            lengths = table.lengths if slots is None else table.lengths[slots]
+            here = open_ & (lengths > 0)
+            found[here] = table.similarities(vector, slots)[here]
+            open_ &= ~here
+        return found
+
+    def near(self, most: int) -> Slots:
+        """Entries that may be the nearest, sorted: about so many by each embedder."""
+        found = [table.near(vector, most) for table, vector in self._told]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
 
 class SemanticIndex:
@@ -29,6 +55,7 @@ class SemanticIndex:
             self._embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
         self._tables: list[VectorTable | None] = [None for _ in self._embedders]
         self._length = 0
+        self._reserved = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,25 +73,18 @@ class SemanticIndex:
             self._extend(number, None if vectors is None else quantized(vectors), len(texts))
         self._length += len(texts)
 
-    def similarities(self, query: str) -> Similarities:
-        """The cosine of every entry, by the first embedder that has a vector of both it and the query; else 0.
+    def asked(self, query: str) -> Asked:
+        """What compares entries with a query.
 
         Raises:
             EmbeddingError: a local embedder failed.
         """
-        found = np.zeros(self._length)
-        open_ = np.ones(self._length, dtype=bool)
+        told = []
         for number, table in enumerate(self._tables):
-            if table is None or not open_.any():
-                continue
-            vectors = self._vectors(number, [query], "query")
-            if vectors is None or not vectors.any():
-                continue
-            similarities = table.similarities(vectors[0])
-            here = open_ & (table.lengths > 0)
-            found[here] = similarities[here]
-            open_ &= ~here
-        return found
+            vectors = None if table is None else self._vectors(number, [query], "query")
+            if table is not None and vectors is not None and vectors.any():
+                told.append((table, vectors[0]))
+        return Asked(told, self._length)
 
     def compared(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
         """Vectors of some entries, by the embedder that has one of each; of no dimension without one."""
@@ -80,6 +100,13 @@ class SemanticIndex:
         """The vectors of some entries by each embedder, None where it has given none yet."""
         return [None if table is None else table.rows[slots] for table in self._tables]
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many entries in all."""
+        self._reserved = length
+        for table in self._tables:
+            if table is not None:
+                table.reserve(length)
+
     def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
         """Adds vectors of the next entries, as an index with the same embedders gave them."""
         for number, rows in enumerate(part):
@@ -90,6 +117,7 @@ class SemanticIndex:
         table = self._tables[number]
         if table is None and rows is not None:
             table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
+            table.reserve(self._reserved)
         if table is not None:
             width = table.rows.shape[1]
             table.extend(np.zeros((length, width), dtype=np.int8) if rows is None else rows)

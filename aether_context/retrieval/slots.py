@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,16 @@ from .fusion import (
     SearchSettings,
     Slots,
     reciprocal_ranks,
+    sampled,
     semantic_share,
     smoothed,
     told_by_meaning,
     told_by_words,
 )
-from .lexical import InvertedIndex
+from .lexical import InvertedIndex, Postings
 from .parts import Part
 from .rows import Rows
-from .semantic import SemanticIndex
+from .semantic import Asked, SemanticIndex
 from .vectors import lengths_of, product
 from .words import query_terms, terms
 
@@ -38,6 +40,9 @@ Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""
 
 _FEEDBACK_TERMS, _FEEDBACK_WEIGHT = 10, 0.3
+_EXHAUSTIVE = 200_000
+"""Up to so many entries are compared with a query one by one."""
+_NEARER, _NEAR_SHARE = 8, 32
 _LOOKED_AT, _COMPARED, _NEAR = 2, 256, 0.9
 
 
@@ -101,14 +106,25 @@ class SlotIndex:
         self._times.extend(_times(entries))
         self._link(self._numbers([entry.thread for entry in entries]))
 
-    def extend(self, parts: Sequence[Part]) -> None:
+    def reserve(self, count: int) -> None:
+        """Makes room for so many entries more."""
+        total = self.slots + count
+        self._lexical.reserve(total)
+        self._semantic.reserve(total)
+        for rows in (self._times, self._before, self._after, self._thread_of):
+            rows.reserve(total)
+
+    def extend(self, parts: Iterable[Part]) -> None:
         """Gives the entries of parts the next slots, as they were in an index with the same embedders."""
-        self._lexical.extend([part.postings for part in parts])
-        for part in parts:
-            self._semantic.extend(part.vectors, len(part))
-            self._times.extend(part.times)
-            numbers = np.append(self._numbers(part.threads), np.int32(-1))
-            self._link(numbers[part.thread_of])
+        self._lexical.extend(map(self._taken, parts))
+
+    def _taken(self, part: Part) -> Postings:
+        """Takes all of a part but its postings."""
+        self._semantic.extend(part.vectors, len(part))
+        self._times.extend(part.times)
+        numbers = np.append(self._numbers(part.threads), np.int32(-1))
+        self._link(numbers[part.thread_of])
+        return part.postings
 
     def part(self, slots: Slots) -> Part:
         """What is known of some entries.
@@ -199,7 +215,7 @@ class SlotIndex:
     def _fused(self, query: str, weights: Mapping[str, float], alive: Slots) -> _Fused:
         """The scores of every entry by words and by meaning."""
         bm25 = self._lexical.scores(weights)
-        cosine = np.round(self._semantic.similarities(query), 6)
+        cosine = self._compared(self._semantic.asked(query), bm25, alive)
         lexical = told_by_words(bm25, self._lexical.ceiling(weights))
         semantic = told_by_meaning(cosine, alive)
         share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
@@ -207,6 +223,32 @@ class SlotIndex:
             lexical = reciprocal_ranks(lexical, self.settings.rrf_k)
             semantic = reciprocal_ranks(semantic, self.settings.rrf_k)
         return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
+
+    def _compared(self, asked: Asked, bm25: Floats, alive: Slots) -> Floats:
+        """The cosine of every entry with a query; in a large index of those that may be candidates, 0 of the others.
+
+        Ranks are known where every entry is compared.
+
+        These are the best by words, and many times as many as can be candidates by the signs of their vectors; what
+        stands around the candidates that those give; and some of all, by which a median is told.
+        """
+        if len(self) <= _EXHAUSTIVE or self.settings.fusion == "rrf":
+            return np.round(asked.similarities(), 6)
+        found = np.zeros(len(bm25))
+        done = np.zeros(len(bm25), dtype=bool)
+
+        def compare(wanted: Slots) -> None:
+            asked_for = np.zeros(len(done), dtype=bool)
+            asked_for[wanted] = True
+            new = np.flatnonzero(asked_for & ~done)
+            found[new] = np.round(asked.similarities(new), 6)
+            done[new] = True
+
+        most = max(_NEARER * self.settings.candidates, len(bm25) // _NEAR_SHARE)
+        compare(np.concatenate([sampled(alive), asked.near(most), _best(bm25, self.settings.candidates)]))
+        candidates = self._candidates([bm25, found], self._lexical.alive)
+        compare(np.concatenate([candidates, *(places[places >= 0] for places in chain(*self._steps(candidates)))]))
+        return found
 
     def _other(self, query: str) -> list[str]:
         """What else to search by, masked as the query is."""
@@ -229,8 +271,7 @@ class SlotIndex:
             return np.flatnonzero(alive)
         chosen = np.zeros(len(alive), dtype=bool)
         for scores in lists:
-            best = np.argpartition(-scores, most)[:most]
-            chosen[best[scores[best] > 0]] = True
+            chosen[_best(scores, most)] = True
         found = np.flatnonzero(chosen)
         for sides in self._steps(found):
             for places in sides:
@@ -389,6 +430,16 @@ class _Pool:
         if most >= len(self.slots):
             return np.arange(len(self.slots))
         return np.flatnonzero(self.total >= -np.partition(-self.total, most - 1)[most - 1])
+
+
+def _best(scores: Floats, most: int) -> Slots:
+    """The slots of the highest scores above 0, and of those that equal the last of them."""
+    there = np.flatnonzero(scores > 0)
+    if len(there) <= most:
+        return there
+    held = scores[there]
+    best: Slots = there[held >= np.partition(held, -most)[-most]]
+    return best
 
 
 def _hits(pool: _Pool, places: Sequence[int], held: Sequence[Entry]) -> list[Hit]:

@@ -2,6 +2,9 @@
 
 Each row is scaled to whole numbers from -127 to 127. Sums of products of those stay below 2**24, so that 32-bit floats
 hold them exactly in whatever order a machine's linear algebra adds them up.
+
+Beside a large table lie the signs of its numbers, an eighth of its size. Where a query and a row differ in sign, each
+dimension counted by how much the query says in it, tells which rows may be near without a look at the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from numpy.typing import NDArray
 from .rows import Rows
 
 Similarities: TypeAlias = NDArray[np.float64]
+Slots: TypeAlias = NDArray[np.int64]
 _BLOCK_ROWS = 1_024
+_CACHED_ROWS = 256
+"""So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
+_SIGNED_ROWS = 16_384
+_WORD_BITS = 64
+_LOUDEST = 0.95
+"""Dimensions above this share of a query's count in full."""
 ONE_THREAD = 2**18
 """So many products a linear algebra library sums up without other threads."""
 
@@ -25,6 +35,7 @@ class VectorTable:
     def __init__(self, rows: NDArray[np.int8]) -> None:
         self._rows = Rows(rows)
         self._lengths = Rows(lengths_of(rows))
+        self._signs = [Rows(np.empty(0, dtype=np.uint64)) for _ in range(-(-rows.shape[1] // _WORD_BITS))]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -34,21 +45,43 @@ class VectorTable:
         """Of shape ``(entries, dimensions)``."""
         return self._rows.values
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many entries in all."""
+        self._rows.reserve(length)
+        self._lengths.reserve(length)
+
     def extend(self, rows: NDArray[np.int8]) -> None:
         """Adds vectors of the next entries, `quantized`; a row of zeros is no vector."""
         self._rows.extend(rows)
         self._lengths.extend(lengths_of(rows))
 
-    def similarities(self, query: NDArray[np.float32]) -> Similarities:
-        """The cosine of every entry with a vector, 0 where either is none."""
+    def similarities(self, query: NDArray[np.float32], slots: Slots | None = None) -> Similarities:
+        """The cosine of every entry, or of some, with a vector, 0 where either is none."""
         wanted = quantized(query[None, :])
-        found = np.empty(len(self), dtype=np.float64)
-        held = self._rows.values
-        column = wanted[0].astype(np.float32)
-        step = max(1, ONE_THREAD // max(1, held.shape[1]))
-        for first in range(0, len(held), step):
-            found[first : first + step] = held[first : first + step].astype(np.float32) @ column
-        return _divided(found, self._lengths.values * lengths_of(wanted)[0])
+        rows, lengths = self._rows.values, self._lengths.values
+        if slots is not None:
+            rows, lengths = rows[slots], lengths[slots]
+        return _divided(products(rows, wanted[0]), lengths * lengths_of(wanted)[0])
+
+    def near(self, query: NDArray[np.float32], most: int) -> Slots:
+        """The entries that may be nearest to a vector, by the signs: so many, and those as near as the last of them."""
+        self._sign()
+        found = np.zeros(len(self), dtype=np.uint16)
+        wanted = quantized(query[None, :])
+        against = _words(wanted > 0)[0]
+        for weight, plane in _planes(wanted[0]):
+            for signs, sign, counted in zip(self._signs, against, plane, strict=True):
+                differ = np.bitwise_count((signs.values ^ sign) & counted)
+                found += np.uint16(weight) * differ
+        reached = np.flatnonzero(np.cumsum(np.bincount(found)) >= most)
+        return np.flatnonzero(found <= reached[0]) if len(reached) else np.arange(len(self))
+
+    def _sign(self) -> None:
+        """Brings the signs up to the rows."""
+        rows = self._rows.values
+        for first in range(len(self._signs[0]), len(rows), _SIGNED_ROWS):
+            for signs, words in zip(self._signs, _words(rows[first : first + _SIGNED_ROWS] > 0).T, strict=True):
+                signs.extend(words)
 
     @property
     def lengths(self) -> NDArray[np.float64]:
@@ -74,6 +107,35 @@ def lengths_of(rows: NDArray[np.int8]) -> NDArray[np.float64]:
         squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
     lengths: NDArray[np.float64] = np.sqrt(squares)
     return lengths
+
+
+def products(rows: NDArray[np.int8], column: NDArray[np.int8]) -> Similarities:
+    """The product of each row with a vector, exactly."""
+    floats = column.astype(np.float32)
+    found = np.empty(len(rows), dtype=np.float32)
+    room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
+    for first in range(0, len(rows), _CACHED_ROWS):
+        some = rows[first : first + _CACHED_ROWS]
+        here = room[: len(some)]
+        np.copyto(here, some)
+        np.dot(here, floats, out=found[first : first + len(some)])
+    return found.astype(np.float64)
+
+
+def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Bits, a row each, in words; those that fill up the last word are 0."""
+    packed = np.packbits(bits, axis=1)
+    filled = np.zeros((len(bits), 8 * -(-bits.shape[1] // _WORD_BITS)), dtype=np.uint8)
+    filled[:, : packed.shape[1]] = packed
+    return filled.view(np.uint64)
+
+
+def _planes(query: NDArray[np.int8]) -> list[tuple[int, NDArray[np.uint64]]]:
+    """How much a query says in each dimension, 0 to 3, in bits: what each is worth, and the dimensions that have it."""
+    said = np.abs(query.astype(np.int64))
+    loudest = max(1, int(np.sort(said)[int(_LOUDEST * len(said))]))
+    weights = np.minimum(3, (3 * said + loudest // 2) // loudest)
+    return [(1 << bit, _words(((weights >> bit) & 1)[None, :] > 0)[0]) for bit in (0, 1)]
 
 
 def product(rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,0 +1,191 @@
+"""Vectors of one user's texts: in memory, and in a few files of the pack store.
+
+What a process makes goes into the store in batches, each a file of its own that is written once, so that several
+processes write at once and one that dies leaves whole batches or none. Where there are many, those of a day become one:
+a batch grows no older than a day more than the vectors in it, which retention by age can rely on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from aether_context.errors import StoreError
+from aether_context.files import File
+from aether_context.retrieval.parts import packed, unpacked
+from aether_context.store import PackStore
+
+MOST_VECTORS = 10_000
+"""So many of a user are kept in memory, those used last."""
+
+_MOST_SMALL, _WHOLE_BYTES = 16, 2**20
+_MOST_FILES, _MOST_BYTES = 64, 16 * 2**20
+_DAY_SECONDS = 86_400.0
+_RETRY_SECONDS = 60.0
+_DIGEST_BYTES = 16
+
+
+class UserVectors:
+    """Vectors of one user's texts by one encoder, by `digest_of` the texts. Threads may share it.
+
+    What the store holds is read in the background when a vector is first asked for. A store that fails or is slow
+    costs no more than a vector that is made again.
+
+    Args:
+        encoder: what makes the vectors.
+        store: None keeps vectors in memory alone.
+        later: carries out a write, off this path.
+        wait_seconds: how long the first look waits for the store.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        user: str,
+        encoder: str,
+        store: PackStore | None,
+        later: Callable[[Callable[[], None]], None],
+        *,
+        wait_seconds: float = 0.5,
+    ) -> None:
+        self._place = (app, user, encoder)
+        self._store = store
+        self._later = later
+        self._wait_seconds = wait_seconds
+        self._held: OrderedDict[bytes, bytes] = OrderedDict()
+        self._unwritten: dict[bytes, bytes] = {}
+        self._batches = 0
+        self._reading: threading.Thread | None = None
+        self._read_again = 0.0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those of some texts that are at hand."""
+        self._open()
+        with self._lock:
+            found = {digest: self._held[digest] for digest in digests if digest in self._held}
+            for digest in found:
+                self._held.move_to_end(digest)
+        return found
+
+    def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
+        """Keeps vectors at hand, and soon in the store."""
+        with self._lock:
+            self._held.update(vectors)
+            self._shrink()
+            if self._store is not None:
+                self._unwritten.update(vectors)
+        if self._store is not None:
+            self._later(self._write)
+
+    def _open(self) -> None:
+        """Begins to read the store, and waits a while for it."""
+        with self._lock:
+            if self._store is None or self._reading is not None or time.monotonic() < self._read_again:
+                return
+            store = self._store
+            name = "aether-context-vectors"
+            reading = self._reading = threading.Thread(target=lambda: self._read(store), name=name, daemon=True)
+        reading.start()
+        reading.join(self._wait_seconds)
+
+    def _read(self, store: PackStore) -> None:
+        """Takes what the store holds; where that fails, it is tried again in a while."""
+        try:
+            files = store.vector_files(*self._place)
+            batches = store.vectors(list(_within(files)))
+        except StoreError:
+            with self._lock:
+                self._reading, self._read_again = None, time.monotonic() + _RETRY_SECONDS
+            return
+        with self._lock:
+            self._batches += len(files)
+            found = OrderedDict(pair for batch in reversed(batches) for pair in _unpacked(batch).items())
+            self._held = OrderedDict([*found.items(), *self._held.items()])
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while len(self._held) > MOST_VECTORS:
+            self._held.popitem(last=False)
+
+    def _write(self) -> None:
+        """Writes what is not in the store yet. A store that cannot take it goes without."""
+        with self._lock:
+            vectors, self._unwritten = self._unwritten, {}
+        if self._store is None or not vectors:
+            return
+        with contextlib.suppress(StoreError):
+            self._store.write_vectors(*self._place, _packed(vectors))
+            self._batches += 1
+            if self._batches > _MOST_SMALL:
+                self._batches = tidy(self._store, *self._place)
+
+
+def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
+    """Makes one batch of the small ones of the last day that has any, and deletes the oldest beyond what is kept.
+
+    Returns:
+        How many small batches there are.
+
+    Raises:
+        StoreError: the store could not be read or written.
+    """
+    files = store.vector_files(app, user, encoder)
+    kept = list(_within(files))
+    for file in files[len(kept) :]:
+        store.files.delete(file.path)
+    small = [file for file in kept if file.size < _WHOLE_BYTES and _day(file) == _day(kept[0])]
+    if len(small) <= _MOST_SMALL:
+        return len(small)
+    found: dict[bytes, bytes] = {}
+    for batch in store.vectors(small):
+        found |= _unpacked(batch)
+    if not found:
+        return len(small)
+    made = store.write_vectors(app, user, encoder, _packed(found))
+    there = {file.path for file in store.vector_files(app, user, encoder)}
+    if made is not None and not there.issuperset(file.path for file in small):
+        store.files.delete(made)  # they were forgotten meanwhile, and what was made of them must be, too
+        return 0
+    for file in small:
+        store.files.delete(file.path)
+    return 1
+
+
+def _within(files: Sequence[File]) -> Iterator[File]:
+    """The first of some files, up to what a user may have."""
+    room = _MOST_BYTES
+    for file in files[:_MOST_FILES]:
+        room -= file.size
+        if room < 0:
+            return
+        yield file
+
+
+def _day(file: File) -> int:
+    return -1 if file.modified is None else int(file.modified // _DAY_SECONDS)
+
+
+def _packed(vectors: Mapping[bytes, bytes]) -> bytes:
+    """Vectors as bytes, the same for the same vectors."""
+    digests = sorted(vectors)
+    rows = b"".join(vectors[digest] for digest in digests)
+    held = {
+        "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), _DIGEST_BYTES),
+        "vectors": np.frombuffer(rows, dtype=np.int8).reshape(len(digests), -1),
+    }
+    return packed(held)
+
+
+def _unpacked(data: bytes | None) -> dict[bytes, bytes]:
+    """The vectors of a batch; none where it is not there."""
+    arrays = unpacked(data) if data is not None else {"digests": (), "vectors": ()}
+    return {digest.tobytes(): row.tobytes() for digest, row in zip(arrays["digests"], arrays["vectors"], strict=True)}
