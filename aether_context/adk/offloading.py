@@ -1,5 +1,7 @@
 """Tool results on their way into a session: the whole to the store, an extract to the model, and the address of both.
 
+Media go to the store by their content, and a mark with their address stays.
+
     aether:evidence:{digits}      what is known of a result that is not shown whole, by the digits of its address
 
 A result whose whole could not be stored stays as it is: no address is shown that leads nowhere.
@@ -10,25 +12,39 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk.bounded import keep
+from aether_context.adk.media import joined, medium_of, model_of, split
 from aether_context.adk.reading import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.adk.recorder import Recorder
-from aether_context.canonical import canonical_json, plain
+from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, offload, superseded
-from aether_context.evidence.record import arguments_hash
+from aether_context.evidence import (
+    EvidenceRecord,
+    Offloaded,
+    check_rules,
+    evidence_key,
+    evidence_uri,
+    offload,
+    superseded,
+)
+from aether_context.evidence.extracting import tokens_of
+from aether_context.evidence.kinds import MEDIA_TYPES, is_text
+from aether_context.evidence.media import Medium, mark, media_in
+from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
+from aether_context.tokens import counter_for, family_of, media_tokens
 
 _STATE = "aether:evidence:"
 _QUOTED = "` tool returned result:\n"
@@ -37,6 +53,8 @@ _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
 _MOST_SHOWN = 512
 _MOST_PROBLEMS = 20
+
+_T = TypeVar("_T")
 
 Scope = tuple[str, str, str]
 """App, user, session."""
@@ -72,21 +90,13 @@ class Offloader:
         """What takes the result's place in the session's history; None where it stays."""
         if self._settings.mode == "off" or not self._concerns(tool, context, result):
             return None
-        response = result if isinstance(result, dict) else {"result": result}
-        if not _is_json(response):
+        call = _Call(tool=tool.name, arguments=arguments, context=context)
+        response, parts = split(result)
+        response, media, is_marked = await self._marked(response, parts, call)
+        shown = await self._extracted(response, call) if _is_json(response) else None
+        if self._settings.mode == "request" or (shown is None and not is_marked):
             return None
-        query = _asked(context, arguments)
-        found = await self._offloaded(response, tool.name, query)
-        record = _record(found, tool.name, arguments, context, query)
-        scope = session_of(context)
-        if found.form == "verbatim":
-            if self._records_all:
-                self._recorder.evidence(scope, record, found.data)
-            return None
-        if not await self._stored(scope, record, found.data):
-            return None
-        put_record(context, record)
-        return dict(found.response) if self._settings.mode == "session" else None
+        return joined(response if shown is None else shown, media)
 
     def show(self, context: CallbackContext, request: LlmRequest) -> None:
         """Puts extracts into a request where the session's history holds the results themselves.
@@ -113,15 +123,79 @@ class Offloader:
         marks = tool.custom_metadata or ()
         if tool.name in ESSENTIAL or ESSENTIAL_MARK in marks or context.actions.skip_summarization:
             return False
-        if tool.is_long_running and not result:
+        if (tool.is_long_running and not result) or isinstance(tool, ComputerUseTool):
             return False
         return context.get_invocation_context().live_request_queue is None
 
-    async def _offloaded(self, response: Mapping[str, Any], tool: str, query: str) -> Offloaded:
-        """The offload, off the event loop where it would be felt."""
-        if _characters(response) <= _INSTANT_CHARACTERS:
-            return offload(response, tool, self._settings, counter=self._counter, query=query)
-        return await asyncio.to_thread(offload, response, tool, self._settings, counter=self._counter, query=query)
+    async def _marked(
+        self, response: dict[str, Any], parts: Sequence[types.Part], call: _Call
+    ) -> tuple[dict[str, Any], list[types.Part | str], bool]:
+        """A response and its media with marks in the place of those that went to the store, and whether any did."""
+        model = model_of(call.context)
+        media: list[types.Part | str] = []
+        for part in parts:
+            medium = medium_of(part)
+            said = await self._kept(medium, _media_tokens(medium, model), len(media) + 1, call) if medium else ""
+            media.append(said or part)
+        inside = await self._at_once(response, lambda: list(media_in(response)))
+        marks: list[str] = []
+        for medium in inside:
+            number = len(parts) + len(marks) + 1
+            marks.append(await self._kept(medium, tokens_of(medium.written, self._counter), number, call))
+            if marks[-1]:
+                response = replaced(response, medium.path, marks[-1])
+        return response, media, any(marks) or any(isinstance(one, str) for one in media)
+
+    async def _kept(self, medium: Medium, tokens: int, number: int, call: _Call) -> str:
+        """Puts a medium into the store, by its content; the mark of it, empty where the medium itself stays."""
+        rule = self._settings.tools.get(call.tool, "threshold")
+        stays = rule == "never" or (rule != "always" and tokens <= self._settings.threshold_tokens)
+        record = call.record(
+            *_address(medium),
+            size_bytes=len(medium.data),
+            tokens=tokens,
+            media_type=medium.media_type,
+            piece=number,
+            form="verbatim" if stays else "described",
+        )
+        if stays:
+            if self._records_all:
+                self._recorder.evidence(session_of(call.context), record, medium.data)
+            return ""
+        if not await self._stored(session_of(call.context), record, medium.data):
+            return ""
+        put_record(call.context, record)
+        return mark(record)
+
+    async def _extracted(self, response: Mapping[str, Any], call: _Call) -> Mapping[str, Any] | None:
+        """What is read in the place of a response, which then is in the store; None where it stays."""
+        query = _asked(call.context, call.arguments)
+        found = await self._at_once(
+            response, lambda: offload(response, call.tool, self._settings, counter=self._counter, query=query)
+        )
+        record = call.record(
+            found.uri,
+            found.digest,
+            size_bytes=len(found.data),
+            lines=found.lines,
+            tokens=found.tokens,
+            media_type=found.media_type,
+            form=found.form,
+            query="" if found.form == "verbatim" else query,
+        )
+        scope = session_of(call.context)
+        if found.form == "verbatim":
+            if self._records_all:
+                self._recorder.evidence(scope, record, found.data)
+            return None
+        if not await self._stored(scope, record, found.data):
+            return None
+        put_record(call.context, record)
+        return found.response
+
+    async def _at_once(self, response: Mapping[str, Any], act: Callable[[], _T]) -> _T:
+        """What an act gives, off the event loop where it would be felt."""
+        return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
     async def _stored(self, scope: Scope, record: EvidenceRecord, data: bytes) -> bool:
         try:
@@ -148,20 +222,37 @@ class Offloader:
         texts: list[tuple[str, str]] = []
         for event in context.session.events:
             for held in event.get_function_responses():
-                found = self._found(held.name or "", held.response, records) if held.response else None
-                if found is not None:
-                    texts.append((str(held.response), str(dict(found.response))))
+                shown = self._shown_of(held, records)
+                if shown is not None and shown.response != held.response:
+                    texts.append((str(held.response), str(shown.response)))
         return texts
 
     def _part(self, part: types.Part, records: Mapping[str, EvidenceRecord]) -> types.Part:
         held = part.function_response
-        if held is None or not held.response:
-            return part
-        found = self._found(held.name or "", held.response, records)
-        if found is None:
-            return part
-        shown = held.model_copy(update={"response": dict(found.response)})
-        return part.model_copy(update={"function_response": shown})
+        shown = self._shown_of(held, records) if held is not None else None
+        return part if shown is None else part.model_copy(update={"function_response": shown})
+
+    def _shown_of(
+        self, held: types.FunctionResponse, records: Mapping[str, EvidenceRecord]
+    ) -> types.FunctionResponse | None:
+        """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
+        name = held.name or ""
+        if name in (READ, SEARCH):
+            return None
+        before: dict[str, Any] = held.response or {}
+        response, marks = _remarked(before, records)
+        left: list[types.FunctionResponsePart] = []
+        for part in held.parts or ():
+            said = _mark_of(medium_of(part), records)
+            if said:
+                marks.append(said)
+            else:
+                left.append(part)
+        found = self._found(name, response, records) if response else None
+        if found is None and response is before and not marks:
+            return None
+        shown = joined(found.response if found is not None else response, marks)
+        return held.model_copy(update={"response": shown, "parts": left or None})
 
     def _found(self, tool: str, response: Mapping[str, Any], records: Mapping[str, EvidenceRecord]) -> Offloaded | None:
         """What is shown of a response, None where that is the response itself."""
@@ -180,6 +271,69 @@ class Offloader:
             again = offload(response, tool, self._settings, counter=self._counter, query=record.query)
             keep(self._shown, key, again, _MOST_SHOWN)
         return self._shown[key] if self._shown[key].form != "verbatim" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call of a tool, and what is known of all that it gave."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    context: ToolContext
+
+    def record(self, uri: str, digest: str, **of: Any) -> EvidenceRecord:
+        events = self.context.session.events
+        return EvidenceRecord(
+            uri=uri,
+            digest=digest,
+            source=self.tool,
+            arguments=arguments_hash(plain(dict(self.arguments))),
+            agent=self.context.agent_name,
+            invocation=self.context.invocation_id,
+            time=events[-1].timestamp if events else None,
+            **of,
+        )
+
+
+def _address(medium: Medium) -> tuple[str, str]:
+    """The address and the hash of a medium."""
+    digest = hash_bytes(medium.data)
+    return evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]), digest
+
+
+def _media_tokens(medium: Medium, model: str) -> int:
+    family = family_of(model)
+    return media_tokens(medium.media_type, len(medium.data), family=family, model=model, data=medium.data)
+
+
+def _mark_of(medium: Medium | None, records: Mapping[str, EvidenceRecord]) -> str:
+    """What stands in the place of a medium; empty where it is not in the store by a record of this session."""
+    if medium is None or not any(record.piece for record in records.values()):
+        return ""
+    uri, digest = _address(medium)
+    record = records.get(evidence_key(uri) or "")
+    return mark(record) if record is not None and record.digest == digest and record.form == "described" else ""
+
+
+def _remarked(
+    response: dict[str, Any], records: Mapping[str, EvidenceRecord]
+) -> tuple[dict[str, Any], list[types.Part | str]]:
+    """A response with marks in the place of media in it, and the marks of parts that ADK left in it.
+
+    The response itself where there are none.
+    """
+    if not any(record.piece for record in records.values()):
+        return response, []
+    rest, parts = split(response)
+    marks: list[types.Part | str] = [_mark_of(medium_of(part), records) for part in parts]
+    if all(marks) and marks:
+        response = rest
+    else:
+        marks = []
+    for medium in list(media_in(response)):
+        said = _mark_of(medium, records)
+        response = replaced(response, medium.path, said) if said else response
+    return response, marks
 
 
 def _quotes(part: types.Part) -> bool:
@@ -256,37 +410,18 @@ def _asked(context: ToolContext, arguments: Mapping[str, Any]) -> str:
     return f"{said[:_ASKED_CHARACTERS]}\n{canonical_json(plain(dict(arguments)))[:_ASKED_CHARACTERS]}"
 
 
-def _record(
-    found: Offloaded, tool: str, arguments: Mapping[str, Any], context: ToolContext, query: str
-) -> EvidenceRecord:
-    events = context.session.events
-    return EvidenceRecord(
-        uri=found.uri,
-        digest=found.digest,
-        size_bytes=len(found.data),
-        lines=found.lines,
-        tokens=found.tokens,
-        media_type=found.media_type,
-        source=tool,
-        arguments=arguments_hash(plain(dict(arguments))),
-        agent=context.agent_name,
-        invocation=context.invocation_id,
-        time=events[-1].timestamp if events else None,
-        form=found.form,
-        query="" if found.form == "verbatim" else query,
-    )
-
-
 def _characters(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
+    if isinstance(value, bytes):
+        return len(value)
     return sum(map(_characters, value)) if isinstance(value, list) else 8
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
-    """Whether a value is plain JSON, with nothing in it that ADK makes media of."""
+    """Whether a value is plain JSON."""
     if value is None or isinstance(value, (str, bool, int)):
         return True
     if isinstance(value, float):

@@ -11,7 +11,7 @@ from aether_context.compression import Counts
 from aether_context.evidence.extracting import Shown, show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, data_type
 from aether_context.evidence.lines import view_of
-from aether_context.evidence.record import Form, evidence_uri, size_words
+from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
 from aether_context.evidence.registry import RULES, extractor
 from aether_context.policy import OffloadSettings
 
@@ -172,4 +172,4 @@ def _address(shown: Shown, kept: Offloaded) -> str:
     size = size_words(len(kept.data))
     if shown.kind == "data":
         return f"{kept.uri} ({size})"
-    return f"{kept.uri} has all {shown.total} lines ({size}): use read_artifact or search_artifact"
+    return f"{kept.uri} has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
