@@ -21,8 +21,8 @@ from google.genai import types
 
 from aether_context.adk.bounded import keep
 from aether_context.adk.media import MEDIA_KEY, model_of
-from aether_context.adk.offloading import state_record
 from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.adk.records import SessionRecords, state_record
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key
 from aether_context.evidence.kinds import is_text
@@ -59,11 +59,13 @@ class Library:
     """What sessions may read of a store; the texts read last are kept, with their indexes.
 
     Args:
+        records: what sessions know of their evidence.
         redact: patterns of what is masked before texts are compared.
     """
 
-    def __init__(self, store: PackStore, redact: tuple[str, ...] = ()) -> None:
+    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
         self._store = store
+        self._records = records
         self._mask = masker(redact) if redact else None
         self._texts: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
 
@@ -80,6 +82,10 @@ class Library:
         if uri.startswith(_MESSAGES):
             return await self._message(uri, context)
         return await self._file(uri, context)
+
+    def later(self, uri: str, context: ToolContext) -> str:
+        """The address of a later reading that differs; empty where there is none."""
+        return self._records.of(context).readings().get(uri.strip(), "")
 
     async def medium(self, uri: str, context: ToolContext) -> Medium | None:
         """What an address of this session stands for, where that is an image, sound, video or document.
@@ -173,7 +179,9 @@ class _Reader(BaseTool):
         if not isinstance(uri, str) or not uri.strip():
             return {"error": "give the address in uri, such as artifact://evidence/…"}
         try:
-            return await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+            answer = await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+            later = self._library.later(uri, tool_context)
+            return {**answer, "superseded_by": later} if later else answer
         except Unreadable as error:
             return {"error": str(error)}
         except Exception as error:

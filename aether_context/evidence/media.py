@@ -60,9 +60,10 @@ def can_be_shown(media_type: str) -> bool:
     return _SHOWN.fullmatch(media_type) is not None
 
 
-def mark(record: EvidenceRecord) -> str:
-    """What stands in the place of a medium: its address, its type and its size."""
+def mark(record: EvidenceRecord, earlier: str = "") -> str:
+    """What stands in the place of a medium: its address, its type and its size, and the address that it supersedes."""
     said = f"{record.uri} ({record.media_type}, {size_words(record.size_bytes)})"
+    said = f"{said}, supersedes {earlier}" if earlier else said
     return f"{said}: {READ} shows it" if can_be_shown(record.media_type) else said
 
 

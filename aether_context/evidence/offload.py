@@ -18,6 +18,8 @@ from aether_context.policy import OffloadSettings
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
 NOTE_KEY = "note"
+SUPERSEDES_KEY = "supersedes"
+"""The key of a response under which the address of an earlier answer to the same call stands."""
 NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
 _DOMINANT = 0.8
@@ -152,6 +154,14 @@ def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offlo
     if shown.names:
         changed[_free(changed, NAMES_KEY)] = shown.names
     return changed
+
+
+def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
+    """A response that names the address of an earlier one, which differs; itself where there is none.
+
+    The later one tells, since what was sent cannot change without breaking the provider's cache.
+    """
+    return {**response, _free(response, SUPERSEDES_KEY): earlier} if earlier else dict(response)
 
 
 def _free(response: Mapping[str, JSON], key: str) -> str:
