@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from urllib.parse import unquote
 
 from aether_context.canonical import JSON, canonical_json
@@ -21,6 +22,9 @@ from aether_context.files import Files, segment
 
 SCHEME = "artifact://"
 _VERSION = re.compile(r"0|[1-9]\d{0,17}")
+_ABSOLUTE = re.compile(
+    rf"{SCHEME}apps/([^/]+)/users/([^/]+)(?:/sessions/([^/]+))?/artifacts/(.+)/versions/(\d{{1,18}})", re.DOTALL
+)
 _HEAD_BYTES = 4_096
 _MOST_HEAD_BYTES = 2**24
 _MOST_ATTEMPTS = 100
@@ -120,6 +124,20 @@ class ArtifactFiles:
         found = self._files.at_once(lambda number: self.describe(scope, name, number), self.versions(scope, name))
         return [one for one in found if one is not None]
 
+    def paths(self, scope: Scope, name: str, number: int | None) -> list[str]:
+        """The file of a version, the last one where ``number`` is None, behind those that hold names on the way to it.
+
+        None where there is no such version.
+
+        Raises:
+            StoreError: the folder could not be listed.
+        """
+        number = self._latest(scope, name) if number is None else number
+        if number is None or number not in self.versions(scope, name):
+            return []
+        names = [f"{folder}/{_NAME}" for folder, hidden in self._named(scope, name) if segment(hidden) != hidden]
+        return [*names, f"{self._folder(scope, name)}/{number}"]
+
     def versions(self, scope: Scope, name: str) -> list[int]:
         """The numbers of the versions that are there, ascending.
 
@@ -160,15 +178,16 @@ class ArtifactFiles:
 
     def _tell_names(self, scope: Scope, name: str) -> None:
         """Writes down the names that segments do not show."""
-        folder = self._files.root
-        for owner in (scope.app, scope.user, *(() if scope.session is None else (scope.session,))):
-            folder = f"{folder}/{segment(owner)}"
-            self._tell_name(folder, owner)
-        self._tell_name(self._folder(scope, name), name)
+        for folder, hidden in self._named(scope, name):
+            if segment(hidden) != hidden:
+                told = canonical_json({"name": hidden}).encode("utf-8", "surrogatepass")
+                self._files.create(f"{folder}/{_NAME}", told)
 
-    def _tell_name(self, folder: str, name: str) -> None:
-        if segment(name) != name:
-            self._files.create(f"{folder}/{_NAME}", canonical_json({"name": name}).encode("utf-8", "surrogatepass"))
+    def _named(self, scope: Scope, name: str) -> list[tuple[str, str]]:
+        """The folders on the way to an artifact's versions, each with the name that it stands for."""
+        owners = [scope.app, scope.user, *([] if scope.session is None else [scope.session])]
+        path = list(accumulate(map(segment, owners), "{}/{}".format, initial=self._files.root))[1:]
+        return [*zip(path, owners, strict=True), (self._folder(scope, name), name)]
 
     def _name_of(self, folder: str) -> str | None:
         """The name of the artifact in a folder; None where it has no version, or hides its name."""
@@ -205,6 +224,18 @@ def relative_name(uri: str) -> str:
     if pieces[0].endswith(":") or name.startswith("user:"):
         raise ArtifactError(f"artifact URI {uri!r} is not of its session: name it as {SCHEME}folder/file")
     return name
+
+
+def absolute(uri: str) -> tuple[Scope, str, int] | None:
+    """Whose artifact, its name and its version, of a URI as ADK writes it; None where it is none.
+
+    ``artifact://apps/{app}/users/{user}[/sessions/{session}]/artifacts/{name}/versions/{version}``
+    """
+    found = _ABSOLUTE.fullmatch(uri)
+    if found is None:
+        return None
+    app, user, session, name, version = found.groups()
+    return Scope(app=app, user=user, session=session), name.removeprefix("user:"), int(version)
 
 
 def _head(line: bytes, name: str, number: int) -> Mapping[str, JSON]:

@@ -197,8 +197,9 @@ class Candidate:
     """Something that could enter the evidence or the memory layer.
 
     ``speaker`` is who said it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time``
-    is None where unknown. ``covers`` holds the ids of the acceptance items that it proves. ``scores`` are those of
-    retrieval, best known names: ``bm25``, ``similarity`` (0 to 1), ``mmr``.
+    is None where unknown. ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the
+    address of a later reading of the same thing. ``scores`` are those of retrieval, best known names: ``bm25``,
+    ``similarity`` (0 to 1), ``mmr``.
     """
 
     id: str
@@ -212,6 +213,7 @@ class Candidate:
     time: float | None = None
     uri: str = ""
     covers: tuple[str, ...] = ()
+    superseded_by: str = ""
     expires: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
 

@@ -163,12 +163,13 @@ def memory_line(candidate: Candidate) -> str:
 
 
 def evidence_line(candidate: Candidate) -> str:
-    """A piece of evidence as a bullet: its URI, then its summary."""
+    """A piece of evidence as a bullet: its URI, the one that supersedes it, then its summary."""
     if not candidate.uri:
         return bullet(candidate.text)
+    later = f" [superseded by {candidate.superseded_by}]" if candidate.superseded_by else ""
     covers = f" [covers {', '.join(candidate.covers)}]" if candidate.covers else ""
     summary = f" (summary: {candidate.text})" if candidate.text else ""
-    return bullet(f"{' '.join(candidate.uri.split())}{covers}{summary}")
+    return bullet(f"{' '.join(candidate.uri.split())}{covers}{later}{summary}")
 
 
 def role_lines(step: Step) -> tuple[str, ...]:

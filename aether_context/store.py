@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from aether_context.canonical import JSON, canonical_json, hash_bytes, short
+from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
 from aether_context.files import File, Files, segment
@@ -205,13 +205,22 @@ class PackStore:
         Raises:
             StoreError: the store could not be read, or holds what is not a record.
         """
+        found = self.evidence_files(app, user, session)
+        return sorted(found.values(), key=lambda one: (one.time or 0.0, one.name))
+
+    def evidence_files(self, app: str, user: str, session: str) -> dict[str, EvidenceRecord]:
+        """What is known of a session's evidence, by the path of the file that says it.
+
+        Raises:
+            StoreError: the store could not be read, or holds what is not a record.
+        """
         folder = self._evidence_folder(app, user, session)
         paths = [file.path for file in self.files.files(folder)]
         try:
-            found = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
+            held = self.files.at_once(self.files.read, paths)
+            return {path: EvidenceRecord.model_validate_json(data) for path, data in zip(paths, held, strict=True)}
         except (FileNotFoundError, ValueError) as error:
             raise StoreError(f"{folder} could not be read: {error}") from error
-        return sorted(found, key=lambda one: (one.time or 0.0, one.name))
 
     def evidence_data(self, app: str, user: str, digest: str) -> bytes:
         """The bytes of a piece of evidence, checked against their hash.
@@ -392,16 +401,33 @@ class PackStore:
         return self._blob_path(manifest.app, manifest.user, digest)
 
     def beside(self, manifest: Manifest) -> list[str]:
-        """Where else a pack may have files: names, its hour, messages, outcome, and last of all the manifest."""
+        """Where else a pack has files: names, its hour, outcome, and last of all the manifest."""
         session, names = self._session(manifest), []
         folder = self._root
         for piece in session.removeprefix(f"{folder}/").split("/"):
             folder = f"{folder}/{piece}"
             names.append(f"{folder}/name.json")
-        uris = (uri.removeprefix("artifact://") for uri in manifest.artifact_uris)
-        messages = [f"{session}/{name}" for name in uris if _MESSAGE.fullmatch(name)]
         pack = self._folder(manifest)
-        return [*names, self.hour_entry(manifest), *messages, f"{pack}/outcome.json", f"{pack}/manifest.json"]
+        return [*names, self.hour_entry(manifest), f"{pack}/outcome.json", f"{pack}/manifest.json"]
+
+    def message_path(self, manifest: Manifest, uri: str) -> str | None:
+        """Where what was taken out of a message of the manifest's session is; None for an address of something else."""
+        name = uri.removeprefix("artifact://")
+        return f"{self._session(manifest)}/{name}" if _MESSAGE.fullmatch(name) else None
+
+    def evidence_path(self, manifest: Manifest, digest: str) -> str:
+        """Where a piece of evidence of the manifest's user is."""
+        return self._evidence_path(manifest.app, manifest.user, digest)
+
+    def evidence_digests(self, manifest: Manifest, digits: str) -> list[str]:
+        """The hashes of the user's evidence that begin with the digits of an address.
+
+        Raises:
+            StoreError: the store could not be listed.
+        """
+        folder = self.evidence_path(manifest, digits).rsplit("/", 1)[0]
+        names = sorted(_name(file.path).removesuffix(".bin") for file in self.files.files(folder))
+        return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
 
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""

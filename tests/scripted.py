@@ -16,6 +16,7 @@ from google.adk.agents import BaseAgent, LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
+from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
 from google.adk.memory.memory_entry import MemoryEntry
@@ -304,6 +305,7 @@ class Chat:
     plugin: BasePlugin | None = None
     on_error: Any = "raise"
     memory: BaseMemoryService | None = None
+    artifacts: BaseArtifactService | None = None
     sessions: BaseSessionService = field(default_factory=InMemorySessionService)
     model: str = "gemini-2.5-flash"
     instruction: str = "You help."
@@ -330,7 +332,12 @@ class Chat:
         self.after = After(self.before)
         plugins = [self.before, *([self.plugin] if self.use_plugin else []), self.after]
         self.app = App(name=self.app_name, root_agent=self.agent, plugins=plugins, **self.app_settings)
-        self.runner = Runner(app=self.app, session_service=self.sessions, memory_service=self.memory)
+        self.runner = Runner(
+            app=self.app,
+            session_service=self.sessions,
+            memory_service=self.memory,
+            artifact_service=self.artifacts,
+        )
 
     @property
     def raw(self) -> list[Sent]:

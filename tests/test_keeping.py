@@ -240,6 +240,52 @@ def test_manifests_name_results_that_a_later_equal_call_differs_from(mode):
     assert all(replayer.replay(one).matches for one in talk.store.manifests())
 
 
+@pytest.mark.parametrize("mode", ["session", "request"])
+def test_a_later_result_says_which_one_it_supersedes_and_nothing_sent_changes(mode):
+    reads = [call("read_status", name="a"), call("read_status", name="b"), *[call("read_status", name="a")] * 3]
+    talk = chat(
+        [*reads, "one", "two"],
+        [read_status],
+        policy=PackPolicy(offload={"mode": mode}),
+        state={"calls": 0, "plan": PLAN},
+    )
+    talk.say("go", "again")
+    said = [(one["artifact"].split(" ")[0], one.get("supersedes")) for one in answers(talk, "read_status")]
+    first, of_b, second, third, last = (uri for uri, _ in said)
+    assert len({first, of_b, second, third}) == 4 - (first == third)
+    before = [earlier for _, earlier in said]
+    assert before[:2] == [None, None]
+    assert before[2] == (first if first != second else None)
+    assert before[3] == (second if third != second else None)
+    assert before[4] == (third if last != third else None)
+    assert any(before)
+    sent = [one.wires for one in talk.sent[: len(reads) + 1]]
+    for earlier, later in zip(sent, sent[1:], strict=False):
+        assert later[: len(earlier)] == earlier
+    talk.replays()
+
+
+def test_readers_and_the_payload_say_what_is_superseded():
+    prices = iter((4, 5))
+
+    async def look(tool_context: ToolContext) -> str:
+        """Looks up the price."""
+        await keep_evidence(tool_context, f"the price is {next(prices)}", source=URL, covers=["a1"])
+        return "kept"
+
+    talk = chat([call("look"), call("look"), "noted"], [look], policy=PackPolicy(offload={"mode": "session"}))
+    talk.say("go")
+    old, new = (one["uri"] for one in known(talk))
+    talk.llm.script += [call("read_artifact", uri=old), call("read_artifact", uri=new), "done"]
+    talk.say("read them")
+    assert f"{old} [covers a1] [superseded by {new}] (summary: the price is 4)" in talk.sent[-1].text
+    assert f"{new} [covers a1] (summary: the price is 5)" in talk.sent[-1].text
+    before, after = answers(talk, "read_artifact")
+    assert before == {"lines": "1 of 1", "text": "the price is 4", "superseded_by": new}
+    assert "superseded_by" not in after
+    talk.replays()
+
+
 def test_a_later_text_from_the_same_place_supersedes_an_earlier_one(capsys):
     store = new_store()
     talk = chat(
@@ -255,6 +301,7 @@ def test_a_later_text_from_the_same_place_supersedes_an_earlier_one(capsys):
     )
     talk.say("go")
     old, new = (one["uri"] for one in answers(talk, "keep_evidence")[:2])
+    assert [one.get("supersedes") for one in answers(talk, "keep_evidence")] == [None, old, None, None]
     last = list(store.manifests())[-1]
     assert dict(last.superseded) == {old: new}
     with pytest.raises(SystemExit, match="0"):

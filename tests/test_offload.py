@@ -303,17 +303,6 @@ def test_callbacks_of_one_agent_offload_too():
     assert len(store.evidence("shop", "ann", "s1")) == 1
 
 
-def test_media_in_a_result_is_left_to_adk():
-    def picture() -> dict[str, Any]:
-        """Draws."""
-        return {"text": "w " * 2_000, "image": types.Part.from_bytes(data=b"\x89PNG" * 900, mime_type="image/png")}
-
-    talk = chat([call("picture"), "done"], tools=[picture])
-    talk.say("draw")
-    (shown,) = responses(talk.sent[-1].contents)
-    assert shown["text"] == "w " * 2_000
-
-
 def test_tools_that_a_step_does_not_name_do_not_take_the_readers_away():
     plan = {"task_id": "t", "step": {"id": "s", "text": "read", "acceptance": ["x"], "tools": ["read_log"]}}
     talk = chat([call("read_log", name="a"), "done"], state={"plan": plan})

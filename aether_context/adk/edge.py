@@ -33,6 +33,7 @@ from aether_context.adk.offloading import Offloader
 from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, declare
 from aether_context.adk.recalling import Recall
 from aether_context.adk.recorder import Recorder
+from aether_context.adk.records import SessionRecords
 from aether_context.adk.shelving import Shelves
 from aether_context.adk.summarizing import Granted, ModelSummarizer
 from aether_context.adk.unread import last_unread
@@ -128,11 +129,12 @@ class Edge:
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
-        self._gatherer = Gatherer()
+        records = SessionRecords()
+        self._gatherer = Gatherer(records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, self._tell)
-        library = Library(self._recorder.store, policy.retrieval.redact_before_retrieval)
+        self._offloader = Offloader(policy, store, self._recorder, records, self._tell)
+        library = Library(self._recorder.store, records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
@@ -366,7 +368,7 @@ class Edge:
             planned = Planned(problems=(f"packed plainly after {reason}",))
             policy = self.policy.changed(on_invalid="warn", conversation={"strategy": _SIMPLE}, tools={"scope": "off"})
             call = Call.of(context, request)
-            gathered = await Gatherer().gather(call, planned, policy, None)
+            gathered = await Gatherer(SessionRecords()).gather(call, planned, policy, None)
             counter = counter_for("")
             pack = build_pack(gathered.source, policy, counter=counter)
             built = _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name)

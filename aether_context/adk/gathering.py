@@ -18,7 +18,6 @@ from aether_context.adk import epochs
 from aether_context.adk.finding import can_find
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.memory import HybridMemoryService, share
-from aether_context.adk.offloading import readings
 from aether_context.adk.reading import (
     Preloaded,
     Reader,
@@ -31,6 +30,7 @@ from aether_context.adk.reading import (
     structure,
     system_text,
 )
+from aether_context.adk.records import SessionRecords
 from aether_context.conversation import torn
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
@@ -125,9 +125,13 @@ class Gathered:
 
 
 class Gatherer:
-    """Reads requests; keeps what it has read of contents, declarations and plans, by their content."""
+    """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    def __init__(self) -> None:
+    ``records`` are what sessions know of their evidence.
+    """
+
+    def __init__(self, records: SessionRecords) -> None:
+        self._records = records
         self._reader = Reader()
         self._plans: OrderedDict[object, Planned] = OrderedDict()
 
@@ -196,7 +200,7 @@ class Gatherer:
             previous_pack=last.name,
             problems=planned.problems,
             summaries={},
-            evidence=readings(call.state),
+            evidence=self._records.of(call.context).readings(),
         )
         contents = [raw[at] for at in grown.request.positions]
         return Gathered(source=grown, contents=contents, history=raw, epoch=pack.epoch, seen=seen)
@@ -226,6 +230,7 @@ class Gatherer:
         if identity.call == 1 and remembers and block is None and not untouched:
             found = await _search(call, planned, policy, problems)
             candidates, encoder = candidates + found, _memory_encoder(call, found)
+        readings = self._records.of(call.context).readings()
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -243,7 +248,7 @@ class Gatherer:
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
-            candidates=unique(candidates),
+            candidates=unique(_superseded(one, readings) for one in candidates),
             memory_encoder=encoder,
             epoch=aligned.epoch,
             first_call=identity.call == 1,
@@ -257,7 +262,7 @@ class Gatherer:
             problems=tuple(problems),
             anchors=anchors,
             asked=asked_of(call.state, identity.session),
-            evidence=readings(call.state),
+            evidence=readings,
         )
         contents = [raw[at] for at in positions]
         return Gathered(source=source, contents=contents, history=raw, epoch=stored, seen=seen)
@@ -468,6 +473,12 @@ def _memory_encoder(call: Call, found: Sequence[Candidate]) -> str:
     """What compared the meanings of memories that came with a score."""
     service = call.invocation.memory_service
     return service.memories.encoder if found and isinstance(service, HybridMemoryService) else ""
+
+
+def _superseded(candidate: Candidate, readings: Mapping[str, str]) -> Candidate:
+    """A candidate with the address of a later reading of what it is evidence of, where there is one."""
+    later = readings.get(candidate.uri, "") if candidate.uri else ""
+    return replace(candidate, superseded_by=later) if later else candidate
 
 
 def _found_before(identity: Identity, last: Last | None) -> tuple[tuple[Candidate, ...], str]:

@@ -18,8 +18,9 @@ from google.adk.agents.callback_context import CallbackContext
 
 from aether_context import knowledge
 from aether_context.adk.declared import Declared
-from aether_context.adk.offloading import STORE_SECONDS, put_record, session_of
+from aether_context.adk.offloading import STORE_SECONDS
 from aether_context.adk.plugin import ContextPackPlugin
+from aether_context.adk.records import put_record, session_of
 from aether_context.canonical import hash_bytes
 from aether_context.errors import KnowledgeError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri

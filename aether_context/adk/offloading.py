@@ -1,6 +1,7 @@
 """Tool results on their way into a session: the whole to the store, an extract to the model, and the address of both.
 
-    aether:evidence:{digits}      what is known of a result that is not shown whole, by the digits of its address
+Media go to the store by their content, and a mark with their address stays. A result that differs from the last one of
+an equal call names the address of that.
 
 A result whose whole could not be stored stays as it is: no address is shown that leads nowhere.
 """
@@ -10,27 +11,40 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import ValidationError
 
 from aether_context.adk.bounded import keep
+from aether_context.adk.media import joined, medium_of, model_of, split
 from aether_context.adk.reading import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.adk.recorder import Recorder
-from aether_context.canonical import canonical_json, plain
+from aether_context.adk.records import Scope, SessionRecords, put_record, session_of
+from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, offload, superseded
-from aether_context.evidence.record import arguments_hash
+from aether_context.evidence import (
+    EvidenceRecord,
+    Offloaded,
+    check_rules,
+    evidence_key,
+    evidence_uri,
+    offload,
+)
+from aether_context.evidence.extracting import tokens_of
+from aether_context.evidence.kinds import MEDIA_TYPES, is_text
+from aether_context.evidence.media import Medium, mark, media_in
+from aether_context.evidence.offload import superseding
+from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
+from aether_context.tokens import counter_for, family_of, media_tokens
 
-_STATE = "aether:evidence:"
 _QUOTED = "` tool returned result:\n"
 STORE_SECONDS = 5.0
 _INSTANT_CHARACTERS = 200_000
@@ -38,8 +52,7 @@ _ASKED_CHARACTERS = 400
 _MOST_SHOWN = 512
 _MOST_PROBLEMS = 20
 
-Scope = tuple[str, str, str]
-"""App, user, session."""
+_T = TypeVar("_T")
 
 
 class Offloader:
@@ -49,18 +62,27 @@ class Offloader:
         policy: its ``offload`` section says what to do.
         store: where the whole results go.
         recorder: writes what nothing waits for.
+        records: what sessions know of their evidence.
         tell: is told of failures.
 
     Raises:
         PolicyError: a rule names an extractor that is not registered.
     """
 
-    def __init__(self, policy: PackPolicy, store: PackStore, recorder: Recorder, tell: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        policy: PackPolicy,
+        store: PackStore,
+        recorder: Recorder,
+        records: SessionRecords,
+        tell: Callable[..., None],
+    ) -> None:
         check_rules(policy.offload.tools.values())
         self._settings = policy.offload
         self._records_all = policy.record == "full"
         self._store = store
         self._recorder = recorder
+        self._records = records
         self._tell = tell
         self._counter = counter_for("")
         self._shown: OrderedDict[object, Offloaded] = OrderedDict()
@@ -72,21 +94,13 @@ class Offloader:
         """What takes the result's place in the session's history; None where it stays."""
         if self._settings.mode == "off" or not self._concerns(tool, context, result):
             return None
-        response = result if isinstance(result, dict) else {"result": result}
-        if not _is_json(response):
+        call = _Call(tool=tool.name, arguments=arguments, context=context)
+        response, parts = split(result)
+        response, media, is_marked = await self._marked(response, parts, call)
+        shown = await self._extracted(response, call) if _is_json(response) else None
+        if self._settings.mode == "request" or (shown is None and not is_marked):
             return None
-        query = _asked(context, arguments)
-        found = await self._offloaded(response, tool.name, query)
-        record = _record(found, tool.name, arguments, context, query)
-        scope = session_of(context)
-        if found.form == "verbatim":
-            if self._records_all:
-                self._recorder.evidence(scope, record, found.data)
-            return None
-        if not await self._stored(scope, record, found.data):
-            return None
-        put_record(context, record)
-        return dict(found.response) if self._settings.mode == "session" else None
+        return joined(response if shown is None else shown, media)
 
     def show(self, context: CallbackContext, request: LlmRequest) -> None:
         """Puts extracts into a request where the session's history holds the results themselves.
@@ -95,12 +109,13 @@ class Offloader:
         """
         if self._settings.mode != "request":
             return
-        records = state_records(context.session.state)
+        records = self._records.of(context).by_digits()
         if not records:
             return
-        request.contents = [self._content(content, records) for content in request.contents]
+        known = _Known(records)
+        request.contents = [self._content(content, known) for content in request.contents]
         if any(_quotes(part) for content in request.contents for part in content.parts or ()):
-            texts = self._quoted(context, records)
+            texts = self._quoted(context, _Known(records))
             request.contents = [_requoted(content, texts) for content in request.contents]
 
     def take_problems(self, scope: Scope) -> tuple[str, ...]:
@@ -113,15 +128,83 @@ class Offloader:
         marks = tool.custom_metadata or ()
         if tool.name in ESSENTIAL or ESSENTIAL_MARK in marks or context.actions.skip_summarization:
             return False
-        if tool.is_long_running and not result:
+        if (tool.is_long_running and not result) or isinstance(tool, ComputerUseTool):
             return False
         return context.get_invocation_context().live_request_queue is None
 
-    async def _offloaded(self, response: Mapping[str, Any], tool: str, query: str) -> Offloaded:
-        """The offload, off the event loop where it would be felt."""
-        if _characters(response) <= _INSTANT_CHARACTERS:
-            return offload(response, tool, self._settings, counter=self._counter, query=query)
-        return await asyncio.to_thread(offload, response, tool, self._settings, counter=self._counter, query=query)
+    async def _marked(
+        self, response: dict[str, Any], parts: Sequence[types.Part], call: _Call
+    ) -> tuple[dict[str, Any], list[types.Part | str], bool]:
+        """A response and its media with marks in the place of those that went to the store, and whether any did."""
+        model = model_of(call.context)
+        media: list[types.Part | str] = []
+        for part in parts:
+            medium = medium_of(part)
+            said = await self._kept(medium, _media_tokens(medium, model), len(media) + 1, call) if medium else ""
+            media.append(said or part)
+        inside = await self._at_once(response, lambda: list(media_in(response)))
+        marks: list[str] = []
+        for medium in inside:
+            number = len(parts) + len(marks) + 1
+            marks.append(await self._kept(medium, tokens_of(medium.written, self._counter), number, call))
+            if marks[-1]:
+                response = replaced(response, medium.path, marks[-1])
+        return response, media, any(marks) or any(isinstance(one, str) for one in media)
+
+    async def _kept(self, medium: Medium, tokens: int, number: int, call: _Call) -> str:
+        """Puts a medium into the store, by its content; the mark of it, empty where the medium itself stays."""
+        rule = self._settings.tools.get(call.tool, "threshold")
+        stays = rule == "never" or (rule != "always" and tokens <= self._settings.threshold_tokens)
+        record = call.record(
+            *_address(medium),
+            size_bytes=len(medium.data),
+            tokens=tokens,
+            media_type=medium.media_type,
+            piece=number,
+            form="verbatim" if stays else "described",
+        )
+        if stays:
+            if self._records_all:
+                self._recorder.evidence(session_of(call.context), record, medium.data)
+            return ""
+        if not await self._stored(session_of(call.context), record, medium.data):
+            return ""
+        return mark(record, self._noted(call.context, record))
+
+    async def _extracted(self, response: Mapping[str, Any], call: _Call) -> Mapping[str, Any] | None:
+        """What is read in the place of a response, which then is in the store; None where it stays."""
+        query = _asked(call.context, call.arguments)
+        found = await self._at_once(
+            response, lambda: offload(response, call.tool, self._settings, counter=self._counter, query=query)
+        )
+        record = call.record(
+            found.uri,
+            found.digest,
+            size_bytes=len(found.data),
+            lines=found.lines,
+            tokens=found.tokens,
+            media_type=found.media_type,
+            form=found.form,
+            query="" if found.form == "verbatim" else query,
+        )
+        scope = session_of(call.context)
+        if found.form == "verbatim":
+            if self._records_all:
+                self._recorder.evidence(scope, record, found.data)
+            return None
+        if not await self._stored(scope, record, found.data):
+            return None
+        return superseding(found.response, self._noted(call.context, record))
+
+    def _noted(self, context: ToolContext, record: EvidenceRecord) -> str:
+        """Puts a record into the session's state; the address of what it supersedes, empty where that is nothing."""
+        before = self._records.of(context).latest(record.call)
+        put_record(context, record)
+        return before.uri if before is not None and before.digest != record.digest else ""
+
+    async def _at_once(self, response: Mapping[str, Any], act: Callable[[], _T]) -> _T:
+        """What an act gives, off the event loop where it would be felt."""
+        return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
     async def _stored(self, scope: Scope, record: EvidenceRecord, data: bytes) -> bool:
         try:
@@ -137,49 +220,148 @@ class Offloader:
 
     # results in a request
 
-    def _content(self, content: types.Content, records: Mapping[str, EvidenceRecord]) -> types.Content:
-        parts = [self._part(part, records) for part in content.parts or ()]
+    def _content(self, content: types.Content, known: _Known) -> types.Content:
+        parts = [self._part(part, known) for part in content.parts or ()]
         if all(one is other for one, other in zip(parts, content.parts or (), strict=True)):
             return content
         return types.Content(role=content.role, parts=parts)
 
-    def _quoted(self, context: CallbackContext, records: Mapping[str, EvidenceRecord]) -> list[tuple[str, str]]:
+    def _quoted(self, context: CallbackContext, known: _Known) -> list[tuple[str, str]]:
         """How ADK quotes the results of this session to other agents, and what is quoted in their place."""
         texts: list[tuple[str, str]] = []
         for event in context.session.events:
             for held in event.get_function_responses():
-                found = self._found(held.name or "", held.response, records) if held.response else None
-                if found is not None:
-                    texts.append((str(held.response), str(dict(found.response))))
+                shown = self._shown_of(held, known)
+                if shown is not None and shown.response != held.response:
+                    texts.append((str(held.response), str(shown.response)))
         return texts
 
-    def _part(self, part: types.Part, records: Mapping[str, EvidenceRecord]) -> types.Part:
+    def _part(self, part: types.Part, known: _Known) -> types.Part:
         held = part.function_response
-        if held is None or not held.response:
-            return part
-        found = self._found(held.name or "", held.response, records)
-        if found is None:
-            return part
-        shown = held.model_copy(update={"response": dict(found.response)})
-        return part.model_copy(update={"function_response": shown})
+        shown = self._shown_of(held, known) if held is not None else None
+        return part if shown is None else part.model_copy(update={"function_response": shown})
 
-    def _found(self, tool: str, response: Mapping[str, Any], records: Mapping[str, EvidenceRecord]) -> Offloaded | None:
+    def _shown_of(self, held: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
+        """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
+        name = held.name or ""
+        if name in (READ, SEARCH):
+            return None
+        before: dict[str, Any] = held.response or {}
+        response, marks = known.marked(before)
+        left: list[types.FunctionResponsePart] = []
+        for part in held.parts or ():
+            said = known.mark_of(medium_of(part))
+            if said:
+                marks.append(said)
+            else:
+                left.append(part)
+        found = self._found(name, response, known) if response else None
+        if found is None and response is before and not marks:
+            return None
+        shown = joined(found if found is not None else response, marks)
+        return held.model_copy(update={"response": shown, "parts": left or None})
+
+    def _found(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
-        if not any(one.source == tool for one in records.values()) or not _is_json(response):
+        if tool not in known.sources or not _is_json(response):
             return None
         text = canonical_json(response)
         found = self._shown.get((tool, text))
         if found is None:
             found = offload(response, tool, self._settings, counter=self._counter)
             keep(self._shown, (tool, text), found, _MOST_SHOWN)
-        record = records.get(evidence_key(found.uri) or "")
-        if record is None or record.digest != found.digest:
+        record = known.record(found.uri, found.digest)
+        if record is None:
             return None
         key = (tool, text, record.query)
         if key not in self._shown:
             again = offload(response, tool, self._settings, counter=self._counter, query=record.query)
             keep(self._shown, key, again, _MOST_SHOWN)
-        return self._shown[key] if self._shown[key].form != "verbatim" else None
+        shown = self._shown[key]
+        return superseding(shown.response, known.earlier(record)) if shown.form != "verbatim" else None
+
+
+class _Known:
+    """What a session knows of its evidence, while its history is gone through from its beginning.
+
+    Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
+    history grows.
+    """
+
+    def __init__(self, records: Mapping[str, EvidenceRecord]) -> None:
+        self._records = records
+        self._last: dict[str, EvidenceRecord] = {}
+        self._has_media = any(record.piece for record in records.values())
+        self.sources = {record.source for record in records.values()}
+
+    def record(self, uri: str, digest: str) -> EvidenceRecord | None:
+        """The record of what an address and a hash name together."""
+        found = self._records.get(evidence_key(uri) or "")
+        return found if found is not None and found.digest == digest else None
+
+    def earlier(self, record: EvidenceRecord) -> str:
+        """The address of the last answer to the same call, where this one differs; empty where there is none."""
+        last = self._last.get(record.call)
+        self._last[record.call] = record
+        return last.uri if last is not None and last.digest != record.digest else ""
+
+    def mark_of(self, medium: Medium | None) -> str:
+        """What stands in the place of a medium; empty where it stays."""
+        if medium is None or not self._has_media:
+            return ""
+        record = self.record(*_address(medium))
+        return mark(record, self.earlier(record)) if record is not None and record.form == "described" else ""
+
+    def marked(self, response: dict[str, Any]) -> tuple[dict[str, Any], list[types.Part | str]]:
+        """A response with marks in the place of media in it, and the marks of parts that ADK left in it.
+
+        The response itself where there are none.
+        """
+        if not self._has_media:
+            return response, []
+        rest, parts = split(response)
+        marks: list[types.Part | str] = [self.mark_of(medium_of(part)) for part in parts]
+        if marks and all(marks):
+            response = rest
+        else:
+            marks = []
+        for medium in list(media_in(response)):
+            said = self.mark_of(medium)
+            response = replaced(response, medium.path, said) if said else response
+        return response, marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call of a tool, and what is known of all that it gave."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    context: ToolContext
+
+    def record(self, uri: str, digest: str, **of: Any) -> EvidenceRecord:
+        events = self.context.session.events
+        return EvidenceRecord(
+            uri=uri,
+            digest=digest,
+            source=self.tool,
+            arguments=arguments_hash(plain(dict(self.arguments))),
+            agent=self.context.agent_name,
+            invocation=self.context.invocation_id,
+            time=events[-1].timestamp if events else None,
+            **of,
+        )
+
+
+def _address(medium: Medium) -> tuple[str, str]:
+    """The address and the hash of a medium."""
+    digest = hash_bytes(medium.data)
+    return evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]), digest
+
+
+def _media_tokens(medium: Medium, model: str) -> int:
+    family = family_of(model)
+    return media_tokens(medium.media_type, len(medium.data), family=family, model=model, data=medium.data)
 
 
 def _quotes(part: types.Part) -> bool:
@@ -200,54 +382,6 @@ def _requoted(content: types.Content, texts: Sequence[tuple[str, str]]) -> types
     return types.Content(role=content.role, parts=parts)
 
 
-def state_records(state: Mapping[str, Any]) -> dict[str, EvidenceRecord]:
-    """The records in a session's state, by the digits of their addresses."""
-    found = {key.removeprefix(_STATE): read_record(held) for key, held in state.items() if key.startswith(_STATE)}
-    return {key: record for key, record in found.items() if record is not None}
-
-
-def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None:
-    """The record of an address in a session's state; None where the session has none."""
-    return read_record(state.get(f"{_STATE}{digits}"))
-
-
-def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
-    """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
-
-    An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
-    extracts in a request are found by their tool.
-    """
-    key = f"{_STATE}{evidence_key(record.uri)}"
-    held = read_record(context.session.state.get(key))
-    kept = record
-    if held is not None and (held.arguments or not record.arguments):
-        kept = held.model_copy(update={"time": record.time}) if held.call == record.call else held
-    if kept != held:
-        context.state[key] = kept.model_dump(mode="json", exclude_defaults=True)
-
-
-def readings(state: Mapping[str, Any]) -> dict[str, str]:
-    """The addresses in a session's state, each with that of a later reading that differs, empty where there is none."""
-    records = sorted(state_records(state).values(), key=lambda one: (one.time or 0.0, one.uri))
-    later = superseded(records)
-    return {record.uri: later.get(record.uri, "") for record in records}
-
-
-def read_record(held: object) -> EvidenceRecord | None:
-    if not isinstance(held, Mapping):
-        return None
-    try:
-        return EvidenceRecord.model_validate(held)
-    except ValidationError:
-        return None
-
-
-def session_of(context: CallbackContext) -> Scope:
-    """Whose session it is."""
-    session = context.session
-    return session.app_name, session.user_id, session.id
-
-
 def _asked(context: ToolContext, arguments: Mapping[str, Any]) -> str:
     """The user's request and the call's arguments, each cut short."""
     said = " ".join(
@@ -256,37 +390,18 @@ def _asked(context: ToolContext, arguments: Mapping[str, Any]) -> str:
     return f"{said[:_ASKED_CHARACTERS]}\n{canonical_json(plain(dict(arguments)))[:_ASKED_CHARACTERS]}"
 
 
-def _record(
-    found: Offloaded, tool: str, arguments: Mapping[str, Any], context: ToolContext, query: str
-) -> EvidenceRecord:
-    events = context.session.events
-    return EvidenceRecord(
-        uri=found.uri,
-        digest=found.digest,
-        size_bytes=len(found.data),
-        lines=found.lines,
-        tokens=found.tokens,
-        media_type=found.media_type,
-        source=tool,
-        arguments=arguments_hash(plain(dict(arguments))),
-        agent=context.agent_name,
-        invocation=context.invocation_id,
-        time=events[-1].timestamp if events else None,
-        form=found.form,
-        query="" if found.form == "verbatim" else query,
-    )
-
-
 def _characters(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
+    if isinstance(value, bytes):
+        return len(value)
     return sum(map(_characters, value)) if isinstance(value, list) else 8
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
-    """Whether a value is plain JSON, with nothing in it that ADK makes media of."""
+    """Whether a value is plain JSON."""
     if value is None or isinstance(value, (str, bool, int)):
         return True
     if isinstance(value, float):

@@ -20,21 +20,22 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounded import keep
-from aether_context.adk.offloading import state_record
+from aether_context.adk.media import MEDIA_KEY, model_of
 from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.adk.records import SessionRecords, state_record
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key
 from aether_context.evidence.kinds import is_text
 from aether_context.evidence.lines import view_of
+from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.reading import Excerpt, Searcher, read_lines
-from aether_context.evidence.record import SCHEME
+from aether_context.evidence.record import READ, SCHEME, SEARCH, EvidenceRecord, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
-from aether_context.tokens import counter_for
+from aether_context.tokens import counter_for, family_of, media_tokens
 
 logger = logging.getLogger("aether_context")
 
-READ, SEARCH = "read_artifact", "search_artifact"
 _SECONDS = 10.0
 _MOST_KEPT = 16
 _MOST_CHARACTERS = 100_000_000
@@ -42,6 +43,8 @@ _MOST_LINES = 2_000
 _USUAL_LINES = 100
 _MOST_QUERY = 500
 _MESSAGES = f"{SCHEME}messages/"
+_TEXT_ANSWERS = "gemini"
+"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
 _FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
 
 Room = Callable[[ToolContext], int]
@@ -56,11 +59,13 @@ class Library:
     """What sessions may read of a store; the texts read last are kept, with their indexes.
 
     Args:
+        records: what sessions know of their evidence.
         redact: patterns of what is masked before texts are compared.
     """
 
-    def __init__(self, store: PackStore, redact: tuple[str, ...] = ()) -> None:
+    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
         self._store = store
+        self._records = records
         self._mask = masker(redact) if redact else None
         self._texts: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
 
@@ -78,6 +83,21 @@ class Library:
             return await self._message(uri, context)
         return await self._file(uri, context)
 
+    def later(self, uri: str, context: ToolContext) -> str:
+        """The address of a later reading that differs; empty where there is none."""
+        return self._records.of(context).readings().get(uri.strip(), "")
+
+    async def medium(self, uri: str, context: ToolContext) -> Medium | None:
+        """What an address of this session stands for, where that is an image, sound, video or document.
+
+        Raises:
+            Unreadable: it is not kept any more.
+        """
+        record = state_record(context.session.state, evidence_key(uri.strip()) or "")
+        if record is None or is_text(record.media_type) or not can_be_shown(record.media_type):
+            return None
+        return Medium(data=await self._bytes(record, context), media_type=record.media_type)
+
     async def _evidence(self, uri: str, digits: str, context: ToolContext) -> Searcher:
         record = state_record(context.session.state, digits)
         if record is None:
@@ -89,11 +109,20 @@ class Library:
         held = self._texts.get(key)
         if held is not None:
             return held
+        data = await self._bytes(record, context)
         try:
-            data = await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
+            text = data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"{uri} says that it is {record.media_type}, and is not text in UTF-8") from error
+        return await self._kept(key, text)
+
+    async def _bytes(self, record: EvidenceRecord, context: ToolContext) -> bytes:
+        """The bytes of a piece of evidence."""
+        session = context.session
+        try:
+            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
         except BlobNotFound as error:
-            raise Unreadable(f"{uri} is not kept any more: call {record.source or 'the tool'} again") from error
-        return await self._kept(key, data.decode("utf-8", "surrogatepass"))
+            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
 
     async def _message(self, uri: str, context: ToolContext) -> Searcher:
         session = context.session
@@ -150,7 +179,9 @@ class _Reader(BaseTool):
         if not isinstance(uri, str) or not uri.strip():
             return {"error": "give the address in uri, such as artifact://evidence/…"}
         try:
-            return await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+            answer = await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+            later = self._library.later(uri, tool_context)
+            return {**answer, "superseded_by": later} if later else answer
         except Unreadable as error:
             return {"error": str(error)}
         except Exception as error:
@@ -172,6 +203,23 @@ class ReadArtifact(_Reader):
 
     def __init__(self, library: Library, room: Room) -> None:
         super().__init__(_READ_DECLARATION, library, room)
+
+    async def _run(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        medium = await self._library.medium(uri, context)
+        if medium is None:
+            return await super()._run(uri, args, context)
+        return self._show(medium, model_of(context), self._room(context))
+
+    def _show(self, medium: Medium, model: str, room: int) -> dict[str, Any]:
+        """A medium as it came, which ADK sends beside the answer."""
+        size = len(medium.data)
+        said = f"{medium.media_type}, {size_words(size)}"
+        if family_of(model) == _TEXT_ANSWERS:
+            return {"error": f"it is {said}, which {model} takes in no tool's answer"}
+        tokens = media_tokens(medium.media_type, size, family=family_of(model), model=model, data=medium.data)
+        if tokens > room:
+            return {"error": f"it is {said} and takes {tokens} tokens, and there is room for {room}"}
+        return {"shown": said, MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
 
     def answer(self, searcher: Searcher, args: Mapping[str, Any], room: int) -> dict[str, Any]:
         total = len(searcher.view.lines)
@@ -257,7 +305,7 @@ def _text_of(part: types.Part | None) -> str | None:
 _URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
 _READ_DECLARATION = types.FunctionDeclaration(
     name=READ,
-    description="Reads lines of a tool result or file that is shown only in part.",
+    description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
     parameters_json_schema={
         "type": "object",
         "properties": {

@@ -25,9 +25,11 @@ from aether_context.adk.declared import Declared
 from aether_context.adk.keeping import keep_evidence as _keep
 from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.adk.records import Records
 from aether_context.board import TaskBoard, change_plan
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, StateError, StoreError
+from aether_context.evidence.offload import superseding
 from aether_context.state import StepShape
 from aether_context.store import PackStore
 
@@ -245,7 +247,10 @@ def _keeper(store: PackStore | None) -> Callable[..., Any]:
             record = await _keep(tool_context, _given(text), source=_text(source), covers=_lines(covers), store=store)
         except (StateError, StoreError) as error:
             return {"error": str(error)}
-        return {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+        records = Records()
+        records.read(tool_context.session.state)
+        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+        return superseding(answer, records.earlier(record.uri))
 
     return keep_evidence
 

@@ -433,17 +433,23 @@ def forget(url: str, app: str, user: str, session: str | None, delete: bool, as_
 
 @main.command(
     "export-pack",
-    epilog=_examples("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident"),
+    epilog=_examples("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident --no-raw"),
 )
 @click.argument("pack_id")
 @_store_option
 @click.option("--to", "target", metavar="URL", required=True, help="The store to copy to.")
+@click.option("--raw/--no-raw", default=True, show_default=True, help="Also copy what artifact:// URIs stand for.")
 @_json_option("A JSON object with what was copied.")
-def export_pack(pack_id: str, url: str, target: str, as_json: bool) -> None:
-    """Copies a pack, the packs that it extends and all their texts to another store, where it verifies and replays."""
+def export_pack(pack_id: str, url: str, target: str, raw: bool, as_json: bool) -> None:
+    """Copies a pack, the packs that it extends and all their texts to another store, where it verifies and replays.
+
+    With it goes what the packs' artifact:// URIs stand for: tool results and other evidence with their records, what
+    was taken out of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in
+    the store are named.
+    """
     from aether_context.cli import retaining
 
-    retaining.export(url, pack_id, target, as_json=as_json)
+    retaining.export(url, pack_id, target, raw=raw, as_json=as_json)
 
 
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))

@@ -64,22 +64,36 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
     _hint(delete)
 
 
-def export(url: str, pack_id: str, target: str, *, as_json: bool) -> None:
-    """Copies a pack and what it stands on to another store.
+def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> None:
+    """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for.
 
     Raises:
         PackNotFound: it, or a pack that it extends, is not there.
         StoreError: a store could not be read or written.
     """
     store, other = PackStore(url), PackStore(target)
-    exported = export_pack(store, store.read(lookup.find(store, pack_id)), other)
+    exported = export_pack(store, store.read(lookup.find(store, pack_id)), other, raw=raw)
+    names = [one.pack_id for one in exported.manifests]
     if as_json:
-        names = [one.pack_id for one in exported.manifests]
-        print_json({"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url})
+        print_json(
+            {
+                "packs": names,
+                "files": exported.files,
+                "bytes": exported.size,
+                "raw": list(exported.raw),
+                "missing": list(exported.missing),
+                "target": other.url,
+            }
+        )
         return
     packs = number(len(exported.manifests))
-    text = f"{exported.manifests[-1].pack_id} with its chain of {packs}: {number(exported.files)} files in {other.url}"
-    console().print(cell(text), soft_wrap=True)
+    text = f"{names[-1]} with its chain of {packs}: {number(exported.files)} files in {other.url}"
+    out = console()
+    out.print(cell(text), soft_wrap=True)
+    if raw:
+        out.print(cell(f"raw evidence of {number(len(exported.raw))} addresses is there"), soft_wrap=True)
+    for uri in exported.missing:
+        out.print(cell(f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow"), soft_wrap=True)
 
 
 def _value(store: PackStore, one: Plan) -> dict[str, object]:

@@ -11,13 +11,15 @@ from aether_context.compression import Counts
 from aether_context.evidence.extracting import Shown, show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, data_type
 from aether_context.evidence.lines import view_of
-from aether_context.evidence.record import Form, evidence_uri, size_words
+from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
 from aether_context.evidence.registry import RULES, extractor
 from aether_context.policy import OffloadSettings
 
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
 NOTE_KEY = "note"
+SUPERSEDES_KEY = "supersedes"
+"""The key of a response under which the address of an earlier answer to the same call stands."""
 NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
 _DOMINANT = 0.8
@@ -154,6 +156,14 @@ def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offlo
     return changed
 
 
+def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
+    """A response that names the address of an earlier one, which differs; itself where there is none.
+
+    The later one tells, since what was sent cannot change without breaking the provider's cache.
+    """
+    return {**response, _free(response, SUPERSEDES_KEY): earlier} if earlier else dict(response)
+
+
 def _free(response: Mapping[str, JSON], key: str) -> str:
     while key in response:
         key += "_"
@@ -172,4 +182,4 @@ def _address(shown: Shown, kept: Offloaded) -> str:
     size = size_words(len(kept.data))
     if shown.kind == "data":
         return f"{kept.uri} ({size})"
-    return f"{kept.uri} has all {shown.total} lines ({size}): use read_artifact or search_artifact"
+    return f"{kept.uri} has all {shown.total} lines ({size}): use {READ} or {SEARCH}"

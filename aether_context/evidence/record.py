@@ -15,6 +15,8 @@ Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
 what it is."""
 
 SCHEME = "artifact://"
+READ, SEARCH = "read_artifact", "search_artifact"
+"""The tools by which a model reads what an address stands for."""
 _FOLDER = f"{SCHEME}evidence/"
 _DIGITS = 16
 _URI = re.compile(rf"{_FOLDER}([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
@@ -42,6 +44,8 @@ class EvidenceRecord(BaseModel):
     """The tool that gave it, or where else it is from."""
     arguments: str = ""
     """The short hash of the call's arguments."""
+    piece: int = Field(default=0, ge=0, le=_LARGEST)
+    """Which of the call's results it is: 0 is the text, 1 the first medium."""
     agent: str = ""
     """The agent that asked for it."""
     invocation: str = ""
@@ -55,13 +59,13 @@ class EvidenceRecord(BaseModel):
 
     @property
     def call(self) -> str:
-        """Which call it answers: results of equal calls replace each other."""
-        return f"{self.source}:{self.arguments}"
+        """What it answers: later results of equal calls replace earlier ones, piece by piece."""
+        return f"{self.source}:{self.arguments}:{self.piece}"
 
     @property
     def name(self) -> str:
         """A name for the record that no other one has."""
-        return short(hash_json(self.model_dump(mode="json")), _DIGITS)
+        return short(hash_json(self.model_dump(mode="json", exclude_defaults=True)), _DIGITS)
 
 
 def evidence_uri(digest: str, ending: str) -> str:

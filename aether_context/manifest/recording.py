@@ -47,7 +47,8 @@ from aether_context.pack import (
 if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
 
-_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate))
+_LATER = "superseded_by"
+_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate) if one.name != _LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +420,8 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
 
 def _plain(candidate: Candidate) -> dict[str, JSON]:
     """As `asdict`, which copies every value of the many candidates of a pack."""
-    return {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
+    held = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
+    return {**held, _LATER: candidate.superseded_by} if candidate.superseded_by else held
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:

@@ -110,7 +110,7 @@ def media_tokens(
     known. Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side. It never
     raises, whatever the data.
     """
-    kind = (mime_type or "").split(";")[0].strip().lower() or _sniffed(data)
+    kind = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
     if kind.startswith("image/"):
         size = image_size(data)
@@ -193,7 +193,7 @@ def image_size(data: bytes | None) -> tuple[int, int] | None:
     """Width and height in pixels, from the header of a PNG, JPEG, GIF or WebP; None where they cannot be told."""
     head = data[:_HEADER_BYTES] if data else b""
     readers = {"image/png": _png_size, "image/jpeg": _jpeg_size, "image/gif": _gif_size, "image/webp": _webp_size}
-    reader = readers.get(_sniffed(head))
+    reader = readers.get(sniffed(head))
     try:
         size = reader(head) if reader else None
     except (struct.error, IndexError):
@@ -201,7 +201,7 @@ def image_size(data: bytes | None) -> tuple[int, int] | None:
     return size if size and min(size) > 0 else None
 
 
-def _sniffed(data: bytes | None) -> str:
+def sniffed(data: bytes | None) -> str:
     """The kind of the data by its first bytes, as a media type; empty where it is not known."""
     head = data[:12] if data else b""
     if head[:4] == b"RIFF":

@@ -1,0 +1,158 @@
+"""What a session's state knows of its evidence.
+
+aether:evidence:{digits}      what is known of a result that is not shown whole, by the digits of its address
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Set
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from pydantic import ValidationError
+
+from aether_context.adk.bounded import keep
+from aether_context.evidence import EvidenceRecord, evidence_key
+
+_STATE = "aether:evidence:"
+_MOST_SESSIONS = 64
+
+Scope = tuple[str, str, str]
+"""App, user, session."""
+
+
+class Records:
+    """The records of one session, and which of them a later reading supersedes.
+
+    `read` works only on what changed since it was called last. A value that is the same object counts as unchanged:
+    ADK keeps what is put into a state, not what is edited in one.
+    """
+
+    def __init__(self) -> None:
+        self._names: Set[str] = frozenset()
+        self._held: dict[str, object] = {}
+        self._records: dict[str, EvidenceRecord] = {}
+        self._calls: dict[str, dict[str, EvidenceRecord]] = {}
+        self._later: dict[str, str] = {}
+
+    def read(self, state: Mapping[str, Any]) -> None:
+        """Takes over what a state says now."""
+        if state.keys() == self._names:
+            said = {key: state[key] for key in self._held}
+        else:
+            said = {key: held for key, held in state.items() if key.startswith(_STATE)}
+            self._names = frozenset(state)
+        before, self._held = self._held, said
+        if said == before:
+            return
+        changed = [key for key, held in said.items() if before.get(key) is not held and before.get(key) != held]
+        changed += before.keys() - said.keys()
+        calls: set[str] = set()
+        for key in changed:
+            calls.add(self._forget(key))
+            calls.add(self._learn(key, read_record(said.get(key))))
+        for call in calls:
+            self._compare(self._calls.get(call, {}))
+
+    def by_digits(self) -> dict[str, EvidenceRecord]:
+        """The records by the digits of their addresses."""
+        return dict(self._records)
+
+    def readings(self) -> dict[str, str]:
+        """The addresses, each with that of a later reading that differs, empty where there is none."""
+        return dict(self._later)
+
+    def latest(self, call: str) -> EvidenceRecord | None:
+        """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""
+        return max(list(self._calls.get(call, {}).values()), key=_moment, default=None)
+
+    def earlier(self, uri: str) -> str:
+        """The address of the last reading before that of an address, which differs; empty where there is none."""
+        record = self._records.get(evidence_key(uri) or "")
+        group = list(self._calls.get(record.call, {}).values()) if record is not None else []
+        before = [one for one in group if record is not None and _moment(one) < _moment(record)]
+        return max(before, key=_moment).uri if before else ""
+
+    def _forget(self, key: str) -> str:
+        """Takes a record out; the call that it answered."""
+        record = self._records.pop(key.removeprefix(_STATE), None)
+        if record is None:
+            return ""
+        self._later.pop(record.uri, None)
+        self._calls.get(record.call, {}).pop(key, None)
+        return record.call
+
+    def _learn(self, key: str, record: EvidenceRecord | None) -> str:
+        """Takes a record in; the call that it answers."""
+        if record is None:
+            return ""
+        self._records[key.removeprefix(_STATE)] = record
+        self._later[record.uri] = ""
+        if not record.source:
+            return ""
+        self._calls.setdefault(record.call, {})[key] = record
+        return record.call
+
+    def _compare(self, records: Mapping[str, EvidenceRecord]) -> None:
+        """Notes which answers to one call its last one supersedes."""
+        last = max(records.values(), key=_moment, default=None)
+        for record in records.values():
+            self._later[record.uri] = last.uri if last is not None and record.digest != last.digest else ""
+
+
+class SessionRecords:
+    """The records of the sessions that were looked at last. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[Scope, Records] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, context: CallbackContext) -> Records:
+        """Those of a session, as its state has them now."""
+        scope = session_of(context)
+        with self._lock:
+            found = keep(self._sessions, scope, self._sessions.get(scope) or Records(), _MOST_SESSIONS)
+            found.read(context.session.state)
+        return found
+
+
+def session_of(context: CallbackContext) -> Scope:
+    """Whose session it is."""
+    session = context.session
+    return session.app_name, session.user_id, session.id
+
+
+def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None:
+    """The record of an address in a session's state; None where the session has none."""
+    return read_record(state.get(f"{_STATE}{digits}"))
+
+
+def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
+    """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
+
+    An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
+    extracts in a request are found by their tool.
+    """
+    key = f"{_STATE}{evidence_key(record.uri)}"
+    held = read_record(context.session.state.get(key))
+    kept = record
+    if held is not None and (held.arguments or not record.arguments):
+        kept = held.model_copy(update={"time": record.time}) if held.call == record.call else held
+    if kept != held:
+        context.state[key] = kept.model_dump(mode="json", exclude_defaults=True)
+
+
+def read_record(held: object) -> EvidenceRecord | None:
+    """A record as it stands in a session's state; None where it is none."""
+    if not isinstance(held, Mapping):
+        return None
+    try:
+        return EvidenceRecord.model_validate(held)
+    except ValidationError:
+        return None
+
+
+def _moment(record: EvidenceRecord) -> tuple[float, str]:
+    return record.time or 0.0, record.uri
