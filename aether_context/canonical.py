@@ -53,9 +53,16 @@ def canonical_json(value: JSON) -> str:
         ValueError: the value holds NaN or infinity; see `plain`.
     """
     text = _ENCODER.encode(value)
-    if text.isascii():
-        return text
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return text
+
+
+def canonical_object(members: Mapping[str, str]) -> str:
+    """The canonical text of an object, given the canonical texts of its values."""
+    return "{" + ",".join(f"{canonical_json(name)}:{members[name]}" for name in sorted(members)) + "}"
 
 
 def plain(value: object) -> JSON:

@@ -444,8 +444,9 @@ async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate,
 
 def _scored(found: Remembered) -> Candidate:
     memory = found.memory
-    made = memory_candidate(memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name)
-    return replace(made, scores={"similarity": share(found)})
+    return memory_candidate(
+        memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name, similarity=share(found)
+    )
 
 
 def _window(policy: PackPolicy, model: str) -> int:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from google.adk.memory.memory_entry import MemoryEntry
@@ -151,7 +152,9 @@ def found_memory(entry: MemoryEntry) -> Iterator[Candidate]:
         yield memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
 
 
-def memory_candidate(text: str, *, author: str | None, timestamp: str | None, name: str | None = None) -> Candidate:
+def memory_candidate(
+    text: str, *, author: str | None, timestamp: str | None, name: str | None = None, similarity: float | None = None
+) -> Candidate:
     """A memory as a candidate; its id is its own or a hash."""
     said = f"{author}: {text}" if author else text
     digest = hash_text(said)
@@ -163,9 +166,11 @@ def memory_candidate(text: str, *, author: str | None, timestamp: str | None, na
         speaker=author or "",
         digest=digest,
         time=seconds(timestamp),
+        scores={} if similarity is None else {"similarity": similarity},
     )
 
 
+@lru_cache(maxsize=4_096)
 def seconds(timestamp: str | None) -> float | None:
     """Seconds since 1970 of an ISO 8601 time, None where it is not one."""
     if not timestamp:

@@ -56,6 +56,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._process = 0
         self._hurry = threading.Event()
+        self._done = threading.Condition()
         self._tips: OrderedDict[Scope, Tip] = OrderedDict()
         self._written: OrderedDict[str, Manifest] = OrderedDict()
         self._warned = False
@@ -96,9 +97,10 @@ class Recorder:
         self._hurry.set()
         while self._waiting:
             self._ensure_thread()
-            if self._failures > failures or time.monotonic() > deadline:
+            with self._done:
+                self._done.wait_for(lambda: not self._waiting or self._failures > failures, _LOOK_SECONDS)
+            if self._waiting and (self._failures > failures or time.monotonic() > deadline):
                 return False
-            time.sleep(0.002)
         return self._spooled is None or self._spooled.flush(deadline - time.monotonic())
 
     def _put(self, job: Callable[[], None]) -> None:
@@ -129,10 +131,17 @@ class Recorder:
                 if not self._attempt(job):
                     self._hurry.clear()
                     self._failures += 1
+                    self._tell()
                     self._hurry.wait(_RETRY_SECONDS)
                 elif self._waiting and self._waiting[0] is job:
                     self._waiting.popleft()
             self._hurry.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wakes those who wait for what is written."""
+        with self._done:
+            self._done.notify_all()
 
     def _attempt(self, job: Callable[[], None]) -> bool:
         """Runs a job; False where it should be tried again."""
@@ -157,7 +166,8 @@ class Recorder:
         if manifest.pack_id != tip.pack_id:
             tip = replace(tip, pack_id=manifest.pack_id)
         keep(self._tips, scope, tip, _MOST_CHAINS)
-        keep(self._written, _call_key(pack.identity), manifest, _MOST_CHAINS)
+        # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
+        keep(self._written, _call_key(pack.identity), manifest.model_copy(update={"rows": ()}), _MOST_CHAINS)
         if self._recorded is not None:
             self._recorded(manifest, recording)
 

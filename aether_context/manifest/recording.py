@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import JSON, canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation import as_ranges
 from aether_context.evidence import addresses
 from aether_context.manifest.schema import (
@@ -406,16 +406,15 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
     """The blob with the texts that are in no earlier one, as canonical JSON; wires are that already."""
     source = pack.source
     new = {content.digest: content.wire for content in source.request.contents if content.digest not in known}
-    contents = ",".join(f'"{digest}":{new[digest]}' for digest in sorted(new))
-    value = {
+    members = {
         "candidates": canonical_json([_plain(candidate) for candidate in source.candidates] if pack.chose else []),
-        "contents": f"{{{contents}}}",
+        "contents": canonical_object(new),
         "epoch": canonical_json(epoch),
         "problems": canonical_json(source.problems),
     }
     if source.summaries:
-        value["summaries"] = canonical_json(source.summaries)
-    return ("{" + ",".join(f'"{name}":{text}' for name, text in value.items()) + "}").encode("utf-8", "surrogatepass")
+        members["summaries"] = canonical_json(source.summaries)
+    return canonical_object(members).encode("utf-8", "surrogatepass")
 
 
 def _plain(candidate: Candidate) -> dict[str, JSON]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import JSON, canonical_json, hash_json
+from aether_context.canonical import JSON, canonical_json, canonical_object, hash_json, hash_text
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.pack import (
     Accuracy,
@@ -417,10 +417,10 @@ class Manifest(_Record):
 
     def sealed(self) -> tuple[Self, str]:
         """This manifest with its digest, and its JSON."""
-        value = self._value()
-        value.pop("digest", None)
-        digest = hash_json(value)
-        return self.model_copy(update={"digest": digest}), canonical_json({**value, "digest": digest})
+        members = {name: canonical_json(one) for name, one in self._value().items() if name != "digest"}
+        digest = hash_text(canonical_object(members))
+        members["digest"] = canonical_json(digest)
+        return self.model_copy(update={"digest": digest}), canonical_object(members)
 
     def verify(self) -> None:
         """Checks the manifest against its digest.

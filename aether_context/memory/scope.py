@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
 _WORTH_SAVING = 64
+_MOST_HELD, _MOST_HELD_CHARACTERS = 1_024, 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Scope:
         self._index = index
         self._numbers = Rows(np.empty(0, dtype=np.int64))
         self._origins = Rows(np.empty(0, dtype=np.int64))
+        self._held: _Held = OrderedDict()
         self._last = -1
         self._unsaved = 0
         self._lock = threading.Lock()
@@ -79,7 +82,7 @@ class Scope:
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
-                rows = _Rows(self._app, self._user, self._file, self._numbers.values)
+                rows = _Rows(self._app, self._user, self._file, self._numbers.values, self._held)
                 hits = self._index.search(query, limit, rows, asked=asked, mmr_lambda=mmr_lambda)
                 if not any(hit.entry is _GONE for hit in hits):
                     break
@@ -169,6 +172,8 @@ class Scope:
         self._numbers.extend(np.array([one.number for one in new], dtype=np.int64))
         self._origins.extend(np.array([one.origin for one in new], dtype=np.int64))
         if len(gone):
+            for number in self._numbers.values[gone].tolist():
+                self._held.pop(number, None)
             self._index.remove(gone)
             self._origins.values[gone] = -1
             self._unsaved += BLOCK_ROWS
@@ -180,23 +185,42 @@ class Scope:
 
 
 class _Rows:
-    """Looks up what stands in slots, and remembers it."""
+    """Looks up what stands in slots, and remembers it.
 
-    def __init__(self, app: str, user: str, file: MemoryFile, numbers: Numbers) -> None:
+    Args:
+        held: rows that were looked up before, the latest last; a row of a number never changes.
+    """
+
+    def __init__(self, app: str, user: str, file: MemoryFile, numbers: Numbers, held: _Held) -> None:
         self._app, self._user = app, user
         self._file = file
         self._numbers = numbers
+        self._held = held
         self._memories: dict[str, Memory] = {}
 
     def __call__(self, slots: Numbers) -> list[Entry]:
         numbers: list[int] = self._numbers[slots].tolist()
-        found = self._file.read(self._app, self._user, numbers)
-        entries = {number: _entry(memory) for number, memory in found.items()}
-        self._memories |= {entries[number].id: memory for number, memory in found.items()}
-        return [entries.get(number, _GONE) for number in numbers]
+        found = {number: row for number in numbers if (row := self._held.get(number)) is not None}
+        read = self._file.read(self._app, self._user, [number for number in numbers if number not in found])
+        found |= {number: (_entry(memory), memory) for number, memory in read.items()}
+        self._hold(found)
+        self._memories |= {entry.id: memory for entry, memory in found.values()}
+        return [found[number][0] if number in found else _GONE for number in numbers]
 
     def remembered(self, hit: Hit) -> Remembered:
         return Remembered(memory=self._memories[hit.id], score=hit.score, scores=hit.scores)
+
+    def _hold(self, rows: Mapping[int, tuple[Entry, Memory]]) -> None:
+        for number, row in rows.items():
+            if len(row[0].text) <= _MOST_HELD_CHARACTERS:
+                self._held[number] = row
+                self._held.move_to_end(number)
+        while len(self._held) > _MOST_HELD:
+            self._held.popitem(last=False)
+
+
+_Held: TypeAlias = OrderedDict[int, tuple[Entry, Memory]]
+"""Rows by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)

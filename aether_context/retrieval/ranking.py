@@ -6,7 +6,7 @@ import heapq
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from aether_context.pack import Candidate, Ingredients, Reason
@@ -119,7 +119,7 @@ def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str
 
 def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
     raw, similarity = found
-    return replace(candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
+    return candidate.scored({**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
 
 
 @lru_cache(maxsize=32)
@@ -155,31 +155,38 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
     words = [_vocabulary(candidate.text) for candidate in candidates]
+    scores = [candidate.score for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
-    held = [(not one.covers, -weight * one.score, one.id, place) for place, one in enumerate(candidates)]
+    held = [(not one.covers, -weight * scores[place], one.id, place) for place, one in enumerate(candidates)]
     heapq.heapify(held)
     chosen: list[int] = []
     ranked: list[Candidate] = []
     while held and len(chosen) < k:
         covers, marginal, name, place = held[0]
         if weight < 1 and compared[place] < len(chosen):
-            since = chosen[compared[place] :]
-            overlap[place] = max(overlap[place], *(_jaccard(words[place], words[one]) for one in since))
+            since = [words[one] for one in chosen[compared[place] :]]
+            overlap[place] = max(overlap[place], _overlap(words[place], since))
             compared[place] = len(chosen)
-            marginal = (1 - weight) * overlap[place] - weight * candidates[place].score
+            marginal = (1 - weight) * overlap[place] - weight * scores[place]
             heapq.heapreplace(held, (covers, marginal, name, place))
             continue
         heapq.heappop(held)
         chosen.append(place)
         one = candidates[place]
-        ranked.append(replace(one, scores={**one.scores, "mmr": round(-marginal, 6)}))
+        ranked.append(one.scored({**one.scores, "mmr": round(-marginal, 6)}))
     return ranked
 
 
-def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
-    shared = len(a & b)
-    return shared / (len(a) + len(b) - shared) if a or b else 0.0
+def _overlap(words: frozenset[str], others: Sequence[frozenset[str]]) -> float:
+    """The highest Jaccard index of a set of words with others; 0 between empty ones."""
+    size = len(words)
+    highest = 0.0
+    for other in others:
+        shared = len(words & other)
+        if shared:
+            highest = max(highest, shared / (size + len(other) - shared))
+    return highest
 
 
 @lru_cache(maxsize=1_000)
