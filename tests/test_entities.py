@@ -91,7 +91,7 @@ def test_addresses_take_room_beside_the_entities_and_push_none_out():
     names = said(" ".join(f"item_{at:03}" for at in range(40)))
     kept = [answered("read", str(at), f"artifact://evidence/{at:016x}.txt") for at in range(40)]
     alone, beside = table(names, room=200), table(names, *kept, room=200)
-    items = {name for name in parse(alone)["used"]}
+    items = set(parse(alone)["used"])
     addresses = [name for name in parse(beside)["used"] if "artifact://" in name]
     assert items == {name for name in parse(beside)["used"] if "artifact://" not in name}
     assert addresses[0] == f"read: artifact://evidence/{39:016x}.txt", "the latest comes first"
