@@ -226,32 +226,6 @@ class Candidate:
         """The text with its speaker."""
         return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
-    def scored(self, scores: Mapping[str, float]) -> Candidate:
-        """The same candidate with other scores."""
-        return self._copy(self.line, self.tokens, scores)
-
-    def priced(self, line: str, tokens: int) -> Candidate:
-        """The same candidate with its line, and what that costs."""
-        return self._copy(line, tokens, self.scores)
-
-    def _copy(self, line: str, tokens: int, scores: Mapping[str, float]) -> Candidate:
-        """As `dataclasses.replace`, which takes twice as long: a pack makes hundreds of these."""
-        return Candidate(
-            id=self.id,
-            layer=self.layer,
-            source=self.source,
-            text=self.text,
-            digest=self.digest,
-            speaker=self.speaker,
-            line=line,
-            tokens=tokens,
-            time=self.time,
-            uri=self.uri,
-            covers=self.covers,
-            expires=self.expires,
-            scores=scores,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:

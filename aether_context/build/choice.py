@@ -94,4 +94,6 @@ def _priced(candidates: Sequence[Candidate], tally: Tally) -> tuple[Candidate, .
     """Candidates with their lines, and what each costs with the line break behind it."""
     lines = [render_line(one) for one in candidates]
     counts = tally.count_all(lines)
-    return tuple(one.priced(line, tokens + 1) for one, line, tokens in zip(candidates, lines, counts, strict=True))
+    return tuple(
+        replace(one, line=line, tokens=tokens + 1) for one, line, tokens in zip(candidates, lines, counts, strict=True)
+    )

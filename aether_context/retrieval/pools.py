@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from aether_context.embedding import Embedder
 from aether_context.pack import Candidate, Layer
@@ -42,7 +43,7 @@ def ranked(
         index.add(map(entry_of, pool))
         found |= {hit.id: told(hit) for hit in index.search(query, len(pool), asked=asked)}
         found |= {one.id: {"similarity": 0.0} for one in pool if one.id not in found}
-    return tuple(one.scored({**one.scores, **found.get(one.id, {})}) for one in candidates)
+    return tuple(replace(one, scores={**one.scores, **found.get(one.id, {})}) for one in candidates)
 
 
 def entry_of(candidate: Candidate) -> Entry:

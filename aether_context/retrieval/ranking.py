@@ -6,7 +6,7 @@ import heapq
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from aether_context.pack import Candidate, Ingredients, Reason
@@ -119,7 +119,7 @@ def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str
 
 def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
     raw, similarity = found
-    return candidate.scored({**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
+    return replace(candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
 
 
 @lru_cache(maxsize=32)
@@ -174,7 +174,7 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
         heapq.heappop(held)
         chosen.append(place)
         one = candidates[place]
-        ranked.append(one.scored({**one.scores, "mmr": round(-marginal, 6)}))
+        ranked.append(replace(one, scores={**one.scores, "mmr": round(-marginal, 6)}))
     return ranked
 
 
