@@ -26,12 +26,14 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from fit_estimate import read_text
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 SOURCES: dict[str, tuple[int, tuple[str, ...]]] = {
     "glosses": (30_000, ("wordnet-base/usr/share/wordnet/data.*",)),
@@ -102,6 +104,7 @@ def texts_of(folder: Path, patterns: tuple[str, ...], most: int, rng: random.Ran
 
 def teach(args: argparse.Namespace) -> None:
     """Writes texts, the teacher's vectors of them, and its vectors of its own vocabulary."""
+    import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(args.threads)
@@ -153,6 +156,8 @@ def initial(lesson: Any, tokens: NDArray[np.int64], axes: Matrix) -> Matrix:
 
 def fit(args: argparse.Namespace) -> None:
     """Writes the table."""
+    import torch
+
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     lesson = np.load(args.lesson)
@@ -170,6 +175,8 @@ def trained(
     start: Matrix, tokens: NDArray[np.int64], begins: NDArray[np.int64], target: torch.Tensor, args: argparse.Namespace
 ) -> Matrix:
     """The table after the passes; a tenth of the texts is held out, and the cosine on it printed after each."""
+    import torch
+
     bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(start), mode="sum", freeze=False, sparse=True)
     optimizer = torch.optim.SparseAdam(bag.parameters(), lr=args.rate)
     ends = np.append(begins[1:], len(tokens))
