@@ -154,6 +154,8 @@ def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: se
 def relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
     wanted = _vocabulary(query)
+    together = "\n".join(lines).casefold()
+    wanted = frozenset(word for word in wanted if word in together)
     if not wanted:
         return [0.0] * len(lines)
     found = [wanted & {word.casefold() for word in _WORD.findall(line)} for line in lines]
