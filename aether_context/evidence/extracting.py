@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from aether_context.compression import fitting, pick, relevance, span
@@ -107,8 +107,8 @@ def _of_long(text: str, extract_tokens: int, counter: TokenCounter, query: str) 
         rows = sampled_rows(text, query_words(query), max_tokens=extract_tokens, counter=counter)
         if rows is not None:
             return Shown(text=rows[0], kind=kind, kept=rows[1], total=line_count(text))
-    sample = sampled(text, [*_ERROR_WORDS, *query_words(query)])
-    return _extract(sample, View(kind=kind, lines=()), extract_tokens, counter, query)
+    view = View(kind=kind, lines=())
+    return _extract(sampled(text, [*_ERROR_WORDS, *query_words(query)]), view, extract_tokens, counter, query)
 
 
 def _described(text: str) -> Shown:
@@ -142,6 +142,7 @@ def _per_character(text: str, counter: TokenCounter) -> float:
 def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter, query: str) -> Shown:
     words = query_words(query)
     texts = [_clipped(printable(text), words) for text in sample.texts]
+    sample = replace(sample, texts=texts)
     per_character = _per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
@@ -149,7 +150,7 @@ def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter,
     rankings = list(zip(_SHARES.get(view.kind, _USUAL_SHARES), (errors, relevant, dense), strict=True))
     found = fitting(
         lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
-        lambda chosen: _text(sample, texts, view, chosen),
+        lambda chosen: _text(sample, view, chosen),
         max_tokens=int(max_tokens * (1 - _NAMES_SHARE)),
         counter=counter,
     )
@@ -250,7 +251,7 @@ def _key(text: str) -> str:
     return found.group(1).casefold() if found is not None else ""
 
 
-def _text(sample: Sample, texts: Sequence[str], view: View, chosen: set[int]) -> str:
+def _text(sample: Sample, view: View, chosen: set[int]) -> str:
     if view.outline:
         return rendered(view.outline, chosen)
     out: list[str] = []
@@ -259,7 +260,7 @@ def _text(sample: Sample, texts: Sequence[str], view: View, chosen: set[int]) ->
         number = sample.numbers[at]
         if number > next_number:
             out.append(f"[… {span(next_number, number)} …]")
-        out.append(texts[at])
+        out.append(sample.texts[at])
         next_number = number + 1
     if next_number < sample.total:
         out.append(f"[… {span(next_number, sample.total)} …]")
