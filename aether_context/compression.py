@@ -154,14 +154,20 @@ def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: se
 def relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
     wanted = _vocabulary(query)
-    if not wanted:
-        return [0.0] * len(lines)
-    found = [wanted & {word.casefold() for word in _WORD.findall(line)} for line in lines]
+    found = [_held(wanted, line) for line in lines]
     frequency: dict[str, int] = {}
     for words in found:
         for word in words:
             frequency[word] = frequency.get(word, 0) + 1
-    return [sum(1 / frequency[word] for word in sorted(words)) for words in found]
+    return [sum(1 / frequency[word] for word in words) for words in found]
+
+
+def _held(wanted: Iterable[str], line: str) -> tuple[str, ...]:
+    """The words that a line holds, sorted."""
+    folded = line.casefold()
+    if not any(word in folded for word in wanted):
+        return ()
+    return tuple(sorted({word.casefold() for word in _WORD.findall(line)}.intersection(wanted)))
 
 
 @lru_cache(maxsize=64)

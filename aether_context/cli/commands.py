@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from aether_context import __version__
+from aether_context.cli.sizes import size
 from aether_context.errors import (
     AetherContextError,
     BudgetExceededError,
@@ -362,9 +363,7 @@ def search(
 
 
 @main.command(
-    epilog=_examples(
-        "gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 1000000000 --yes", "gc --app shop --json"
-    )
+    epilog=_examples("gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 10GB --yes", "gc --app shop --json")
 )
 @_store_option
 @click.option("--app", help="Users of this application only.")
@@ -374,7 +373,12 @@ def search(
     "--evidence-days", type=click.FloatRange(min=0), default=14.0, show_default=True, help="Age of raw evidence."
 )
 @click.option("--cache-days", type=click.FloatRange(min=0), default=7.0, show_default=True, help="Age of a cache.")
-@click.option("--max-bytes", type=click.IntRange(min=0), metavar="N", help="The most that one user's packs may take.")
+@click.option(
+    "--max-bytes",
+    type=size,
+    metavar="SIZE",
+    help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
+)
 @click.option(
     "--grace-minutes", type=click.FloatRange(min=0), default=60.0, show_default=True, help="What is younger stays."
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from aether_context.compression import Counts, fitting, pick, relevance, span
+from aether_context.compression import fitting, pick, relevance, span
 from aether_context.entities import entities_of
 from aether_context.evidence.decoding import printable
 from aether_context.evidence.kinds import Kind, data_type, kind_of
@@ -15,16 +16,20 @@ from aether_context.evidence.lines import MOST_DECODED, View, view_of
 from aether_context.evidence.outline import rendered
 from aether_context.evidence.rows import sampled_rows
 from aether_context.evidence.sampling import Sample, line_count, query_words, sampled
+from aether_context.tokens import TokenCounter
 
-_COUNTED = 20_000
+_COUNTED, _SAMPLED = 20_000, 9_000
 _PROSE = 100
 _ERROR = re.compile(
     r"\b(?:[Ee]rror|ERROR|[Ff]ailed|FAILED|FAILURE|[Ff]ailure|FATAL|[Ff]atal|CRITICAL|[Tt]raceback|panicked?|"
     r"[A-Z]\w*(?:Error|Exception))\b"
 )
+_ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceback", "panic", "xception")
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
+_UPPER = re.compile("[A-Z]")
+_DIGITS = "0123456789"
 _CAMEL = re.compile(r"\b[A-Za-z]?[a-z]+[A-Z]\w*")
 _DEFINITION = re.compile(
     r"\s{0,4}(?:export |public |private |protected |static |async |abstract |default )*"
@@ -33,6 +38,7 @@ _DEFINITION = re.compile(
 _KEYED = re.compile(r"""\s*(?:[-*]\s+)?["']?([^\W\d][\w .-]{0,30}?)["']?\s?[:=]\s*\S""")
 _NAMING = re.compile(r"(?:^|[^a-z])(?:ids?|name|key|code|number|path|file|url|uri|title)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
+_LETTER, _DIGIT = re.compile(r"[^\W\d_]"), re.compile(r"\d")
 _LEAST_RECORDS = 3
 _WIDEST, _CLIPPED = 240, 200
 _NAMES_SHARE = 0.35
@@ -63,7 +69,7 @@ class Shown:
 
 
 def show(
-    text: str, *, extract_tokens: int, whole_tokens: int, data_tokens: int, counter: Counts, query: str = ""
+    text: str, *, extract_tokens: int, whole_tokens: int, data_tokens: int, counter: TokenCounter, query: str = ""
 ) -> Shown:
     """An output as a model is to read it: whole where it is short enough without its envelope, else an extract.
 
@@ -92,7 +98,7 @@ def show(
     return _extract(lines, view, extract_tokens, counter, query)
 
 
-def _of_long(text: str, extract_tokens: int, counter: Counts, query: str) -> Shown:
+def _of_long(text: str, extract_tokens: int, counter: TokenCounter, query: str) -> Shown:
     """An extract of a long output, which is searched but not read line by line."""
     kind = kind_of(text)
     if kind == "data":
@@ -101,8 +107,8 @@ def _of_long(text: str, extract_tokens: int, counter: Counts, query: str) -> Sho
         rows = sampled_rows(text, query_words(query), max_tokens=extract_tokens, counter=counter)
         if rows is not None:
             return Shown(text=rows[0], kind=kind, kept=rows[1], total=line_count(text))
-    sample = sampled(text, [*_ERROR_WORDS, *query_words(query)])
-    return _extract(sample, View(kind=kind, lines=()), extract_tokens, counter, query)
+    view = View(kind=kind, lines=())
+    return _extract(sampled(text, [*_ERROR_WORDS, *query_words(query)]), view, extract_tokens, counter, query)
 
 
 def _described(text: str) -> Shown:
@@ -118,28 +124,33 @@ def _is_data(view: View) -> bool:
     return view.kind in ("table", "json")
 
 
-def tokens_of(text: str, counter: Counts) -> int:
+def tokens_of(text: str, counter: TokenCounter) -> int:
     """The tokens of a text; those of a long one by samples of its beginning, its middle and its end."""
     if len(text) <= _COUNTED:
         return counter.count(text)
-    size = _COUNTED // 3
+    return round(_per_character(text, counter) * len(text))
+
+
+def _per_character(text: str, counter: TokenCounter) -> float:
+    """Tokens for each character of a text, by samples of a long one."""
+    size = _SAMPLED // 3
     middle = len(text) // 2
-    samples = (text[:size], text[middle : middle + size], text[-size:])
-    return sum(map(counter.count, samples)) * len(text) // (3 * size)
+    samples = (text[:size], text[middle : middle + size], text[-size:]) if len(text) > _SAMPLED else (text,)
+    return sum(counter.count_all(samples)) / max(1, sum(map(len, samples)))
 
 
-def _extract(sample: Sample, view: View, max_tokens: int, counter: Counts, query: str) -> Shown:
+def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter, query: str) -> Shown:
     words = query_words(query)
     texts = [_clipped(printable(text), words) for text in sample.texts]
-    characters = sum(map(len, texts))
-    per_character = tokens_of("\n".join(texts), counter) / max(1, characters)
+    sample = replace(sample, texts=texts)
+    per_character = _per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
     errors, relevant, dense = _errors(texts), _relevant(texts, query), _dense(texts, mentioned, cost)
     rankings = list(zip(_SHARES.get(view.kind, _USUAL_SHARES), (errors, relevant, dense), strict=True))
     found = fitting(
         lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
-        lambda chosen: _text(sample, texts, view, chosen),
+        lambda chosen: _text(sample, view, chosen),
         max_tokens=int(max_tokens * (1 - _NAMES_SHARE)),
         counter=counter,
     )
@@ -150,7 +161,9 @@ def _extract(sample: Sample, view: View, max_tokens: int, counter: Counts, query
     )
 
 
-def _names(mentioned: Sequence[Sequence[str]], chosen: set[int], said: str, max_tokens: int, counter: Counts) -> str:
+def _names(
+    mentioned: Sequence[Sequence[str]], chosen: set[int], said: str, max_tokens: int, counter: TokenCounter
+) -> str:
     """The entities of lines that are not shown, as many as the budget takes: identifiers first, then paths and words,
     then bare numbers, each in their order."""
     names: dict[str, None] = {}
@@ -164,19 +177,16 @@ def _names(mentioned: Sequence[Sequence[str]], chosen: set[int], said: str, max_
                 size += len(name) + 2
         if size > max_tokens * _MOST_CHARACTERS:
             break
-    found = sorted(names, key=_rank)
     left = max_tokens - 4
-    for at, cost in enumerate(counter.count(f", {name}") for name in found):
-        left -= cost
-        if left < 0:
-            return ", ".join(found[:at])
-    return ", ".join(found)
+    found = sorted(names, key=_rank)[: max(0, left)]
+    costs = accumulate(counter.count_all([f", {name}" for name in found]))
+    return ", ".join(name for name, cost in zip(found, costs, strict=True) if cost <= left)
 
 
 def _rank(name: str) -> int:
-    if _TIME.match(name) or not (name.startswith("#") or any(mark.isalpha() for mark in name)):
+    if _TIME.match(name) or not (name[0] == "#" or _LETTER.search(name)):
         return 2
-    return 0 if any(mark.isdigit() for mark in name) else 1
+    return 0 if _DIGIT.search(name) else 1
 
 
 def _clipped(line: str, words: Sequence[str]) -> str:
@@ -198,6 +208,9 @@ def _relevant(texts: Sequence[str], query: str) -> list[int]:
 def _errors(texts: Sequence[str]) -> list[int]:
     """Errors with the lines that belong to them; of those that differ only in numbers the last one."""
     found: dict[str, list[int]] = {}
+    together = "\n".join(texts)
+    if not any(hint in together for hint in _ERROR_HINTS):
+        return []
     at = 0
     while at < len(texts):
         if not _ERROR.search(texts[at]):
@@ -224,9 +237,9 @@ def _dense(texts: Sequence[str], mentioned: Sequence[Sequence[str]], cost: Seque
     seen: set[str] = set()
     worth: list[float] = []
     for text, entities, tokens, key in zip(texts, mentioned, cost, keys, strict=True):
-        names = {*entities, *_CAMEL.findall(text)} - seen
+        names = {*entities, *_CAMEL.findall(text)} - seen if _UPPER.search(text) else {*entities} - seen
         seen |= names
-        score = float(sum(6 if _TIME.match(name) else min(len(name), 24) for name in names))
+        score = float(sum(6 if name[0] in _DIGITS and _TIME.match(name) else min(len(name), 24) for name in names))
         if key and names and repeated[key] >= _LEAST_RECORDS:
             score *= 3 if _NAMING.search(key) else 2
         worth.append((score + (24 if _DEFINITION.match(text) else 0)) / (tokens + _NOTE_TOKENS))
@@ -238,7 +251,7 @@ def _key(text: str) -> str:
     return found.group(1).casefold() if found is not None else ""
 
 
-def _text(sample: Sample, texts: Sequence[str], view: View, chosen: set[int]) -> str:
+def _text(sample: Sample, view: View, chosen: set[int]) -> str:
     if view.outline:
         return rendered(view.outline, chosen)
     out: list[str] = []
@@ -247,7 +260,7 @@ def _text(sample: Sample, texts: Sequence[str], view: View, chosen: set[int]) ->
         number = sample.numbers[at]
         if number > next_number:
             out.append(f"[… {span(next_number, number)} …]")
-        out.append(texts[at])
+        out.append(sample.texts[at])
         next_number = number + 1
     if next_number < sample.total:
         out.append(f"[… {span(next_number, sample.total)} …]")

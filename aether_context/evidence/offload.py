@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
-from aether_context.compression import Counts
 from aether_context.evidence.extracting import Shown, show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, data_type
 from aether_context.evidence.lines import view_of
 from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
 from aether_context.evidence.registry import RULES, extractor
 from aether_context.policy import OffloadSettings
+from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
@@ -49,7 +49,7 @@ class Offloaded:
 
 
 def offload(
-    response: Mapping[str, JSON], tool: str, settings: OffloadSettings, *, counter: Counts, query: str = ""
+    response: Mapping[str, JSON], tool: str, settings: OffloadSettings, *, counter: TokenCounter, query: str = ""
 ) -> Offloaded:
     """Decides what a model reads of a response; `Offloaded.form` says what that is.
 
@@ -106,7 +106,7 @@ def is_error(response: Mapping[str, JSON]) -> bool:
     )
 
 
-def _shown(text: str, rule: str, settings: OffloadSettings, counter: Counts, query: str) -> Shown:
+def _shown(text: str, rule: str, settings: OffloadSettings, counter: TokenCounter, query: str) -> Shown:
     if rule not in RULES:
         said = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
         view = view_of(text)

@@ -1,0 +1,160 @@
+"""What an app lets its agents read by URL: what lies below the prefixes that it names, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from aether_context.errors import KnowledgeError, PolicyError, StoreError
+from aether_context.evidence.kinds import is_text
+from aether_context.files import Files
+
+if TYPE_CHECKING:
+    import httpx
+
+_WEB = ("http", "https")
+_MOST_CHARACTERS = 2_000
+_MOST_REDIRECTS = 5
+_ODD = re.compile(r"[\x00-\x20\x7f\\]|::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What stood at a URL: a text, or bytes, and the media type that a web server gave, None where none did."""
+
+    content: str | bytes
+    media_type: str | None = None
+
+
+class Allowed:
+    """Reads URLs below prefixes: ``https://docs.example.org/``, ``s3://bucket/reports/``, ``file:///srv/manuals/``.
+
+    Scheme, host and port are those of a prefix, the path is its path or goes on from there by whole segments. A
+    redirection leads nowhere that could not be asked for, and no symbolic link out of a folder.
+
+    Args:
+        prefixes: what may be read.
+        most_bytes: longer contents are refused.
+        timeout_seconds: longest that one URL may take.
+
+    Raises:
+        PolicyError: a prefix is no URL.
+    """
+
+    def __init__(self, prefixes: Sequence[str], *, most_bytes: int = 20_000_000, timeout_seconds: float = 15.0) -> None:
+        for prefix in prefixes:
+            if not _is_prefix(prefix):
+                raise PolicyError(f"urls: {prefix!r} begins no URL: write it as https://host/path/", field="urls")
+        self.prefixes = tuple(prefixes)
+        self.most_bytes = most_bytes
+        self.timeout_seconds = timeout_seconds
+
+    def read(self, url: str) -> Fetched:
+        """What stands at a URL.
+
+        Raises:
+            KnowledgeError: it is below no prefix, or could not be read, or is too long.
+            MissingExtra: its protocol needs a package that is not installed.
+        """
+        prefix = self._prefix_of(url)
+        if urlsplit(url).scheme in _WEB:
+            return self._from_web(url)
+        root = prefix.rstrip("/")
+        try:
+            files = Files(root, timeout_seconds=self.timeout_seconds)
+            data = files.read(files.root + unquote(url.removeprefix(root)), 0, self.most_bytes + 1)
+        except (FileNotFoundError, StoreError) as error:
+            raise _unread(url, "is not there" if isinstance(error, FileNotFoundError) else str(error)) from error
+        self._check(url, len(data))
+        return Fetched(content=data)
+
+    def _prefix_of(self, url: str) -> str:
+        """The prefix that a URL begins with."""
+        for prefix in self.prefixes:
+            if _is_below(url, prefix):
+                return prefix
+        known = ", ".join(self.prefixes)
+        raise _unread(url[:200], f"is not among what may be read: {known}")
+
+    def _from_web(self, url: str) -> Fetched:
+        import httpx
+
+        until = time.monotonic() + self.timeout_seconds
+        try:
+            with httpx.Client(timeout=self.timeout_seconds, follow_redirects=False) as client:
+                for _ in range(_MOST_REDIRECTS):
+                    with client.stream("GET", url) as response:
+                        if not response.is_redirect:
+                            return self._of_response(url, response, until)
+                        url = urljoin(url, response.headers["location"])
+                        self._prefix_of(url)
+        except httpx.HTTPError as error:
+            raise _unread(url, str(error) or type(error).__name__) from error
+        raise _unread(url, f"leads on more than {_MOST_REDIRECTS} times")
+
+    def _of_response(self, url: str, response: httpx.Response, until: float) -> Fetched:
+        if response.status_code >= 400:
+            raise _unread(url, f"was answered with status {response.status_code}")
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            self._check(url, len(data))
+            if time.monotonic() > until:
+                raise _unread(url, f"took longer than {self.timeout_seconds:g} s")
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
+        if kind is not None and is_text(kind) and response.charset_encoding is not None:
+            return Fetched(content=_decoded(bytes(data), response.charset_encoding), media_type=kind)
+        return Fetched(content=bytes(data), media_type=kind)
+
+    def _check(self, url: str, size: int) -> None:
+        if size > self.most_bytes:
+            raise _unread(url, f"is longer than {self.most_bytes} bytes")
+
+
+def _is_prefix(prefix: str) -> bool:
+    parts = _split(prefix)
+    if parts is None or not parts.scheme:
+        return False
+    return bool(parts.path.strip("/")) if parts.scheme == "file" else bool(parts.netloc)
+
+
+def _is_below(url: str, prefix: str) -> bool:
+    """Whether a URL is a prefix or goes on from it by whole segments, however it is written."""
+    parts, wanted = _split(url), _split(prefix)
+    if parts is None or wanted is None:
+        return False
+    if (parts.scheme, parts.netloc.lower()) != (wanted.scheme, wanted.netloc.lower()) or "@" in parts.netloc:
+        return False
+    folder = wanted.path.rstrip("/")
+    return parts.path == folder or parts.path.startswith(f"{folder}/")
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of a URL; None where it hides a way out: dots, separators and chains, encoded ones, too."""
+    decoded = url
+    for _ in range(3):
+        decoded = unquote(decoded, errors="replace")
+    if len(url) > _MOST_CHARACTERS or _ODD.search(decoded):
+        return None
+    try:
+        parts, plain = urlsplit(url), urlsplit(decoded)
+    except ValueError:
+        return None
+    if any(piece in (".", "..") for piece in plain.path.split("/")) or plain.path.count("/") != parts.path.count("/"):
+        return None
+    return parts
+
+
+def _decoded(data: bytes, encoding: str) -> str | bytes:
+    try:
+        return data.decode(encoding)
+    except (LookupError, UnicodeDecodeError):
+        return data
+
+
+def _unread(url: str, reason: str) -> KnowledgeError:
+    return KnowledgeError(f"{url} {reason}", field="url")
