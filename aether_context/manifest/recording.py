@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from aether_context.canonical import JSON, canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import (
+    JSON,
+    canonical_json,
+    canonical_object,
+    fold,
+    hash_bytes,
+    hash_json,
+    hash_text,
+    short,
+)
 from aether_context.conversation import as_ranges
 from aether_context.evidence import addresses
 from aether_context.manifest.schema import (
