@@ -100,7 +100,7 @@ class _Front:
         marginal = float(self._marginal[at])
         ties = np.flatnonzero(self._marginal == marginal)
         if len(ties) > 1:
-            at = min(ties.tolist(), key=lambda one: self._names[self._places[one]])
+            at = min(ties.tolist(), key=lambda one: self._names[int(self._places[one])])
         return at, marginal
 
     def _advance(self) -> None:
