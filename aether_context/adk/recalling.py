@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
@@ -92,13 +92,13 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
-        words = [words_of(content) for content in earlier]
-        room = _room(earlier, words, settings.memory_fill * source.window)
-        entries = said(words, events) if room else []
+        told = [_told(content) for content in earlier]
+        room = _room(earlier, told, settings.memory_fill * source.window)
+        entries = said([one.words for one in told], events) if room else []
         if all(_place(entry.id) in sent for entry in entries):
             entries = []
         known = {one.id for one in source.candidates}
-        gone = [read(content) for place, content in enumerate(earlier) if place not in sent and _loads(content)]
+        gone = [read(earlier[place]) for place, one in enumerate(told) if one.loads and place not in sent]
         memories = [one for one in unique(loaded(gone)) if one.id not in known]
         if not entries and not memories:
             return source
@@ -233,11 +233,6 @@ def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
                     continue
 
 
-def _loads(content: types.Content) -> bool:
-    """Whether a content holds what ``load_memory`` found."""
-    return any(part.function_response and part.function_response.name == _LOADER for part in content.parts or ())
-
-
 def passages(text: str, most: int = _LONG_TURN) -> list[str]:
     """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
     if len(text) <= most:
@@ -274,17 +269,39 @@ def words_of(content: types.Content) -> str:
     return "\n".join(texts).strip()
 
 
-def _room(history: Sequence[types.Content], words: Sequence[str], most: float) -> int:
+class _Told(NamedTuple):
+    """What of a content can be told at a glance.
+
+    ``words`` are as of `words_of`, ``least_characters`` what `_characters` gives, or less: of calls and answers only
+    the texts that stand at their top. ``loads`` is whether it holds what ``load_memory`` found.
+    """
+
+    words: str
+    least_characters: int
+    loads: bool
+
+
+def _told(content: types.Content) -> _Told:
+    size, loads = 1, False
+    for part in content.parts or ():
+        size += len(part.text or "")
+        for held in _exchanged(part):
+            size += sum([len(one) for one in held.values() if isinstance(one, str)])
+        loads = loads or (part.function_response is not None and part.function_response.name == _LOADER)
+    return _Told(words_of(content), size, loads)
+
+
+def _room(history: Sequence[types.Content], told: Sequence[_Told], most: float) -> int:
     """Tokens for recalled turns, of at most so many; 0 where they would be too few for any.
 
     To write out calls and results takes long, and mostly they are so many that their texts alone leave too little.
     """
-    spoken = sum(map(len, words))
+    spoken = sum(len(one.words) for one in told)
 
     def share(whole: int) -> int:
         return int((spoken / max(1, whole)) ** 2 * most)
 
-    if share(sum(map(_least_characters, history))) < _LEAST_TOKENS:
+    if share(sum(one.least_characters for one in told)) < _LEAST_TOKENS:
         return 0
     room = share(sum(map(_characters, history)))
     return room if room >= _LEAST_TOKENS else 0
@@ -295,16 +312,6 @@ def _characters(content: types.Content) -> int:
     size = 1
     for part in content.parts or ():
         size += len(part.text or "") + sum(len(repr(held)) for held in _exchanged(part))
-    return size
-
-
-def _least_characters(content: types.Content) -> int:
-    """What `_characters` gives, or less: of calls and answers only the texts that stand at their top."""
-    size = 1
-    for part in content.parts or ():
-        size += len(part.text or "")
-        for held in _exchanged(part):
-            size += sum(len(one) for one in held.values() if isinstance(one, str))
     return size
 
 
