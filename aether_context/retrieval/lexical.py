@@ -134,21 +134,15 @@ class InvertedIndex:
         Args:
             weights: how often each term of the query counts, 1 for a term that stands in it once.
         """
-        found = np.zeros(len(self._lengths))
         if not self._live or not self._total_length:
-            return found
+            return np.zeros(len(self._lengths))
         mean = self._total_length / self._live
         lengths = self._lengths.values
-        known = {term: self._vocabulary[term] for term in sorted(weights) if term in self._vocabulary}
-        recent = self._recent.values
-        wanted = np.zeros(len(self._words), dtype=np.bool_)
-        wanted[list(known.values())] = True
-        recent = recent[wanted[recent[:, 0]]]
-        for term, number in known.items():
-            factor = self.weight(term) * weights[term] * (K1 + 1)
-            mine = recent[recent[:, 0] == number]
-            for slots, counts in (self._sorted(number), (mine[:, 1], mine[:, 2])):
-                found[slots] += factor * counts / (K1 * (1 - B + B * lengths[slots] / mean) + counts)
+        known = [term for term in sorted(weights) if term in self._vocabulary]
+        factors = np.array([self.weight(term) * weights[term] * (K1 + 1) for term in known])
+        slots, counts, places = self._postings([self._vocabulary[term] for term in known])
+        told = factors[places] * counts / (K1 * (1 - B + B * lengths[slots] / mean) + counts)
+        found = np.asarray(np.bincount(slots, told, minlength=len(lengths)), dtype=np.float64)
         if self._live < len(found):
             found[~self._alive.values] = 0.0
         return found
@@ -234,12 +228,31 @@ class InvertedIndex:
         self._live += len(lengths)
         self._total_length += int(lengths.sum(dtype=np.int64))
 
-    def _sorted(self, number: int) -> tuple[Numbers, Numbers]:
-        """The sorted postings of a term."""
+    def _postings(self, numbers: Sequence[int]) -> tuple[Numbers, Numbers, NDArray[np.int64]]:
+        """The slots and counts of some terms, one term after the other, and which of the terms each belongs to.
+
+        What an entry holds of them stands in their order, so that its score is always added up alike.
+        """
+        parts = [self._sorted(number) for number in numbers]
+        order = np.full(len(self._words), -1, dtype=np.int64)
+        order[list(numbers)] = np.arange(len(numbers))
+        recent = self._recent.values
+        places = order[recent[:, 0]]
+        wanted = np.flatnonzero(places >= 0)
+        wanted = wanted[np.argsort(places[wanted], kind="stable")]
+        return (
+            np.concatenate([*(self._slots[part] for part in parts), recent[wanted, 1]]),
+            np.concatenate([*(self._counts[part] for part in parts), recent[wanted, 2]]),
+            np.concatenate(
+                [np.repeat(np.arange(len(numbers)), [part.stop - part.start for part in parts]), places[wanted]]
+            ),
+        )
+
+    def _sorted(self, number: int) -> slice:
+        """Where the sorted postings of a term lie."""
         if number + 1 >= len(self._starts):
-            return self._slots[:0], self._counts[:0]
-        part = slice(self._starts[number], self._starts[number + 1])
-        return self._slots[part], self._counts[part]
+            return slice(0, 0)
+        return slice(int(self._starts[number]), int(self._starts[number + 1]))
 
     def _merge(self, runs: Sequence[_Run] = ()) -> None:
         """Puts all postings of live entries, and those of entries that come behind them, into the sorted part."""
