@@ -217,17 +217,25 @@ def plain_mmr(relevance, similar, weight, k, names):
     return chosen
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 1_500), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]), st.integers(1, 3))
-def test_mmr_is_that_of_comparing_all(count, seed, weight, decimals):
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 1_500),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.01, 0.3, 3.0]),
+    st.sampled_from([4, 32]),
+)
+def test_mmr_is_that_of_comparing_all(count, seed, weight, decimals, spread, width):
     random = np.random.default_rng(seed)
     relevance = np.round(random.random(count) ** 3, decimals)
-    rows = quantized(random.normal(size=(count, 4)).astype(np.float32))
+    centres = random.normal(size=(12, width))[random.integers(12, size=count)]
+    rows = quantized((centres + spread * random.normal(size=(count, width))).astype(np.float32))
     rows[random.random(count) < 0.1] = 0
     products = rows.astype(np.int64) @ rows.astype(np.int64).T
     lengths = np.sqrt(np.diag(products))
     lengths = lengths[:, None] * lengths
     similar = np.round(np.divide(products, lengths, out=np.zeros((count, count)), where=lengths > 0), 6)
     names = [f"n{number:04d}" for number in random.permutation(count)]
-    found = mmr(relevance, rows, weight=weight, k=12, names=names)
-    assert [place for place, _ in found] == plain_mmr(relevance, similar, weight, 12, names)
+    found = mmr(relevance, rows, weight=weight, k=15, names=names)
+    assert [place for place, _ in found] == plain_mmr(relevance, similar, weight, 15, names)

@@ -20,7 +20,7 @@ from test_plugin import Restarting, planned, same_requests, small
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.recalling import passages, said
+from aether_context.adk.recalling import passages, said, words_of
 from aether_context.embedding import Embedder, Vectors, register
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.resolution import Resolver
@@ -203,14 +203,15 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
         for at, one in enumerate(spoken)
     ]
     history = [content("model", "a summary of the host's"), *spoken]
-    found = said(history, events)
+    told = [words_of(one) for one in history]
+    found = said(told, events)
     assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
         ("1", "Hello", 0.0, "user"),
         ("2", "Yes.", 1.0, "clerk"),
         ("3", "ok", 2.0, "user"),
         ("5", "ok", 4.0, "user"),
     ]
-    assert [one.time for one in said(history[5:], events)] == [4.0], "a history that lost its beginning"
+    assert [one.time for one in said(told[5:], events)] == [4.0], "a history that lost its beginning"
 
 
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
@@ -97,13 +98,13 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
-        spoken, whole = sum(len(_words(content)) for content in earlier), sum(map(_characters, earlier))
-        room = int((spoken / max(1, whole)) ** 2 * settings.memory_fill * source.window)
-        entries = said(earlier, events) if room >= _LEAST_TOKENS else []
+        told = [_told(content) for content in earlier]
+        room = _room(earlier, told, settings.memory_fill * source.window)
+        entries = said([one.words for one in told], events) if room else []
         if all(_place(entry.id) in sent for entry in entries):
             entries = []
         known = {one.id for one in source.candidates}
-        gone = [read(content) for place, content in enumerate(earlier) if place not in sent and _loads(content)]
+        gone = [read(earlier[place]) for place, one in enumerate(told) if one.loads and place not in sent]
         memories = [one for one in unique(loaded(gone)) if one.id not in known]
         if not entries and not memories:
             return source
@@ -200,30 +201,38 @@ class _Watched:
             raise
 
 
-def said(history: Sequence[types.Content], events: Sequence[Event]) -> list[Entry]:
+def said(history: Sequence[str], events: Sequence[Event]) -> list[Entry]:
     """The turns of a history that are words alone, with the time and the author of the events that they came from.
 
     Ids are places in the history; long turns come in passages, whose ids go on with a number.
     A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
     the latest belong to the latest contents, since histories lose their beginning first.
+
+    Args:
+        history: the words of each content, as `words_of` gives them.
     """
     waiting: dict[str, list[Event]] = {}
     for event in events:
-        if event.content is not None and not event.partial and (text := _words(event.content)):
+        if event.content is not None and not event.partial and (text := words_of(event.content)):
             waiting.setdefault(text, []).append(event)
-    found: list[Entry] = []
+    found: list[tuple[Entry, ...]] = []
     for place in range(len(history) - 1, -1, -1):
-        text = _words(history[place])
-        if waiting.get(text):
-            source = waiting[text].pop()
-            pieces = passages(text)
-            names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
-            entries = (
-                Entry(id=name, text=piece, time=source.timestamp, speaker=source.author, thread="")
-                for name, piece in zip(names, pieces, strict=True)
-            )
-            found += reversed(list(entries))
-    return found[::-1]
+        text = history[place]
+        if text and (sources := waiting.get(text)):
+            source = sources.pop()
+            found.append(_turn(place, text, source.timestamp, source.author))
+    return [entry for turn in reversed(found) for entry in turn]
+
+
+@lru_cache(maxsize=16_384)
+def _turn(place: int, text: str, time: float, author: str) -> tuple[Entry, ...]:
+    """One turn, in passages where it is long. A history that grew gives the same entries, not only equal ones."""
+    pieces = passages(text)
+    names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
+    return tuple(
+        Entry(id=name, text=piece, time=time, speaker=author, thread="")
+        for name, piece in zip(names, pieces, strict=True)
+    )
 
 
 def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
@@ -240,13 +249,10 @@ def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
                     continue
 
 
-def _loads(content: types.Content) -> bool:
-    """Whether a content holds what ``load_memory`` found."""
-    return any(part.function_response and part.function_response.name == _LOADER for part in content.parts or ())
-
-
 def passages(text: str, most: int = _LONG_TURN) -> list[str]:
     """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
+    if len(text) <= most:
+        return [text.strip()] if text.strip() else []
     pieces: list[str] = []
     held = ""
     for piece in _pieces(text, most):
@@ -268,22 +274,69 @@ def _place(id: str) -> int:
     return int(id.partition("#")[0])
 
 
-def _words(content: types.Content) -> str:
+def words_of(content: types.Content) -> str:
     """The text of a content without thoughts; nothing of one that calls or answers a call."""
-    parts = content.parts or ()
-    if any(part.function_call or part.function_response for part in parts):
-        return ""
-    return "\n".join(part.text for part in parts if part.text and not part.thought).strip()
+    texts = []
+    for part in content.parts or ():
+        if part.function_call or part.function_response:
+            return ""
+        if part.text and not part.thought:
+            texts.append(part.text)
+    return "\n".join(texts).strip()
+
+
+class _Told(NamedTuple):
+    """What of a content can be told at a glance.
+
+    ``words`` are as of `words_of`, ``least_characters`` what `_characters` gives, or less: of calls and answers only
+    the texts that stand at their top. ``loads`` is whether it holds what ``load_memory`` found.
+    """
+
+    words: str
+    least_characters: int
+    loads: bool
+
+
+def _told(content: types.Content) -> _Told:
+    size, loads = 1, False
+    for part in content.parts or ():
+        size += len(part.text or "")
+        for held in _exchanged(part):
+            size += sum([len(one) for one in held.values() if isinstance(one, str)])
+        loads = loads or (part.function_response is not None and part.function_response.name == _LOADER)
+    return _Told(words_of(content), size, loads)
+
+
+def _room(history: Sequence[types.Content], told: Sequence[_Told], most: float) -> int:
+    """Tokens for recalled turns, of at most so many; 0 where they would be too few for any.
+
+    To write out calls and results takes long, and mostly they are so many that their texts alone leave too little.
+    """
+    spoken = sum(len(one.words) for one in told)
+
+    def share(whole: int) -> int:
+        return int((spoken / max(1, whole)) ** 2 * most)
+
+    if share(sum(one.least_characters for one in told)) < _LEAST_TOKENS:
+        return 0
+    room = share(sum(map(_characters, history)))
+    return room if room >= _LEAST_TOKENS else 0
 
 
 def _characters(content: types.Content) -> int:
     """How long a content is, what it calls and answers included; at least 1."""
     size = 1
     for part in content.parts or ():
-        call, response = part.function_call, part.function_response
-        held = (part.text, call.args if call else None, response.response if response else None)
-        size += sum(len(one if isinstance(one, str) else repr(one)) for one in held if one)
+        size += len(part.text or "") + sum(len(repr(held)) for held in _exchanged(part))
     return size
+
+
+def _exchanged(part: types.Part) -> list[dict[str, Any]]:
+    """What a part calls with or answers."""
+    call, response = part.function_call, part.function_response
+    if call is None and response is None:
+        return []
+    return [one for one in (call and call.args, response and response.response) if one]
 
 
 def _fitting(hits: Iterable[Hit], room: int) -> Iterator[Hit]:

@@ -85,7 +85,7 @@ def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocat
 
 def _signals(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Signals:
     step, memory = source.step, chosen.memory.chosen
-    pool = sum(one.layer == "memory" for one in source.candidates)
+    pool = [one.layer for one in source.candidates].count("memory")
     humans = [item for item in carried.settled.sent if item.content.role == "user" and not item.content.responses]
     proofs = [item.needs_evidence for item in step.acceptance]
     return Signals(

@@ -8,10 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .vectors import lengths_of, product
+from .vectors import product
 
 Floats = NDArray[np.float64]
-_FRONT = 1_024
+Places = NDArray[np.int64]
+_FIRST_FRONT, _LARGEST_FRONT = 256, 1_024
+_MILLION = 1e6
 
 
 def mmr(
@@ -31,74 +33,106 @@ def mmr(
     front = _Front(weight * relevance, rows, 1 - weight, names)
     chosen: list[tuple[int, float]] = []
     while len(chosen) < min(k, len(relevance)):
-        place, marginal = front.best()
-        chosen.append((place, marginal))
-        front.choose(place)
+        at, marginal = front.best()
+        chosen.append((front.choose(at), marginal))
     return chosen
 
 
 class _Front:
     """The candidates of the highest marginals, each compared with all that was chosen.
 
+    Where relevance tells candidates apart, one front is enough. Where it does not, each is soon behind what is
+    outside, and the next one is larger.
+
     Args:
-        bound: of all candidates, never below their marginals.
+        relevance: of all candidates, with its weight.
         rows: their vectors.
         weight: of overlap.
         names: what ties are broken by.
     """
 
-    _covered: Floats
+    _places: Places
+    _vectors: NDArray[np.float32]
+    _lengths: Floats
+    _worth: Floats
+    _overlap: Floats
     _marginal: Floats
 
-    def __init__(self, bound: Floats, rows: NDArray[np.int8], weight: float, names: Sequence[str]) -> None:
-        self._bound = bound
-        self._relevance = bound.copy()
+    def __init__(self, relevance: Floats, rows: NDArray[np.int8], weight: float, names: Sequence[str]) -> None:
+        self._relevance = relevance.copy()
+        self._bound = relevance.copy()
+        self._covered = np.zeros(len(relevance))
+        self._compared = np.zeros(len(relevance), dtype=np.int64)
         self._rows = rows
         self._weight = weight
         self._names = names
-        self._chosen: list[int] = []
+        self._chosen: list[NDArray[np.float32]] = []
+        self._chosen_lengths: list[float] = []
+        self._size = _FIRST_FRONT
         self._advance()
 
     def best(self) -> tuple[int, float]:
-        """The candidate of the highest marginal, and that."""
+        """Where in the front the candidate of the highest marginal is, and that."""
         while True:
-            marginal = float(self._marginal.max())
-            place = min(self._places[self._marginal == marginal].tolist(), key=self._names.__getitem__)
-            ahead = marginal == self._outside and self._names[place] < self._outside_name
+            at, marginal = self._highest_marginal()
+            ahead = marginal == self._outside and self._names[self._places[at]] < self._outside_name
             if marginal > self._outside or ahead:
-                return place, marginal
+                return at, marginal
             self._bound[self._places] = self._marginal
+            self._covered[self._places] = self._overlap
+            self._compared[self._places] = len(self._chosen)
             self._advance()
 
-    def choose(self, place: int) -> None:
-        """Takes one of the best out, and compares the others with it."""
-        at = int(np.flatnonzero(self._places == place)[0])
-        overlap = _cosines(product(self._vectors, self._vectors[at]), self._lengths * self._lengths[at])
-        self._covered = np.maximum(self._covered, overlap)
-        self._relevance[place] = self._bound[place] = -np.inf
-        self._marginal = self._relevance[self._places] - self._weight * self._covered
-        self._chosen.append(place)
+    def choose(self, at: int) -> int:
+        """Takes one out, and compares the others with it; its place among all candidates."""
+        place = int(self._places[at])
+        vector, length = self._vectors[at], float(self._lengths[at])
+        overlap = _overlaps(product(self._vectors, vector), self._lengths * length)
+        np.maximum(self._overlap, overlap, out=self._overlap)
+        self._relevance[place] = self._bound[place] = self._worth[at] = -np.inf
+        self._marginal = self._worth - self._weight * (self._overlap / _MILLION)
+        self._chosen.append(vector)
+        self._chosen_lengths.append(length)
+        return place
+
+    def _highest_marginal(self) -> tuple[int, float]:
+        at = int(self._marginal.argmax())
+        marginal = float(self._marginal[at])
+        ties = np.flatnonzero(self._marginal == marginal)
+        if len(ties) > 1:
+            at = min(ties.tolist(), key=lambda one: self._names[int(self._places[one])])
+        return at, marginal
 
     def _advance(self) -> None:
         """Takes those of the highest bounds; what is outside then comes behind them."""
-        self._places = self._highest()
-        self._vectors, self._lengths = _measured(self._rows[self._places])
-        self._covered = np.zeros(len(self._places))
-        if self._chosen:
-            against, lengths = _measured(self._rows[self._chosen])
-            overlap = _cosines(product(self._vectors, against.T), np.outer(self._lengths, lengths))
-            self._covered = np.maximum(0.0, overlap.max(axis=1))
-        self._marginal = self._relevance[self._places] - self._weight * self._covered
+        highest = self._highest()
+        self._size = min(2 * self._size, _LARGEST_FRONT)
+        self._places = highest[np.argsort(self._compared[highest], kind="stable")]
+        self._vectors = self._rows[self._places].astype(np.float32)
+        self._lengths = _lengths(self._vectors)
+        self._worth = self._relevance[self._places]
+        self._overlap = self._covered[self._places]
+        self._catch_up()
+        self._marginal = self._worth - self._weight * (self._overlap / _MILLION)
 
-    def _highest(self) -> NDArray[np.int64]:
+    def _catch_up(self) -> None:
+        """Compares the front with what was chosen since each of it was compared last, equals side by side."""
+        compared = self._compared[self._places]
+        for since in np.unique(compared[compared < len(self._chosen)]).tolist():
+            late = slice(*np.searchsorted(compared, [since, since + 1]).tolist())
+            products = product(self._vectors[late], np.array(self._chosen[since:]).T)
+            overlap = _overlaps(products, np.outer(self._lengths[late], self._chosen_lengths[since:])).max(axis=1)
+            self._overlap[late] = np.maximum(self._overlap[late], overlap)
+
+    def _highest(self) -> Places:
         """The candidates of the highest bounds, and how high what is outside then reaches."""
-        bound = self._bound
+        bound, size = self._bound, self._size
         self._outside, self._outside_name = -np.inf, ""
-        if len(bound) <= _FRONT:
+        if len(bound) <= size:
             return np.arange(len(bound))
-        least = -np.partition(-bound, _FRONT - 1)[_FRONT - 1]
+        least = np.partition(bound, len(bound) - size)[len(bound) - size]
         above, level = np.flatnonzero(bound > least), np.flatnonzero(bound == least)
-        room = _FRONT - len(above)
+        room = size - len(above)
         if len(level) <= room:
             self._outside = float(bound.max(where=bound < least, initial=-np.inf))
             return np.concatenate([above, level])
@@ -107,18 +141,21 @@ class _Front:
         return np.concatenate([above, level[:room]])
 
     @cached_property
-    def _order(self) -> NDArray[np.int64]:
+    def _order(self) -> Places:
         """Of each candidate its place by name."""
         order = np.empty(len(self._names), dtype=np.int64)
         order[sorted(range(len(order)), key=self._names.__getitem__)] = np.arange(len(order))
         return order
 
 
-def _measured(rows: NDArray[np.int8]) -> tuple[NDArray[np.float32], Floats]:
-    return rows.astype(np.float32), lengths_of(rows)
+def _lengths(vectors: NDArray[np.float32]) -> Floats:
+    """The length of each row; that of no vector is without end, so that nothing overlaps with it."""
+    squares = np.einsum("ij,ij->i", vectors, vectors).astype(np.float64)
+    return np.sqrt(np.where(squares > 0, squares, np.inf))
 
 
-def _cosines(products: NDArray[np.float32], lengths: Floats) -> Floats:
-    """Products of whole numbers are exact in any order; over the products of lengths, to six decimals."""
-    cosines = np.divide(products, lengths, out=np.zeros(lengths.shape), where=lengths > 0)
-    return np.asarray(np.round(cosines, 6))
+def _overlaps(products: NDArray[np.float32], lengths: Floats) -> Floats:
+    """Cosines to six decimals, in millionths. Products of whole numbers are exact, in whatever order they are added."""
+    cosines = products / lengths
+    cosines *= _MILLION
+    return np.rint(cosines, out=cosines)
