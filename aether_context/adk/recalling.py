@@ -38,7 +38,7 @@ _LOADER = "load_memory"
 _TOKEN_CHARACTERS = 4
 _LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_LONG_TURN = 600
+_LONG_TURN, _LONGEST_HELD = 600, 4_000
 _SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
@@ -220,7 +220,8 @@ def said(history: Sequence[str], events: Sequence[Event]) -> list[Entry]:
         text = history[place]
         if text and (sources := waiting.get(text)):
             source = sources.pop()
-            found.append(_turn(place, text, source.timestamp, source.author))
+            turn = _turn if len(text) <= _LONGEST_HELD else _turn.__wrapped__
+            found.append(turn(place, text, source.timestamp, source.author))
     return [entry for turn in reversed(found) for entry in turn]
 
 
