@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from aether_context.canonical import (
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
 
 _CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate))
+_candidate_values = attrgetter(*_CANDIDATE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +377,7 @@ def _row(fate: Fate) -> Row:
         state=fate.state,
         reason=fate.reason,
         sent_tokens=fate.sent_tokens,
-        scores=dict(fate.scores),
+        scores=fate.scores,
         time=fate.time,
         uri=fate.uri,
         covers=fate.covers,
@@ -425,7 +427,7 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
 
 def _plain(candidate: Candidate) -> dict[str, JSON]:
     """As `asdict`, which copies every value of the many candidates of a pack."""
-    return {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
+    return dict(zip(_CANDIDATE_FIELDS, _candidate_values(candidate), strict=True)) | {"scores": dict(candidate.scores)}
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:
