@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from aether_context.canonical import (
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
 
 _CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate))
-_candidate_values = attrgetter(*_CANDIDATE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +375,7 @@ def _row(fate: Fate) -> Row:
         state=fate.state,
         reason=fate.reason,
         sent_tokens=fate.sent_tokens,
-        scores=fate.scores,
+        scores=dict(fate.scores),
         time=fate.time,
         uri=fate.uri,
         covers=fate.covers,
@@ -427,7 +425,7 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
 
 def _plain(candidate: Candidate) -> dict[str, JSON]:
     """As `asdict`, which copies every value of the many candidates of a pack."""
-    return dict(zip(_CANDIDATE_FIELDS, _candidate_values(candidate), strict=True)) | {"scores": dict(candidate.scores)}
+    return {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:
