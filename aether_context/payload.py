@@ -192,6 +192,8 @@ def bullets(texts: Iterable[str]) -> str:
 def bullet(text: str) -> str:
     """One bullet; further lines of the text are indented."""
     lines = text.strip().splitlines() or [""]
+    if len(lines) == 1:
+        return f"- {lines[0]}"
     return "\n".join([f"- {lines[0]}", *(f"  {line}" for line in lines[1:])])
 
 

@@ -426,7 +426,8 @@ async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: li
     if not query or policy.retrieval.memory_k == 0:
         return ()
     try:
-        return await asyncio.wait_for(_found(call, query, policy), policy.retrieval.memory_timeout_seconds)
+        async with asyncio.timeout(policy.retrieval.memory_timeout_seconds):
+            return await _found(call, query, policy)
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return ()

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 from aether_context.pack import Candidate, Ingredients, Reason
 from aether_context.policy import RetrievalSettings
@@ -65,13 +66,13 @@ def retrieve(
         standing: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
-    ordered = sorted(candidates, key=lambda one: one.id)
+    ordered = sorted(candidates, key=attrgetter("id"))
     left: list[Left] = []
     fresh: list[Candidate] = []
     seen: set[str] = set()
     for candidate in ordered:
         reason = _outright(candidate, seen, tail, now)
-        if candidate.id.partition("#")[0] in standing:
+        if standing and candidate.id.partition("#")[0] in standing:
             reason = "already_in_conversation"
         seen.add(candidate.digest)
         if reason is None:
