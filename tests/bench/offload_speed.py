@@ -2,10 +2,10 @@
 
     python tests/bench/offload_speed.py
 
-CPU milliseconds of `aether_context.evidence.offload`, the best of some rounds with nothing counted before, and the peak
-of what is allocated as a multiple of the output's size in memory, the output included; the kilobytes beside are what of
-it is neither the output nor its bytes for the store. What the token counter needs while it counts is left out: up to
-0.8 MB, whatever the size. The store's time is not in it.
+CPU milliseconds of `aether_context.evidence.offload`, the best of 3 to 15 rounds with nothing counted before, and the
+peak of what is allocated as a multiple of the output's size in memory, the output included; the kilobytes beside are
+what of it is neither the output nor its bytes for the store. What the token counter needs while it counts is left out:
+up to 0.8 MB, whatever the size. The store's time is not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aether_context.policy import OffloadSettings
 from aether_context.tokens import CachedCounter, counter_for
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)
-ROUNDS = 5
+MOST_ROUNDS = 15
 COUNTER = counter_for("").counter
 SETTINGS = OffloadSettings(mode="session")
 QUERY = 'why was order 48113 refused?\n{"order_id":"48113","service":"payments"}'
@@ -72,7 +72,7 @@ def offloaded(text: str) -> Offloaded:
 def measured(text: str) -> tuple[float, float, int, Offloaded]:
     """CPU seconds, peak memory as a multiple of the text's, the peak beside the text and its bytes, and the result."""
     spent = []
-    for _ in range(ROUNDS):
+    for _ in range(max(3, min(MOST_ROUNDS, MOST_ROUNDS * 1_000_000 // len(text)))):
         began = time.process_time()
         found = offloaded(text)
         spent.append(time.process_time() - began)
