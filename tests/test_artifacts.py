@@ -15,7 +15,7 @@ import pytest
 from adk_server import api_server
 from google.adk.artifacts import FileArtifactService, InMemoryArtifactService
 from google.genai import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_store import recording
 
@@ -121,7 +121,6 @@ def test_ten_thousand_hostile_names_stay_in_their_session(tmp_path):
     assert {path for path in written if mine not in path.parents} == others
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=80), st.text(max_size=40))
 def test_names_come_back_as_they_were_given(name, user):
     service = FsspecArtifactService(f"memory://names-{hash((name, user))}")

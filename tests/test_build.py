@@ -235,7 +235,7 @@ words = st.sampled_from(["dog", "Rex", "tax", "law", "supplier", "price", "river
 texts = st.lists(words, min_size=1, max_size=12).map(" ".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(texts, min_size=1, max_size=12, unique=True), st.integers(600, 6_000), st.randoms(use_true_random=False)
 )
@@ -250,7 +250,7 @@ def test_the_order_of_candidates_does_not_change_the_pack(said, window, shuffle)
     accounted(first)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(texts, min_size=1, max_size=12, unique=True), st.integers(600, 3_000), st.integers(0, 4_000))
 def test_a_larger_window_never_loses_a_kept_candidate(said, window, more):
     found = tuple(memory(f"m{at}", text * 8, time=float(at)) for at, text in enumerate(said))

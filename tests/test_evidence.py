@@ -54,7 +54,6 @@ def missing(text):
 @given(
     st.text(alphabet=st.sampled_from("ab 1_/\nERROR:é中"), max_size=6_000), st.integers(60, 400), st.text(max_size=40)
 )
-@settings(deadline=None)
 def test_an_extract_is_made_of_the_texts_own_lines_and_counts_what_is_missing(text, budget, query):
     shown = extract_of(text, query, budget)
     if shown.is_whole:
@@ -149,7 +148,6 @@ def test_other_scripts_are_whole_characters():
 
 
 @given(JSON_VALUES, st.data())
-@settings(deadline=None)
 def test_any_lines_of_an_outline_are_json(value, data):
     lines = outlined(value)
     chosen = data.draw(st.sets(st.integers(0, len(lines) - 1)))
@@ -158,7 +156,7 @@ def test_any_lines_of_an_outline_are_json(value, data):
 
 
 @given(st.lists(st.fixed_dictionaries({"id": st.integers(), "name": st.text(max_size=40)}), min_size=30, max_size=200))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rows_become_a_table_and_a_table_says_the_same(rows):
     view = view_of(json.dumps(rows))
     table = json.loads(view.whole)
@@ -195,7 +193,6 @@ def test_a_very_long_array_stays_json_too(indent, prefix):
 
 
 @given(JSON_VALUES.filter(lambda value: isinstance(value, (dict, list)) and value), st.data())
-@settings(deadline=None)
 def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
     text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))
     cut = text[: data.draw(st.integers(1, len(text)))]
@@ -207,7 +204,6 @@ def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
 
 
 @given(JSON_VALUES, st.booleans(), st.integers(0, 40))
-@settings(deadline=None)
 def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, cut):
     said = json.dumps(value, indent=1) + " it's"
     inside = json.dumps({"_meta": None, "content": [{"type": "text", "text": said, "annotations": None}]}, indent=2)
@@ -308,7 +304,6 @@ def test_rules_of_single_tools():
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=5))
-@settings(deadline=None)
 def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
     found, again = offloaded(response, threshold_tokens=20), offloaded(dict(response), threshold_tokens=20)
     assert found == again

@@ -52,7 +52,6 @@ def fuzz(examples: int) -> Any:
     phases = [phase for phase in Phase if LONG or phase not in (Phase.shrink, Phase.explain)]
     return settings(
         max_examples=number,
-        deadline=None,
         suppress_health_check=slow,
         phases=phases,
         derandomize=not (LONG or asked),

@@ -180,7 +180,7 @@ def test_preservation_is_validated() -> None:
     st.integers(600, 6_000),
     st.sampled_from(["heads_tails", "summarize", "epochs"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_anchors_that_fit_are_always_preserved(sizes: list[int], marks: set[int], window: int, strategy: str) -> None:
     contents = [one for at, size in enumerate(sizes) for one in talk(1, size)[:4]] + [said("now?")]
     anchors = anchored(contents, {at: f"m{at}" for at in marks if at < len(contents)})

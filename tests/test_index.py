@@ -330,7 +330,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations)
 def test_an_index_is_the_same_however_it_came_to_be(steps):
     index, held = HybridIndex(Fake()), {}

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aether_context import PackPolicy
@@ -259,7 +259,6 @@ def test_an_error_about_costs_speaks_of_dollars() -> None:
     calls=st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 500)), max_size=40),
     most=st.integers(1, 50_000),
 )
-@settings(deadline=None)
 def test_with_true_estimates_a_checked_limit_is_never_passed(calls: list[tuple[int, int]], most: int) -> None:
     ledger, held = TokenLedger(), limits(session={"total_tokens": most})
     for read, answered in calls:
@@ -271,7 +270,6 @@ def test_with_true_estimates_a_checked_limit_is_never_passed(calls: list[tuple[i
 
 
 @given(calls=st.lists(st.tuples(st.integers(0, 9_999), st.integers(0, 999), st.sampled_from("ab"), st.integers(1, 3))))
-@settings(deadline=None)
 def test_the_accounts_of_agents_and_of_invocations_sum_to_the_sessions(calls: list[tuple[int, int, str, int]]) -> None:
     ledger = TokenLedger()
     for read, answered, agent, invocation in calls:
@@ -427,7 +425,6 @@ _AMOUNTS = st.integers(0, 10**6)
         max_size=8,
     ),
 )
-@settings(deadline=None)
 def test_no_history_makes_any_number_smaller(booked: list[tuple[int, int]], told: list[Any]) -> None:
     ledger = TokenLedger()
     for read, answered in booked:
@@ -537,7 +534,6 @@ def test_a_forecast_ignores_cuts_and_says_what_it_does_not_know() -> None:
 
 
 @given(inputs=st.lists(st.integers(10, 1_000), min_size=1, max_size=6), most=st.integers(1, 20_000))
-@settings(deadline=None)
 def test_a_forecast_of_calls_left_is_what_a_simulation_gives(inputs: list[int], most: int) -> None:
     ledger, held = growing(TokenLedger(), *inputs, answer=0), limits(session={"total_tokens": most})
     found = ledger.forecast(held, **HERE)

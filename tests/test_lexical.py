@@ -81,7 +81,6 @@ def test_the_index_agrees_with_rank_bm25(texts, query):
     assert found == pytest.approx(reference(texts, known), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(documents, st.data())
 def test_the_index_agrees_after_merging_removing_and_saving(texts, data):
     index = index_of(texts)
@@ -217,7 +216,7 @@ def plain_mmr(relevance, similar, weight, k, names):
     return chosen
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 1_500),
     st.integers(0, 2**32 - 1),

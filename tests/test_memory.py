@@ -388,7 +388,7 @@ WRITES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WRITES)
 def test_no_user_finds_what_is_anothers(writes):
     memories = Memories(embedder="none", max_users=2)

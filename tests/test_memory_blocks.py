@@ -247,7 +247,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ACTS)
 def test_blocks_never_change_what_is_found(tmp_path_factory, acts):
     path = tmp_path_factory.mktemp("blocks") / "m.sqlite"

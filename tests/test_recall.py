@@ -157,7 +157,7 @@ def test_another_worker_sends_the_same_bytes(tmp_path: Path) -> None:
     steady.replays()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     history=st.lists(st.sampled_from([*FACTS, *chatter(6), "ok"]), min_size=1, max_size=25),
     steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),

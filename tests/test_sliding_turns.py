@@ -393,7 +393,7 @@ def chatted(tokens: int, **more: Any) -> Chat:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.integers(50, 4_000))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_longer_history_never_brings_a_turn_back(sizes: list[int], tokens: int) -> None:
     contents: list[Content] = []
     first = 0

@@ -503,7 +503,7 @@ sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)
 
 
 @given(sizes, st.integers(300, 6_000), st.integers(0, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
     results: list[int], window: int, keep: int
 ) -> None:

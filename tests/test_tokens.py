@@ -55,7 +55,7 @@ def estimate(family: str = "gemini") -> EstimateCounter:
 
 @pytest.mark.parametrize("model", MODELS)
 @given(text=lively_text)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_counts_every_text_and_only_the_empty_one_as_nothing(model: str, text: str) -> None:
     counted = counter_for(model).count(text)
     assert (counted == 0) == (text == "")
@@ -68,7 +68,7 @@ sentence = st.lists(st.sampled_from([*ENGLISH.split(" "), *PYTHON.split(" "), "æ
 
 
 @given(first=sentence, second=sentence)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_parts_add_up_to_the_whole(first: str, second: str) -> None:
     counter = estimate()
     apart = counter.count(first) + counter.count(second)
@@ -76,7 +76,7 @@ def test_parts_add_up_to_the_whole(first: str, second: str) -> None:
 
 
 @given(first=lively_text, second=lively_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_join_changes_no_more_than_the_characters_near_it(first: str, second: str) -> None:
     counter = estimate()
     apart = counter.count(first) + counter.count(second)
@@ -84,21 +84,20 @@ def test_a_join_changes_no_more_than_the_characters_near_it(first: str, second: 
 
 
 @given(text=lively_text)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_longer_text_does_not_count_markedly_less(text: str) -> None:
     counter = estimate("openai")
     assert counter.count(text + text) >= counter.count(text) - 9
 
 
 @given(texts=st.lists(lively_text, max_size=12))
-@settings(deadline=None)
 def test_remembered_counts_equal_fresh_ones(texts: list[str]) -> None:
     cached = CachedCounter(estimate(), max_texts=3, max_key_characters=5)
     assert [cached.count(text) for text in texts * 2] == [estimate().count(text) for text in texts * 2]
 
 
 @given(text=st.text(st.characters(max_codepoint=127), min_size=1, max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_short_way_for_ascii_gives_what_the_long_way_gives(text: str) -> None:
     table = tables.load_table(("gemini",))
     for chunk in tables.padded_chunks(text):
@@ -116,7 +115,7 @@ batches = st.lists(
 
 @pytest.mark.parametrize("family", ["gemini", "openai"])
 @given(texts=batches)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_counting_many_at_once_gives_what_counting_one_by_one_gives(family: str, texts: list[str]) -> None:
     counter = estimate(family)
     assert counter.count_all(texts) == [counter.count(text) for text in texts]
@@ -360,7 +359,7 @@ def test_a_photograph_counts_far_less_than_its_base64(family: str) -> None:
 
 
 @given(data=st.binary(max_size=60), mime=st.sampled_from([None, "", "image/png", "application/pdf", "video/mp4", "x"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_media_of_any_bytes_count_something(data: bytes, mime: str | None) -> None:
     starts = (
         b"",

@@ -215,7 +215,7 @@ def test_nothing_that_another_tool_says_declares_a_tool() -> None:
     assert all("rename_guitar" not in names for names in declared(chat))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=5, max_size=30),
     window=st.integers(2_000, 40_000),

@@ -96,7 +96,7 @@ def test_what_is_kept_ranks_as_what_is_made(store):
     assert any(hit.scores["cosine"] for hit in found[0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["ann", "bob", "Ann", "ann/bob"]), st.sampled_from(TEXTS)), max_size=12))
 def test_nobody_finds_the_vectors_of_another_user(asked):
     store = new_store()
