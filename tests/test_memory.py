@@ -306,6 +306,17 @@ def test_further_memories_fill_what_is_left_and_no_more():
     assert len(packed(16_000, memory_k=0)[1]) == 0
 
 
+def test_of_long_memories_only_the_best_are_looked_at():
+    service = HybridMemoryService(embedder="none")
+    essays = [entry(f"essay {at} on rivers, " + f"and the sea of {at} " * 100, id=f"m{at}") for at in range(40)]
+    asyncio.run(service.add_memory(**WHO, memories=essays))
+    store = new_store()
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=4_000), store=store)
+    asyncio.run(ask(service, "What of rivers?", plugins=[plugin]))
+    (manifest,) = store.manifests()
+    assert len([one for one in manifest.rows if one.layer == "memory"]) == PackPolicy().retrieval.memory_k
+
+
 # the file
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from aether_context.adk.records import SessionRecords
 from aether_context.conversation import torn
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
-from aether_context.policy import PackPolicy
+from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.prices import cached_share
 from aether_context.state import Planned, read_state, unique
 from aether_context.strategies import ranked
@@ -43,6 +43,7 @@ from aether_context.windows import model_window
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
 _USUAL_CACHED_PRICE = 0.1
+_TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,8 +440,20 @@ async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate,
     if not isinstance(service, HybridMemoryService):
         found = await call.context.search_memory(query)
         return tuple(one for entry in found.memories for one in found_memory(entry))
-    most = policy.retrieval.most_memories(_window(policy, call.request.model or ""))
-    return tuple(_scored(one) for one in await service.find(session.app_name, session.user_id, query, most))
+    window = _window(policy, call.request.model or "")
+    most = policy.retrieval.most_memories(window)
+    ours = await service.find(session.app_name, session.user_id, query, most)
+    return tuple(map(_scored, _fitting(ours, policy.retrieval, window)))
+
+
+def _fitting(found: Iterable[Remembered], settings: RetrievalSettings, window: int) -> Iterator[Remembered]:
+    """The best, as many as their room could take were a token five characters long, and ``memory_k`` at least."""
+    room = int(settings.memory_fill * window) * _TOKEN_CHARACTERS
+    for at, one in enumerate(found):
+        if room <= 0 and at >= settings.memory_k:
+            return
+        room -= len(one.memory.text) + len(one.memory.author or "") + _LINE_CHARACTERS
+        yield one
 
 
 def _scored(found: Remembered) -> Candidate:
