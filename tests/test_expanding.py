@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from aether_context.adk import ModelExpander
+from aether_context.adk import HybridMemoryService, ModelExpander
 from aether_context.errors import PolicyError
+from aether_context.redaction import masker
 from aether_context.retrieval import HybridIndex
 
 
@@ -86,3 +88,18 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(PolicyError) as error:
         ModelExpander(**{"model": writer(), **wrong})
     assert error.value.field == next(iter(wrong))
+
+
+def test_a_memory_service_searches_by_them_and_masks_what_the_model_reads() -> None:
+    model = writer("the automobile")
+    service = HybridMemoryService(embedder="none", expander=ModelExpander(model), redact=masker(["email"]))
+    who = {"app_name": "app", "user_id": "ann"}
+
+    async def ask() -> list[str]:
+        told = types.Content(role="user", parts=[types.Part(text="My automobile is in the garage.")])
+        await service.add_memory(**who, memories=[MemoryEntry(content=told)])
+        found = await service.search_memory(**who, query="the car of ann@example.org")
+        return [entry.content.parts[0].text for entry in found.memories]
+
+    assert asyncio.run(ask()) == ["My automobile is in the garage."]
+    assert "ann@example.org" not in model.asked[0]

@@ -49,7 +49,9 @@ class HybridIndex:
         expander: Expander | None = None,
         reranker: Reranker | None = None,
     ) -> None:
-        self._index = SlotIndex(embedder, settings=settings, redact=redact, expander=expander, reranker=reranker)
+        self._index = SlotIndex(embedder, settings=settings, redact=redact, reranker=reranker)
+        self._redact = redact or str
+        self._expander = expander
         self._entries: list[Entry | None] = []
         self._slots: dict[str, int] = {}
 
@@ -166,7 +168,8 @@ class HybridIndex:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
             mmr_lambda: weight of relevance against diversity, 0 to 1; 1 is relevance alone.
         """
-        return self._index.search(query, limit, self._held, asked=asked, mmr_lambda=mmr_lambda)
+        also = self._expander.expand(self._redact(query)) if self._expander is not None and len(self) else ()
+        return self._index.search(query, limit, self._held, asked=asked, mmr_lambda=mmr_lambda, also=also)
 
     def _forget(self, ids: Iterable[str]) -> None:
         gone = [self._slots.pop(id) for id in dict.fromkeys(ids) if id in self._slots]

@@ -17,7 +17,6 @@ from .dates import asks_for_recent, closeness, freshness, named_times
 from .diversity import mmr
 from .entries import Entry, Hit, repeats
 from .fusion import (
-    Expander,
     Floats,
     Reranker,
     SearchSettings,
@@ -58,13 +57,11 @@ class SlotIndex:
         *,
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
-        expander: Expander | None = None,
         reranker: Reranker | None = None,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self.settings = settings or SearchSettings()
         self._redact = redact or str
-        self._expander = expander
         self._reranker = reranker
         self._lexical = InvertedIndex()
         self._semantic = SemanticIndex(chosen)
@@ -168,16 +165,24 @@ class SlotIndex:
         return kept
 
     def search(
-        self, query: str, limit: int, entries: Lookup, *, asked: float | None = None, mmr_lambda: float = 1.0
+        self,
+        query: str,
+        limit: int,
+        entries: Lookup,
+        *,
+        asked: float | None = None,
+        mmr_lambda: float = 1.0,
+        also: Sequence[str] = (),
     ) -> list[Hit]:
         """As `HybridIndex.search`.
 
         Args:
             entries: says what stands in slots.
+            also: texts to search by beside the query.
         """
         if not len(self) or limit <= 0:
             return []
-        pool = self._ranked(self._redact(query), asked, entries)
+        pool = self._ranked(self._redact(query), also, asked, entries)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
         if self._reranker is not None:
@@ -192,13 +197,16 @@ class SlotIndex:
         order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
         return _hits(kept, order, held)
 
-    def _ranked(self, query: str, asked: float | None, entries: Lookup) -> _Pool:
+    def _ranked(self, query: str, also: Sequence[str], asked: float | None, entries: Lookup) -> _Pool:
         """The candidates of a query with every score."""
         alive = self._lexical.alive
         first = self._fused(query, dict.fromkeys(query_terms(query), 1.0), np.flatnonzero(alive))
         fused = [
             first,
-            *(self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive) for text in self._other(query)),
+            *(
+                self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive)
+                for text in map(self._redact, also)
+            ),
         ]
         if self.settings.feedback:
             fused.append(self._fused(query, self._fed_back(query, first, entries), first.alive))
@@ -249,10 +257,6 @@ class SlotIndex:
         candidates = self._candidates([bm25, found], self._lexical.alive)
         compare(np.concatenate([candidates, *(places[places >= 0] for places in chain(*self._steps(candidates)))]))
         return found
-
-    def _other(self, query: str) -> list[str]:
-        """What else to search by, masked as the query is."""
-        return [] if self._expander is None else [self._redact(text) for text in self._expander.expand(query)]
 
     def _fed_back(self, query: str, first: _Fused, entries: Lookup) -> dict[str, float]:
         """The query's terms, and those that tell most of the best entries (Rocchio, 1971)."""
