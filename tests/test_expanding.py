@@ -96,6 +96,8 @@ def test_a_memory_service_searches_by_them_and_masks_what_the_model_reads() -> N
     who = {"app_name": "app", "user_id": "ann"}
 
     async def ask() -> list[str]:
+        assert not (await service.search_memory(**who, query="the car of ann@example.org")).memories
+        assert not model.asked, "there is nothing to search"
         told = types.Content(role="user", parts=[types.Part(text="My automobile is in the garage.")])
         await service.add_memory(**who, memories=[MemoryEntry(content=told)])
         found = await service.search_memory(**who, query="the car of ann@example.org")

@@ -12,11 +12,12 @@ import pytest
 from failing import FailingFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packs import IDENTITY
 from scripted import Chat, Memories, new_store, remembered
 
 from aether_context import PackPolicy, PackStore
 from aether_context import vectors as shelf
-from aether_context.adk import ContextPackPlugin
+from aether_context.adk import ContextPackPlugin, shelving
 from aether_context.embedding import CachedEmbedder, Purpose, StaticEmbedder, Vectors, register
 from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 from aether_context.retrieval import HybridIndex
@@ -299,3 +300,18 @@ def test_the_model_inside_the_package_is_not_worth_keeping():
 def test_vectors_are_known_by_every_letter():
     assert len({digest_of(text) for text in ("a", "A", "a ", "", "\ud800")}) == 5
     assert np.unique([len(digest_of(text)) for text in TEXTS]).tolist() == [16]
+
+
+def test_of_many_users_those_seen_last_are_remembered(monkeypatch):
+    monkeypatch.setattr(shelving, "_MOST_SHELVES", 2)
+    shelves = shelving.Shelves(new_store(), at_once)
+    embedder = CachedEmbedder(Costly())
+
+    def of(user):
+        return shelves.of(embedder, replace(IDENTITY, user=user), PackPolicy())
+
+    first = of("ann")
+    assert of("ann") is first
+    assert of("bob") is not first
+    of("eve")
+    assert of("ann") is not first

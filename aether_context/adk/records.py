@@ -14,7 +14,7 @@ from google.adk.agents.callback_context import CallbackContext
 from pydantic import ValidationError
 
 from aether_context.adk.bounded import keep
-from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 
 _STATE = "aether:evidence:"
 _MOST_SESSIONS = 64
@@ -97,9 +97,9 @@ class Records:
 
     def _compare(self, records: Mapping[str, EvidenceRecord]) -> None:
         """Notes which answers to one call its last one supersedes."""
-        last = max(records.values(), key=_moment, default=None)
+        later = superseded(sorted(records.values(), key=_moment))
         for record in records.values():
-            self._later[record.uri] = last.uri if last is not None and record.digest != last.digest else ""
+            self._later[record.uri] = later.get(record.uri, "")
 
 
 class SessionRecords:

@@ -13,7 +13,7 @@ from aether_context.retrieval.kept import StoredVectors
 from aether_context.store import PackStore
 from aether_context.vectors import UserVectors
 
-_MOST_VECTORS = 50_000
+_MOST_VECTORS, _MOST_SHELVES = 50_000, 512
 _MOST_QUERIES = 64
 _SHARE_OF_DEADLINE = 0.25
 
@@ -21,8 +21,8 @@ _SHARE_OF_DEADLINE = 0.25
 class Shelves:
     """Embedders by user. What one user's texts led to is kept apart from every other user's.
 
-    In memory 50,000 vectors are kept, those of the user in use aside; where a policy records texts, the store keeps
-    them, too.
+    In memory 50,000 vectors of 512 users are kept, those of the user in use aside; where a policy records texts, the
+    store keeps them, too.
 
     Args:
         later: carries out a write to the store, off this path.
@@ -42,9 +42,13 @@ class Shelves:
         with self._lock:
             shelf = self._held.pop(key, None) or self._made(embedder.embedder, identity, policy)
             self._held[key] = shelf
-            while len(self._held) > 1 and sum(len(vectors) for vectors, _ in self._held.values()) > _MOST_VECTORS:
+            while len(self._held) > 1 and self._is_full():
                 self._held.popitem(last=False)
         return shelf[1]
+
+    def _is_full(self) -> bool:
+        count = sum(len(vectors) for vectors, _ in self._held.values())
+        return count > _MOST_VECTORS or len(self._held) > _MOST_SHELVES
 
     def _made(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> tuple[UserVectors, Embedder]:
         vectors = UserVectors(

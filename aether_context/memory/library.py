@@ -101,8 +101,10 @@ class Memories:
         Raises:
             StoreError: the file could not be read.
         """
-        also = self._expander.expand(self._redact(query)) if self._expander is not None else ()
         scope = self._scope(app, user)
+        also: Sequence[str] = ()
+        if self._expander is not None and scope.follow():
+            also = self._expander.expand(self._redact(query))
         found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda, also=also)
         self._save_soon(scope)
         return found

@@ -90,10 +90,11 @@ class Scope:
                     break
             return [rows.remembered(hit) for hit in hits if hit.entry is not _GONE]
 
-    def follow(self) -> None:
-        """Brings the index up to the file."""
+    def follow(self) -> int:
+        """Brings the index up to the file; how many memories it then has."""
         with self._lock:
             self._follow()
+            return len(self._index)
 
     def save(self) -> None:
         """Keeps blocks of what is in none, after any other thread that does so.
