@@ -2,13 +2,15 @@
 
 The split follows the window-proportional allocator of the project's founding document: floors first, the remainder by
 weights, weights from eight signals. Two departures: the weighted shares are *projected* onto the ranges, so that they
-sum to one without leaking at a clamp, and unspent tokens are lent.
+sum to one without leaking at a clamp, and unspent tokens are lent. Signals move a weight up and down around the middle
+of its range, so that where nothing is known the middles decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.errors import StepTooLarge
@@ -51,21 +53,23 @@ def allocate(
         raise StepTooLarge(window=window, slack=slack, measured={layer: measured[layer] for layer in FIXED_LAYERS})
     promised = sum(max(floors[layer], measured[layer]) for layer in FIXED_LAYERS)
     remainder = max(0, window - slack - promised)
-    unspent = window - slack - needed - remainder + overcounted
     weights = weigh(signals, settings)
-    nominal = dict(zip(FLEXIBLE_LAYERS, whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS]), strict=True))
-    final = lend(nominal, wanted, weights, unspent) if settings.lending else dict(nominal)
-    layers: dict[Layer, LayerTokens] = {}
+    shares = whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS])
+    nominal: dict[Layer, int] = dict(zip(FLEXIBLE_LAYERS, shares, strict=True))
+    left = window - slack - needed - remainder
     for layer in FIXED_LAYERS:
-        used = measured[layer]
-        promise = max(floors[layer], used)
-        kept = used if settings.lending else min(promise, used + unspent)
-        unspent -= kept - used
-        layers[layer] = LayerTokens(floor=floors[layer], nominal=promise, lent=kept - promise, final=kept, used=used)
-    for layer in FLEXIBLE_LAYERS:
-        share, ceiling = nominal[layer], final[layer]
+        nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)
+        left -= nominal[layer] - measured[layer]
+    asked = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
+    final = lend(nominal, asked, weights, overcounted) if settings.lending else nominal
+    layers: dict[Layer, LayerTokens] = {}
+    for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS):
         layers[layer] = LayerTokens(
-            floor=0, nominal=share, lent=ceiling - share, final=ceiling, used=min(wanted[layer], ceiling)
+            floor=floors.get(layer, 0),
+            nominal=nominal[layer],
+            lent=final[layer] - nominal[layer],
+            final=final[layer],
+            used=min(asked[layer], final[layer]),
         )
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
     return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
@@ -80,7 +84,8 @@ def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | Non
 def strengths(signals: Signals, settings: SignalSettings) -> dict[str, float]:
     """Each signal on a scale of 0 to 1; unknown ones at the neutral one half.
 
-    Shares stay as they are, counts follow ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1.
+    Shares stay as they are, counts follow ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1. A
+    similarity that was found counts from one half up, so never less than one that is unknown.
     """
     days = signals.freshness_days
     return {
@@ -88,7 +93,7 @@ def strengths(signals: Signals, settings: SignalSettings) -> dict[str, float]:
         "expected_tool_calls": _count(signals.expected_tool_calls, settings.tool_calls_half),
         "risk_weight": _NEUTRAL if signals.risk is None else _RISK[signals.risk],
         "retrieval_hit_rate": _share(signals.retrieval_hit_rate),
-        "similarity": _share(signals.similarity),
+        "similarity": _NEUTRAL + _NEUTRAL * _share((signals.similarity or 0.0) / settings.similarity_full),
         "freshness": _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / settings.freshness_half_life_days),
         "unresolved_questions": _count(signals.unresolved_questions, settings.questions_half),
         "dialogue_depth": _count(signals.dialogue_depth, settings.depth_half),
@@ -106,15 +111,16 @@ _OF_LAYER: Mapping[Layer, tuple[str, ...]] = {
 def weigh(signals: Signals, settings: BudgetSettings) -> dict[Layer, float]:
     """Shares of the remainder that sum to 1, each inside its range.
 
-    A layer's weight is the middle of its range plus ``gain`` times the mean of its signals; the weights are scaled to
-    sum to 1 and projected.
+    A layer's weight is the middle of its range, raised or lowered by up to ``gain`` of it by the mean of its signals;
+    the weights are scaled to sum to 1 and projected.
     """
     strength = strengths(signals, settings.signals)
     ranges = [getattr(settings.shares, layer) for layer in FLEXIBLE_LAYERS]
     weights = []
     for layer, allowed in zip(FLEXIBLE_LAYERS, ranges, strict=True):
         names = _OF_LAYER[layer]
-        weights.append(allowed.middle + settings.signals.gain * sum(strength[name] for name in names) / len(names))
+        lean = 2 * sum(strength[name] for name in names) / len(names) - 1
+        weights.append(allowed.middle * max(0.0, 1 + settings.signals.gain * lean))
     total = sum(weights) or 1.0
     return dict(zip(FLEXIBLE_LAYERS, project([weight / total for weight in weights], ranges), strict=True))
 
@@ -152,12 +158,17 @@ def whole(total: int, shares: Sequence[float]) -> list[int]:
 def lend(
     nominal: Mapping[Layer, int], wanted: Mapping[Layer, int], weights: Mapping[Layer, float], unspent: int
 ) -> dict[Layer, int]:
-    """Ceilings after unspent tokens went to the layers that want more, by weight, until nobody wants or none are left.
+    """Budgets after lending: unspent tokens go to the flexible layers that want more, by weight, while any want.
 
-    A layer never gives what it wants itself, so lending only ever raises what a layer can use.
+    A layer gives only what it does not want itself, and only what another one takes, so that what nobody takes stays in
+    its budget. Those that give do so in the proportion of what they have left.
+
+    Args:
+        unspent: tokens beside those of the layers; they are lent last.
     """
-    final = {layer: min(nominal[layer], wanted[layer]) for layer in FLEXIBLE_LAYERS}
-    pool = unspent + sum(nominal.values()) - sum(final.values())
+    spare = {layer: max(0, nominal[layer] - wanted[layer]) for layer in nominal}
+    final = dict(nominal)
+    pool = most = sum(spare.values()) + unspent
     while pool > 0:
         eager = [layer for layer in FLEXIBLE_LAYERS if wanted[layer] > final[layer]]
         if not eager:
@@ -166,7 +177,34 @@ def lend(
             given = min(part, wanted[layer] - final[layer])
             final[layer] += given
             pool -= given
+    taken = min(most - pool, sum(spare.values()))
+    for layer, part in zip(spare, whole(taken, list(spare.values())), strict=True):
+        final[layer] -= part
     return final
+
+
+def spend(allocation: Allocation, used: Mapping[Layer, int], *, lending: bool) -> Allocation:
+    """The allocation with what each layer really used.
+
+    Args:
+        lending: whether what one of them has left is lent to those that took more.
+    """
+    layers = {layer: account for layer, account in allocation.layers.items() if layer != "slack"}
+    over = {layer: max(0, used[layer] - account.final) for layer, account in layers.items()}
+    spare = {layer: max(0, account.final - used[layer]) for layer, account in layers.items()}
+    lent = min(sum(over.values()), sum(spare.values())) if lending else 0
+    gained = dict(zip(layers, whole(lent, list(over.values())), strict=True))
+    given = dict(zip(layers, whole(lent, list(spare.values())), strict=True))
+    spent: dict[Layer, LayerTokens] = {
+        layer: replace(
+            account,
+            lent=account.lent + gained[layer] - given[layer],
+            final=account.final + gained[layer] - given[layer],
+            used=used[layer],
+        )
+        for layer, account in layers.items()
+    }
+    return replace(allocation, layers={**allocation.layers, **spent})
 
 
 def _share(value: float | None) -> float:

@@ -25,12 +25,18 @@ from aether_context.state import (
     WRITING,
     NoteShape,
     PlanShape,
+    Problems,
     SessionState,
     StepShape,
     acceptance_of,
     done_steps,
+    plan_mapping,
+    read_plan,
     ready_steps,
 )
+
+_BOARD = ("plan.steps", "plan.current_step")
+"""Where a plan has to be readable to be changed as a board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +50,15 @@ class TaskBoard:
         """The board in a plan as it stands in a session's state; None is an empty one.
 
         Raises:
-            BoardError: it is not a plan, two steps share a name, or dependencies are unknown or go in a circle.
+            BoardError: it is not a plan, one of its steps cannot be read in all its fields, two steps share a name, or
+                dependencies are unknown or go in a circle.
         """
-        try:
-            shape = PlanShape.model_validate({} if plan is None else plan)
-        except ValidationError as error:
-            raise BoardError(f"state['plan'] is not a plan: {_first(error)}") from error
+        problems = Problems()
+        shape = PlanShape() if plan is None else read_plan(plan, problems).plan
+        wrong = next((place for place in problems.lost if place.startswith(_BOARD) or shape is None), None)
+        if shape is None or wrong is not None:
+            place = wrong or "plan"
+            raise BoardError(f"state['plan'] is not a plan: {place.removeprefix('plan.')}: {problems.lost[place]}")
         _check(shape.steps)
         return cls(plan=shape)
 
@@ -241,7 +250,7 @@ def _merged(notes: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
 
 def _raw(held: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
     """A plan as it stands in a state, with what changed of it as plain JSON."""
-    raw = dict(held) if isinstance(held, Mapping) else {}
+    raw = plan_mapping(held)
     known = {step.id: (step, one) for step, one in zip(before.steps, raw.get("steps") or (), strict=True)}
     steps = []
     for step in after.steps:

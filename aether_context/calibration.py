@@ -30,6 +30,13 @@ _DRIFT_MEMORY = 0.8
 _DRIFT = 1.0
 """Surprises of this many standard deviations on average, all to one side, begin the learning anew from where it is."""
 
+_LEAST_BELIEVED = 0.25
+"""The share of the count under which a report is not one of the whole request; digits alone are counted four times as
+many as a provider may report."""
+
+_FALLEN = 0.75
+"""The share of the report before under which the report of a larger request is one of its uncached tokens."""
+
 _LARGEST_GROWTH = 60_000
 _JUMP_SHARE = 0.5
 _JUMP_TOKENS = 8_000
@@ -150,6 +157,8 @@ class Anchor:
 
     ``epoch`` is the number of the request's epoch; growth is learned from within one only. ``doubted`` is a report so
     far off that it is believed only when the next one confirms it: a sum over several calls, or of another request.
+    ``whole`` says that every report since the first one was of a whole request, as far as can be told: none of them
+    fell while requests grew.
     """
 
     model: str
@@ -157,6 +166,7 @@ class Anchor:
     mix: Mix
     reported: int
     doubted: tuple[int, Mix] | None = None
+    whole: bool = False
 
     @property
     def beyond(self) -> int:
@@ -166,9 +176,9 @@ class Anchor:
     def overcounted(self, epoch: int) -> int:
         """Tokens by which the report fell short of the count, half of them where an epoch began since.
 
-        None where it fell so short that it is not believed: some report only what their cache did not hold.
+        0 where it fell so short that it is not believed: some report only what their cache did not hold.
         """
-        if self.reported < _LEAST[0] * self.mix.tokens:
+        if self.reported < (_LEAST_BELIEVED if self.whole else _LEAST[0]) * self.mix.tokens:
             return 0
         return max(0, -self.beyond) // (1 if self.epoch == epoch else 2)
 
@@ -180,6 +190,7 @@ class Anchor:
             "mix": list(self.mix),
             "reported": self.reported,
             **doubted,
+            **({"whole": True} if self.whole else {}),
         }
 
     @classmethod
@@ -195,16 +206,19 @@ class Anchor:
         if isinstance(doubted, (list, tuple)) and len(doubted) == 2 and type(doubted[0]) is int:
             of = _mix(doubted[1])
             held = (doubted[0], of) if of is not None else None
-        return cls(model=model, epoch=epoch, mix=mix, reported=reported, doubted=held)
+        whole = value.get("whole") is True
+        return cls(model=model, epoch=epoch, mix=mix, reported=reported, doubted=held, whole=whole)
 
 
 def report(
     anchor: Anchor | None, ratios: Ratios, *, model: str, epoch: int, mix: Mix, reported: int, learns: bool = True
 ) -> tuple[Anchor, Ratios]:
     """The anchor and the ratios after a provider reported ``reported`` input tokens for a request made of ``mix``."""
-    fresh = Anchor(model=model, epoch=epoch, mix=mix, reported=reported)
+    fresh = Anchor(model=model, epoch=epoch, mix=mix, reported=reported, whole=True)
     if anchor is None or anchor.model != model:
         return fresh, ratios
+    fell = mix.tokens >= anchor.mix.tokens and reported < _FALLEN * anchor.reported
+    fresh = replace(fresh, whole=anchor.whole and not fell)
     expected = anchor.reported + mix.tokens - anchor.mix.tokens
     if abs(reported - expected) > max(_JUMP_TOKENS, _JUMP_SHARE * abs(expected)):
         confirmed = anchor.doubted is not None and _confirms(anchor.doubted, mix, reported)
@@ -241,7 +255,7 @@ def calibration(
 def estimated(calibration: Calibration, mix: Mix) -> int:
     """Tokens that a provider would report for a request made of ``mix``; never under a quarter of the count."""
     counted = mix.tokens
-    return max(counted // 4, round(calibration.offset + weigh(calibration.weights, mix)))
+    return max(int(_LEAST_BELIEVED * counted), round(calibration.offset + weigh(calibration.weights, mix)))
 
 
 def weigh(weights: Sequence[float], mix: Mix) -> float:

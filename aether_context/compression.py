@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -12,6 +12,8 @@ from aether_context.canonical import hash_json
 from aether_context.pack import Content, Wish
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_FEW_WORDS = 64
+"""So many words are looked for one by one before a line is taken apart; of more each would cost a pass over it."""
 LONG_LINE = 2_000
 PIECE = 400
 
@@ -162,10 +164,10 @@ def relevance(lines: Sequence[str], query: str) -> list[float]:
     return [sum(1 / frequency[word] for word in words) for words in found]
 
 
-def _held(wanted: Iterable[str], line: str) -> tuple[str, ...]:
+def _held(wanted: Collection[str], line: str) -> tuple[str, ...]:
     """The words that a line holds, sorted."""
     folded = line.casefold()
-    if not any(word in folded for word in wanted):
+    if len(wanted) <= _FEW_WORDS and not any(word in folded for word in wanted):
         return ()
     return tuple(sorted({word.casefold() for word in _WORD.findall(line)}.intersection(wanted)))
 
@@ -257,8 +259,8 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
     """What was cut, in the conversation's own words: bullets with the speakers' lines.
 
     Human messages come first and word for word while they fit, shortened to their own sentences where they are long:
-    the first of all, which says what the work is about, then the latest before older ones. The model's come after
-    them. Within the summary they stand in their order. Empty where not even one bullet fits.
+    the first of all, which says what the work is about, then the latest before older ones. The model's and other
+    agents' come after them. Within the summary they stand in their order. Empty where not even one bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
@@ -269,9 +271,9 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
     bullets += [line for content in contents if (line := _bullet(content, longest, counter))]
     budget = max_tokens - 12
     people = [at for at, bullet in enumerate(bullets) if bullet.startswith(_USER)]
-    model = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
+    agents = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
     chosen: set[int] = set()
-    for at in (*people[:1], *reversed(people[1:]), *reversed(model)):
+    for at in (*people[:1], *reversed(people[1:]), *reversed(agents)):
         cost = counter.count(bullets[at]) + 1
         if cost <= budget:
             chosen.add(at)
@@ -286,32 +288,42 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
 
 def split_bullets(text: str) -> list[str]:
     """The bullets of a text, each with the indented lines that belong to it."""
-    bullets: list[str] = []
+    bullets: list[list[str]] = []
     for line in text.splitlines():
         if bullets and not line.startswith("- "):
-            bullets[-1] += f"\n{line}"
+            bullets[-1].append(line)
         else:
-            bullets.append(line)
-    return bullets
+            bullets.append([line])
+    return ["\n".join(lines) for lines in bullets]
 
 
 _USER = "- user: "
-_MODEL = "- model: "
 _MISSING = "- messages left out: "
 _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
 _SHARES_OF_A_MESSAGE = 3
-_MODEL_CHARACTERS = 300
+_AGENT_CHARACTERS = 300
+_OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
+"""What a line may begin with besides an agent's name: the speakers of this conversation, the titles of entities."""
 
 
 def _bullet(content: Content, longest: int, counter: Counts) -> str:
-    """What a content says: a person's words in their lines, the model's in one of 300 characters; empty for nothing."""
-    text = content.text.strip()
+    """What a content says: a person's words in their lines, an agent's in one of 300 characters; empty for nothing."""
+    text = content.words.strip()
     if content.responses or not text:
         return ""
-    if content.role == "user":
+    if content.role == "user" and not content.agent:
         said = shorten(text, max_tokens=longest, counter=counter)
         return _USER + "\n  ".join(said.splitlines())
-    return _MODEL + " ".join(text.split())[:_MODEL_CHARACTERS]
+    return f"- {_speaker(content)}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
+
+
+def _speaker(content: Content) -> str:
+    """Who a content is of: the role, or the other agent whose turn it is."""
+    return _named(content.agent) if content.agent else content.role
+
+
+def _named(agent: str) -> str:
+    return f"agent {agent}" if agent in _OTHER_MEANING else agent
 
 
 class Summaries:
@@ -382,11 +394,17 @@ _MOST_CHARACTERS = 120_000
 
 def _transcript(contents: Sequence[Content]) -> str:
     """Contents as a summarizer reads them, a line each part; long parts are cut so that all have room."""
-    said: list[tuple[str, str]] = []
-    for content in contents:
-        if content.text:
-            said.append((f"{content.role}: ", content.text))
-        said += [(f"call {part.name}: ", part.text) for part in content.calls]
-        said += [(f"response {part.name}: ", part.text) for part in content.responses]
+    said = [line for content in contents for line in _lines(content)]
     ceiling = level([len(head) + len(text) + 1 for head, text in said], _MOST_CHARACTERS)
     return "\n".join(head + text[:ceiling] for head, text in said)
+
+
+def _lines(content: Content) -> Iterator[tuple[str, str]]:
+    """What is said, called and answered in a content, each with who or what it is of."""
+    if content.words:
+        yield f"{_speaker(content)}: ", content.words
+    for part in (*content.calls, *content.responses):
+        yield f"{part.kind} {part.name}: ", part.text
+    for quote in content.quotes:
+        if quote.kind != "said":
+            yield f"{_named(quote.agent)}'s {quote.kind} {quote.name}: ", quote.text

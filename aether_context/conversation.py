@@ -1,14 +1,15 @@
 """Exchanges, turns, and cuts that never tear them: what of the history is still sent.
 
-An *exchange* is a model content with function calls and the contents that answer them: whole or absent. A *turn* is a
-human message up to the next one. A cut leaves whole units out from the oldest, once, down to a target.
+An *exchange* is a model content with function calls and the contents that answer them: whole or absent. So are a call
+and its response that are quoted from another agent's turn. A *turn* is a human message up to the next one. A cut leaves
+whole units out from the oldest, once, down to a target.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,101 +17,159 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from aether_context.canonical import strings
-from aether_context.pack import Content, Epoch
+from aether_context.pack import Content, Epoch, Part, Quote
 
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Contents that stay or go together, by index, and the turn (from 0) they belong to."""
+    """Contents that stay or go together, by index, and the turn (from 0) they belong to.
+
+    ``handed`` is set where they hold the last that another agent said or did in the turn: what was handed over.
+    """
 
     kind: UnitKind
     indices: tuple[int, ...]
     turn: int
+    handed: bool = False
 
 
-@dataclass(slots=True)
-class _Open:
-    """An exchange whose calls are not all answered: pairs of call id and name that still wait."""
+class _Waiting:
+    """Calls that wait for their answers, with the units that they stand in, the earliest first.
 
-    unit: int
-    waiting: list[tuple[str, str]]
+    Each is looked up by its id and by its name, so that thousands that share one cost no more than as many that do not.
+    Quoted ones, which have no id, are looked up by their agent's name and their own.
+    """
+
+    def __init__(self) -> None:
+        self._units: list[int] = []
+        self._answered: set[int] = set()
+        self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._by_name: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._without_id: defaultdict[str, deque[int]] = defaultdict(deque)
+
+    def add(self, call: Part, unit: int) -> None:
+        number = len(self._units)
+        self._units.append(unit)
+        self._by_name["", call.name].append(number)
+        if call.call_id:
+            self._by_id[call.call_id].append(number)
+        else:
+            self._without_id[call.name].append(number)
+
+    def add_quoted(self, call: Quote, unit: int) -> None:
+        number = len(self._units)
+        self._units.append(unit)
+        for agent in (call.agent, _PERSON):
+            self._by_name[agent, call.name].append(number)
+
+    def take(self, response: Part) -> int | None:
+        """The unit of the earliest call that a response answers, which waits no longer; None where it answers none."""
+        if response.call_id:
+            return self._first(self._by_id[response.call_id], self._without_id[response.name])
+        return self._first(self._by_name["", response.name])
+
+    def take_quoted(self, response: Quote) -> int | None:
+        """As `take`. What a person posts in answer to another agent's call is quoted as the user's."""
+        return self._first(self._by_name[response.agent, response.name])
+
+    def _first(self, *queues: deque[int]) -> int | None:
+        for queue in queues:
+            while queue and queue[0] in self._answered:
+                queue.popleft()
+        first = min((queue[0] for queue in queues if queue), default=None)
+        if first is None:
+            return None
+        self._answered.add(first)
+        return self._units[first]
+
+
+_PERSON = "user"
 
 
 def is_human(content: Content) -> bool:
-    """Whether a content is somebody's words to the model, not a tool's answer."""
-    return content.role == "user" and not content.responses and not content.calls
+    """Whether a content is somebody's words to the model, not a tool's answer or another agent's turn."""
+    return content.role == "user" and not content.responses and not content.calls and not content.agent
 
 
 def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     """The units of a history, in order of their first content.
 
-    A response belongs to the call with its id; without an id, to the earliest waiting call with its name. Answers that
-    arrive late, or apart from each other, join their exchange wherever they stand. A response that answers nothing is
-    a message of its own.
+    A response belongs to the call with its id; without an id, to the earliest waiting call with its name. A quoted one
+    belongs to a quoted call of the same agent. Answers that arrive late, or apart from each other, join their exchange
+    wherever they stand. A response that answers nothing is a message of its own.
     """
-    members: list[list[int]] = []
+    joined: list[int] = []  # for each unit the one that it went into, itself where it stands alone
     kinds: list[UnitKind] = []
     turns: list[int] = []
-    waiting: list[_Open] = []
+    places: list[int] = []  # for each content its unit
+    waiting = _Waiting()
     turn = -1
-    for index, content in enumerate(contents):
-        homes = _answered(content, waiting) if content.responses else []
-        if homes:
-            for other in homes[1:]:
-                members[homes[0]] += members[other]
-                members[other] = []
-            members[homes[0]].append(index)
-            _reopen(waiting, homes)
+    for content in contents:
+        found = [waiting.take(one) for one in content.responses]
+        found += [waiting.take_quoted(one) for one in content.quotes if one.kind == "response"]
+        answered = {_last(joined, unit) for unit in found if unit is not None}
+        if answered:
+            first = min(answered)
+            for unit in answered:
+                joined[unit] = first
+            places.append(first)
             continue
         human = is_human(content)
         if turn < 0 or (human and kinds[-1] != "human"):
             turn += 1
-        calls = content.calls
-        members.append([index])
-        kinds.append("human" if human else "exchange" if calls else "message")
+        asked = [one for one in content.quotes if one.kind == "call"]
+        unit = len(kinds)
+        joined.append(unit)
+        kinds.append("human" if human else "exchange" if content.calls or asked else "message")
         turns.append(turn)
-        if calls:
-            waiting.append(_Open(len(members) - 1, [(part.call_id, part.name) for part in calls]))
+        places.append(unit)
+        for call in content.calls:
+            waiting.add(call, unit)
+        for quoted in asked:
+            waiting.add_quoted(quoted, unit)
+    members: dict[int, list[int]] = {}
+    for index, unit in enumerate(places):
+        members.setdefault(_last(joined, unit), []).append(index)
+    handed = _handed(contents, members, turns)
     return tuple(
-        Unit(kind=kind, indices=tuple(sorted(indices)), turn=at)
-        for kind, indices, at in zip(kinds, members, turns, strict=True)
-        if indices
+        Unit(kind=kinds[unit], indices=tuple(indices), turn=turns[unit], handed=unit in handed)
+        for unit, indices in sorted(members.items())
     )
 
 
-def _answered(content: Content, waiting: list[_Open]) -> list[int]:
-    """The units whose calls this content answers, earliest first; those calls stop waiting."""
-    homes: set[int] = set()
-    for response in content.responses:
-        for opened in waiting:
-            match = next((call for call in opened.waiting if _answers(response.call_id, response.name, call)), None)
-            if match is not None:
-                opened.waiting.remove(match)
-                homes.add(opened.unit)
-                break
-    waiting[:] = [opened for opened in waiting if opened.waiting]
-    return sorted(homes)
+def _last(joined: list[int], unit: int) -> int:
+    """The unit that a unit went into at last."""
+    while joined[unit] != unit:
+        joined[unit] = joined[joined[unit]]
+        unit = joined[unit]
+    return unit
 
 
-def _answers(call_id: str, name: str, call: tuple[str, str]) -> bool:
-    return call_id == call[0] if call_id and call[0] else name == call[1]
-
-
-def _reopen(waiting: list[_Open], homes: list[int]) -> None:
-    for opened in waiting:
-        if opened.unit in homes:
-            opened.unit = homes[0]
+def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], turns: Sequence[int]) -> frozenset[int]:
+    """The units with the last that each other agent said, and the last that it did, in each turn."""
+    last: dict[tuple[int, str, bool], tuple[int, int]] = {}
+    for unit, indices in members.items():
+        for index in indices:
+            content = contents[index]
+            if not content.agent:
+                continue
+            said = any(quote.kind == "said" for quote in content.quotes)
+            for key in ((turns[unit], content.agent, False), (turns[unit], content.agent, True))[: 1 + said]:
+                last[key] = max(last.get(key, (-1, -1)), (index, unit))
+    return frozenset(unit for _, unit in last.values())
 
 
 def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = True) -> frozenset[int]:
-    """Positions in ``parts`` that no cut takes: the final human message with its neighbours, and the last exchange.
+    """Positions in ``parts`` that no cut takes: the final human message with its neighbours, what other agents handed
+    over since then, and the last exchange.
 
     Neighbours are human messages with nothing of the model's in between. The last exchange is protected while nothing
     of the model's follows it, that is, while the model has yet to read it.
     """
-    keep: set[int] = set()
+    latest = parts[-1].turn if parts else 0
+    keep = {at for at, unit in enumerate(parts) if unit.handed and unit.turn == latest}
     final = next((at for at, unit in enumerate(parts) if human is not None and human in unit.indices), None)
     if final is not None:
         keep.add(final)
@@ -161,9 +220,10 @@ def cut(
     """What to leave out so that the rest holds at most ``target`` tokens.
 
     Whole units go: those that are superseded, then the oldest first; turns before the ``last_turns`` latest go before
-    any of those. A turn's human message outlives its answers and goes with the last of them, so what stays always
-    begins with a human message. An exchange that would free more than is asked for, and whose responses can free as
-    much, stays with shortened responses.
+    any of those. What another agent said last in a turn outlives the rest of the turn. A turn's human message outlives
+    its answers and goes with the last of them, so what stays always begins with a human message; only messages beside
+    the final one go without, and last of all. An exchange that would free more than is asked for, and whose responses
+    can free as much, stays with shortened responses.
 
     Args:
         tokens: tokens of each content.
@@ -199,6 +259,11 @@ def cut(
         going = [at, *(() if answers[unit.turn] else (one for one in people.get(unit.turn, ()) if one not in stay))]
         out += going
         excess -= sum(sizes[one] for one in going)
+    final = next((unit.turn for unit in parts if human is not None and human in unit.indices), None)
+    for at in people.get(final, ()) if final is not None else ():
+        if excess > 0 and at not in stay and at not in out:
+            out.append(at)
+            excess -= sizes[at]
     return Cut(gone=_indices(parts, out))
 
 
@@ -210,19 +275,26 @@ def _leaving(parts: Sequence[Unit], last_turns: int, worth: Worth) -> list[int]:
     """Positions of all but human messages, in the order in which they leave."""
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
 
-    def rank(at: int) -> tuple[bool, bool, int, int, int]:
+    def rank(at: int) -> tuple[bool, bool, int, bool, int, int]:
         stands = worth.stands_at.get(at, at)
-        return (at not in worth.superseded, parts[stands].turn >= first_recent, parts[stands].turn, stands, at)
+        turn = parts[stands].turn
+        return (at not in worth.superseded, turn >= first_recent, turn, parts[at].handed, stands, at)
 
     return sorted((at for at, unit in enumerate(parts) if unit.kind != "human"), key=rank)
 
 
 def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[int]:
     """Positions of exchanges all of whose calls a later exchange makes again, with the same arguments."""
-    later: set[tuple[str, str]] = set()
+    later: set[tuple[str, str, str]] = set()
     found: set[int] = set()
     for at in range(len(parts) - 1, -1, -1):
-        calls = {(call.name, call.text) for index in parts[at].indices for call in contents[index].calls}
+        calls = {("", call.name, call.text) for index in parts[at].indices for call in contents[index].calls}
+        calls |= {
+            (quote.agent, quote.name, quote.text)
+            for index in parts[at].indices
+            for quote in contents[index].quotes
+            if quote.kind == "call"
+        }
         if calls and calls <= later:
             found.add(at)
         later |= calls

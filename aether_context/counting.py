@@ -126,6 +126,14 @@ class Tally:
         key = short(hash_text(f"system+{frame}\n{text}"), 16)
         return self._pieces([(key, 0, text)], lambda text: (text, frame))[0]
 
+    def media(self, part: Part) -> int:
+        """Tokens of a part's media, from an earlier build where it was counted there: a recorded part has lost them."""
+        key = short(hash_text(f"media\n{part.wire}"), 16)
+        found = self._recorded.get(key, part.media_tokens)
+        if found:
+            self.counts[key] = found
+        return found
+
     def remembered(self, key: str) -> Content | None:
         """A content that was made from this key before, with this counter."""
         return self._memo.content(f"{self._scope}:{key}")

@@ -1,23 +1,26 @@
 """The entity table: identifiers, paths and values of a conversation that outlive the text they stood in.
 
 An entity is a word that can be known but not composed: it holds a digit, a slash, an underscore or an at sign. What a
-call was given or a person said comes first, then what the model wrote, then what only stood in results; within each the
-latest mention first. The address of a result that was kept whole counts as what a call was given, and stands with
-the tool's name, so that it can be read when the result is gone. A number stands with the key it was found under, and an
-argument that calls repeat stands whole.
+call was given or a person said comes first, then what a model wrote, then what only stood in results; within each the
+latest mention first. Of another agent's turn only what is quoted counts, as that agent's calls, words and results. The
+address of a result that was kept whole counts as what a call was given, and stands with the tool's name, so that it can
+be read when the result is gone. A number stands with the key it was found under, and an argument that calls repeat
+stands whole.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import Content, Part
+from aether_context.pack import Content
+from aether_context.records import parsed
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")
@@ -32,12 +35,14 @@ _ADDRESSES = 0.34
 """What addresses may take beside the entities, as a share of what those may; each is as long as six of them."""
 _ADDRESS = re.compile(rf"{_FOLDER}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
 _TELLING = re.compile(r"[\d/\\_@]")
+_MARKS = "@#$~.+:%&?=-"
 _ENTITY = re.compile(
     r"""
-      \\+[abfnrtv"']                                        # an escape in quoted text: its letter is part of no word
+      \\+[abfnrtv"']?                                       # an escape in quoted text: its letter is part of no word
     | (?P<key>[^\W\d][\w-]{1,40})["']?[ ]?[:=][ ]?["']?     # a key, and a number that is worth its key
       (?P<number>[+-]?\d[\w.,:%+-]{2,40})
-    | (?P<word>[A-Za-z]:\\[\w\\.~-]*\w | [\w@#$~./+:%&?=-]*[\w/])
+    | (?P<word>[A-Za-z]:\\[\w\\.~-]*\w | [@#$~.+:%&?=-]*[\w/][\w@#$~./+:%&?=-]*)
+    | [@#$~.+:%&?=-]+                                       # marks without a word, at once rather than one by one
     """,
     re.VERBOSE,
 )
@@ -69,9 +74,10 @@ def entity_table(
         known: text that stands beside the table; what is in it needs no place either.
     """
     here = {entity for content in present for entity, _ in mentions(content)}
-    here.update(text for content in present if content.calls for text in whole_arguments(content))
+    here.update(text for content in present if _calls(content) for text in whole_arguments(content))
     said, left = known, max_tokens
     for_addresses = int(_ADDRESSES * max_tokens)
+    too_long = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
     for rank, entities in ranked(contents, parse(earlier), present).items():
         chosen: list[str] = []
@@ -79,9 +85,13 @@ def entity_table(
         for entity in entities:
             if entity in here or entity in said:
                 continue
+            is_address = _FOLDER in entity
+            if is_address and len(entity) >= too_long:
+                continue
             cost = counter.count(_BETWEEN + entity)
-            if _FOLDER in entity:
+            if is_address:
                 if cost > for_addresses:
+                    too_long = len(entity)
                     continue
                 for_addresses -= cost
             elif cost > left:
@@ -118,11 +128,11 @@ def ranked(
     Args:
         present: contents after these, where an argument may be repeated.
     """
-    calls = [content for content in (*contents, *present) if content.calls]
+    calls = [content for content in (*contents, *present) if _calls(content)]
     repeated = Counter(text for content in calls for text in set(whole_arguments(content)))
     best: dict[str, Rank] = {}
     for content in reversed(contents):
-        again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if content.calls else []
+        again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if _calls(content) else []
         for entity, rank in (*reversed(again), *mentions(content)):
             held = best.get(entity)
             if held is None:
@@ -146,11 +156,12 @@ def _stronger(one: Rank, other: Rank) -> Rank:
 def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each in its strongest rank."""
     found: dict[str, Rank] = {}
-    for part in content.parts:
-        for text, rank in _texts(content, part):
+    for held in _held(content):
+        for text in _leaves(held.value):
+            rank = "seen" if held.kind == "call" and len(text) > _LONG_ARGUMENT else held.rank
             for entity in entities_of(text):
-                if part.kind == "response" and _ADDRESS.fullmatch(entity):
-                    found.setdefault(f"{part.name}: {entity}" if part.name else entity, RANKS[0])
+                if held.kind == "response" and _ADDRESS.fullmatch(entity):
+                    found.setdefault(f"{held.name}: {entity}" if held.name else entity, RANKS[0])
                     continue
                 found[entity] = _stronger(found.get(entity, rank), rank)
     return tuple(found.items())
@@ -159,7 +170,7 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
 @lru_cache(maxsize=4_096)
 def whole_arguments(content: Content) -> tuple[str, ...]:
     """The arguments of calls that are a line of several words: commands, queries."""
-    texts = [text for call in content.calls for text in _leaves(json.loads(call.text))]
+    texts = [text for held in _held(content) if held.kind == "call" for text in _leaves(held.value)]
     return tuple(
         text
         for text in texts
@@ -167,15 +178,36 @@ def whole_arguments(content: Content) -> tuple[str, ...]:
     )
 
 
-def _texts(content: Content, part: Part) -> Iterator[tuple[str, Rank]]:
-    if part.kind == "text":
-        yield part.text, "used" if content.role == "user" else "written"
-    elif part.kind == "response":
-        for text in _leaves(json.loads(part.text)):
-            yield text, "seen"
-    elif part.kind == "call":
-        for text in _leaves(json.loads(part.text)):
-            yield text, "used" if len(text) <= _LONG_ARGUMENT else "seen"
+class _Held(NamedTuple):
+    """What a part of a content says, calls with or answers, whoever's it is, with the rank of what it mentions."""
+
+    kind: Literal["said", "call", "response"]
+    rank: Rank
+    value: JSON
+    name: str = ""
+
+
+def _held(content: Content) -> Iterator[_Held]:
+    """What a content holds; of another agent's turn what is quoted, and nothing of what the host wrote around it."""
+    for quote in content.quotes:
+        if quote.kind == "said":
+            yield _Held("said", "written", quote.text)
+        else:
+            value = parsed(quote.text)
+            yield _of_tool(quote.kind, quote.name, quote.text if value is None else value)
+    for part in () if content.agent else content.parts:
+        if part.kind == "text":
+            yield _Held("said", "used" if content.role == "user" else "written", part.text)
+        elif part.kind == "call" or part.kind == "response":
+            yield _of_tool(part.kind, part.name, json.loads(part.text))
+
+
+def _of_tool(kind: Literal["call", "response"], name: str, value: JSON) -> _Held:
+    return _Held(kind, "used" if kind == "call" else "seen", value, name)
+
+
+def _calls(content: Content) -> bool:
+    return bool(content.calls) or any(quote.kind == "call" for quote in content.quotes)
 
 
 def _leaves(value: JSON, key: str = "") -> Iterator[str]:
@@ -198,6 +230,6 @@ def entities_of(text: str) -> Iterator[str]:
         if match["key"]:
             yield f"{match['key']}: {match['number'].rstrip('.,:')}"
         elif match["word"]:
-            word = match["word"].strip(".:-=&?")
+            word = match["word"].rstrip(_MARKS).strip(".:-=&?")
             if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
                 yield word

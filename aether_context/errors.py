@@ -32,8 +32,11 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 
-class AetherContextError(Exception):
-    """The root of all errors raised by this package."""
+class AetherContextError(RuntimeError):
+    """The root of all errors raised by this package.
+
+    A `RuntimeError`, since that is what ADK makes of what a plugin raises elsewhere than before a model call.
+    """
 
 
 class PolicyError(AetherContextError):
@@ -201,7 +204,7 @@ class MissingExtra(AetherContextError):
 
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
-        super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context[{extra}]"')
+        super().__init__(f'{purpose} needs an extra that is not installed: pip install "aether-context-adk[{extra}]"')
 
 
 class StateError(AetherContextError):

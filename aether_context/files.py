@@ -76,6 +76,8 @@ class Files:
         timeout_seconds: float | None = None,
     ) -> None:
         self.url = os.fspath(url)
+        if not self.url:
+            raise StoreError("the URL of a store is empty: give a folder or any fsspec URL")
         self.timeout_seconds = timeout_seconds
         self._refuses: bool | None = None
         self.options = dict(options or {})
@@ -87,7 +89,9 @@ class Files:
             options = {**({"use_listings_cache": False} if protocol in _CACHING else {}), **self.options}
             self._fs, root = fsspec.core.url_to_fs(self.url, **options)
         except ImportError as error:
-            raise MissingExtra(_EXTRAS.get(protocol, protocol), f"a store on {protocol}://") from error
+            if protocol in _EXTRAS:
+                raise MissingExtra(_EXTRAS[protocol], f"a store on {protocol}://") from error
+            raise StoreError(f"a store on {protocol}:// needs a package that is not installed: {error}") from error
         except ValueError as error:
             raise StoreError(f"store {self.url!r} cannot be opened: {error}") from error
         self.root: str = root.rstrip("/")
@@ -149,6 +153,17 @@ class Files:
                 return False
             raise
         return True
+
+    def try_writing(self) -> None:
+        """Writes a file and deletes it again.
+
+        Raises:
+            StoreError: files cannot be written here.
+        """
+        self.is_there()
+        path = f"{self.root}/{_DRAFT}{os.getpid()}"
+        self.create(path, b"")
+        self.delete(path)
 
     def replace(self, path: str, data: bytes) -> None:
         """Writes a file in the place of another, whole or not at all.
@@ -213,6 +228,25 @@ class Files:
         with self._guarded(path, "read"):
             self._stay_inside(path)
             return bool(self._call("exists", path))
+
+    def is_there(self) -> bool:
+        """Whether the base is a folder that is there. An object store has none without a file in it.
+
+        Raises:
+            StoreError: it is a file, or that could not be found out.
+        """
+        with self._guarded(self.root, "read"):
+            if self.is_local:
+                is_folder, is_file = os.path.isdir(self.root), os.path.exists(self.root)
+            else:
+                try:
+                    is_folder = self._call("info", self.root)["type"] == "directory"
+                except FileNotFoundError:
+                    return False
+                is_file = not is_folder
+        if is_file and not is_folder:
+            raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
+        return is_folder
 
     def folders(self, path: str) -> list[str]:
         """The folders in a folder, symbolic links left out; none where it is not there.
@@ -308,9 +342,11 @@ class Files:
     def _guarded(self, path: str, what: str) -> Iterator[None]:
         try:
             yield
-        except (AetherContextError, FileNotFoundError):
+        except AetherContextError:
             raise
         except Exception as error:  # clients of object stores raise kinds of their own
+            if isinstance(error, FileNotFoundError) and what == "read":
+                raise
             told = str(error) or type(error).__name__
             raise StoreError(f"{self.url}: {path} could not be {what}: {told}") from error
 

@@ -22,6 +22,7 @@ from aether_context.state import (
     EvidenceShape,
     NoteShape,
     PlanShape,
+    Problems,
     SessionState,
     acceptance_of,
     current_step,
@@ -216,7 +217,7 @@ def _acceptance_ids(plan: PlanShape | None) -> tuple[str, ...]:
 
 
 def _plan(state: SessionState) -> PlanShape | None:
-    return read_plan(state.get("plan"), [])
+    return read_plan(state.get("plan"), Problems()).plan
 
 
 def _shape(kind: type[_Shape], what: str, **fields: Any) -> _Shape:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.canonical import JSON, short
+from aether_context.canonical import JSON, fold, short
 
 Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
 LAYERS: tuple[Layer, ...] = ("system", "task", "tools", "evidence", "memory", "conversation", "slack")
@@ -32,6 +32,7 @@ Reason: TypeAlias = Literal[
     "expired",
     "over_allocation",
     "high_water",
+    "byte_net",
     "window",
     "compression_off",
     "already_in_conversation",
@@ -43,9 +44,9 @@ Reason: TypeAlias = Literal[
     "by_hand",
     "strategy",
 ]
-"""Why something was reduced or left out; ``no_message``: no human message to put it into; ``threshold``,
-``turn_budget`` and ``middle`` are those of ``stable_prefix``, ``sliding_turns`` and ``heads_tails``; ``strategy`` is a
-registered one's. The set is closed."""
+"""Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``no_message``: no
+human message to put it into; ``threshold``, ``turn_budget`` and ``middle`` are those of ``stable_prefix``,
+``sliding_turns`` and ``heads_tails``; ``strategy`` is a registered one's. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
 """Why a declaration is sent where not all are: it steers the host, the policy pins it, it was called in this session,
@@ -56,6 +57,8 @@ Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "replace", "hi
 EpochReason: TypeAlias = Literal[
     "first_call",
     "high_water",
+    "byte_net",
+    "strategy",
     "step_changed",
     "role_changed",
     "acceptance_changed",
@@ -65,7 +68,8 @@ EpochReason: TypeAlias = Literal[
     "replaced",
     "by_hand",
 ]
-"""Why an epoch began; ``replaced``: contents became placeholders. The set is closed."""
+"""Why an epoch began; ``high_water``: a mark was passed; ``byte_net`` and ``strategy``: a cut for that `Reason`;
+``replaced``: contents became placeholders. The set is closed."""
 
 PrefixBreak: TypeAlias = Literal[
     "new_invocation", "cut", "tools_changed", "system_changed", "payload_changed", "history_rewritten", "unknown"
@@ -92,10 +96,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What another agent said, called or got, as a host quotes it in a message.
+
+    ``text`` is what stands between the marks, ``name`` that of the tool, and ``at`` the index of the part.
+    """
+
+    kind: Literal["said", "call", "response"]
+    agent: str
+    text: str
+    at: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """One message of a request. ``digest`` is the hash of ``wire``, the canonical JSON of role and parts.
 
-    ``calls`` and ``responses`` are those among its parts.
+    ``calls`` and ``responses`` are those among its parts. ``agent`` is set where the message is another agent's turn,
+    which the host shows as a user message; ``quotes`` are then its parts as that agent's.
     """
 
     role: str
@@ -104,6 +123,8 @@ class Content:
     digest: str
     calls: tuple[Part, ...] = ()
     responses: tuple[Part, ...] = ()
+    agent: str = ""
+    quotes: tuple[Quote, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -114,6 +135,13 @@ class Content:
         if len(self.parts) == 1:
             return self.parts[0].text if self.parts[0].kind == "text" else ""
         return "\n".join(part.text for part in self.parts if part.kind == "text")
+
+    @property
+    def words(self) -> str:
+        """What is said in it: its text; of another agent's turn what that agent said, without what the host adds."""
+        if not self.agent:
+            return self.text
+        return "\n".join(quote.text for quote in self.quotes if quote.kind == "said")
 
 
 def content_name(place: int, content: Content) -> str:
@@ -188,17 +216,28 @@ class Step:
     stop_when: tuple[str, ...] = ()
     tools: tuple[str, ...] | None = None
 
+    @property
+    def key(self) -> str:
+        """What tells it from other steps of the session, however its words change; by these where it has no name."""
+        return short(fold([self.task_id, self.step_id or self.text]))
+
 
 Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
+
+
+CandidateKind: TypeAlias = Literal["", "own", "standing"]
+"""``own``: the app put it into the session's state; ``standing``: a wish of the user that holds for every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Something that could enter the evidence or the memory layer.
 
-    ``speaker`` is who said it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time``
-    is None where unknown. ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the
-    address of a later reading of the same thing. ``scores`` are those of retrieval, best known names: ``bm25``,
+    ``kind`` is empty for a memory that a search found; `CandidateKind` says what else there is. ``speaker`` is who said
+    it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time`` is None where unknown.
+    ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the
+    address of a later reading of the same thing, ``content_hash`` the tagged hash of the whole that ``uri`` stands for,
+    where it is known. ``scores`` are those of retrieval, best known names: ``bm25``,
     ``similarity`` (0 to 1), ``mmr``.
     """
 
@@ -214,8 +253,10 @@ class Candidate:
     uri: str = ""
     covers: tuple[str, ...] = ()
     superseded_by: str = ""
+    content_hash: str = ""
     expires: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    kind: CandidateKind = ""
 
     @property
     def score(self) -> float:
@@ -225,6 +266,13 @@ class Candidate:
     def said(self) -> str:
         """The text with its speaker."""
         return f"{self.speaker}: {self.text}" if self.speaker else self.text
+
+
+def turn_place(candidate: Candidate) -> tuple[int, int]:
+    """The place in the host's list of a turn that is a candidate, and the number of the passage; see `recalled_id`."""
+    name, _, passage = candidate.id.partition("#")
+    place = name.removeprefix("turn_c").partition("_")[0]
+    return (int(place) if place.isdecimal() else 0, int(passage) if passage.isdecimal() else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +292,7 @@ class Fate:
     time: float | None = None
     uri: str = ""
     covers: tuple[str, ...] = ()
+    content_hash: str = ""
 
 
 AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]
@@ -298,10 +347,6 @@ class LayerTokens:
     final: int
     used: int
 
-    def using(self, tokens: int) -> LayerTokens:
-        """The same account with another use."""
-        return LayerTokens(floor=self.floor, nominal=self.nominal, lent=self.lent, final=self.final, used=tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
@@ -339,7 +384,8 @@ class PackedMessage:
 
     ``of`` is the digest of the raw content. The conversation summary, where it belongs into the payload, stands
     between ``before`` and ``after``; both are empty where the message is sent as it is. ``used`` holds the tokens of
-    evidence and memory in it.
+    evidence and memory in it, ``covers`` the acceptance items whose proof was sent with it. ``place`` is the message's
+    index in the host's list, -1 where it is not known; ``plan`` a short digest of what the payload says of the plan.
     """
 
     of: str
@@ -347,6 +393,9 @@ class PackedMessage:
     before: str
     after: str
     used: Mapping[str, int] = field(default_factory=dict)
+    place: int = -1
+    plan: str = ""
+    covers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +405,8 @@ class Epoch:
     Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
     ``cut_hash`` is the digest of the last content cut; ``anchors`` are a few more contents below ``cut_count``, by
     index and short digest, since short answers repeat. ``extracts`` maps digests of contents to the tokens that each of
-    their responses was shortened to. ``trimmed`` are the names of declarations without
+    their responses, or of their parts, was shortened to; ``parts`` maps digests of contents of which not all parts are
+    sent to half-open ranges of those that are. ``trimmed`` are the names of declarations without
     examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
     ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
     ``asked`` names the last cut by hand that was carried out. Contents before ``summary_place``, an index in the host's
@@ -374,6 +424,7 @@ class Epoch:
     contract: bool = False
     trimmed: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     payloads: tuple[PackedMessage, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
     strategies: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
@@ -487,7 +538,8 @@ class Ingredients:
     the host changed history that an earlier cut or request relied on. ``cached_price`` is the price of cached input as
     a share of that of other input. ``can_mask`` is set where the model takes a list of allowed function names.
     ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
-    not declared; ``tool_scores`` are those that an earlier build chose tools by, ``tool_encoder`` what compared them.
+    not declared; ``can_read`` where a tool is declared that reads what an address stands for. ``tool_scores`` are those
+    that an earlier build chose tools by, ``tool_encoder`` what compared them.
     ``hands_off`` says why a request must leave as it came, and is empty where it need not.
     ``searched`` is the number of turns among which those that a cut took were looked for, None where none were;
     ``encoder`` names what compared the meanings of the candidates that came without a score, ``memory_encoder`` of
@@ -496,7 +548,7 @@ class Ingredients:
     this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
     is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
     for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a later reading that
-    differs, empty where there is none.
+    differs, empty where there is none. ``tools_kept`` are the tools of whose results it keeps some.
     """
 
     identity: Identity
@@ -515,6 +567,7 @@ class Ingredients:
     cached_price: float = 0.1
     can_mask: bool = True
     can_find: bool = False
+    can_read: bool = True
     tool_scores: Mapping[str, float] = field(default_factory=dict)
     tool_encoder: str = ""
     hands_off: str = ""
@@ -527,6 +580,7 @@ class Ingredients:
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     evidence: Mapping[str, str] = field(default_factory=dict)
+    tools_kept: frozenset[str] = frozenset()
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]
@@ -538,8 +592,8 @@ class Outgoing:
 
     ``raw`` is what the host gave and ``origin`` its index in ``Request.contents``; for a content that was made here
     these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its. Where it was put together
-    from several, ``members`` says for each of its parts the origin and the index of the part there, -1 for what was
-    made here.
+    from several, or holds some of its parts alone, ``members`` says for each of its parts the origin and the index of
+    the part there, -1 for what was made here.
     """
 
     content: Content
@@ -580,6 +634,7 @@ class Pack:
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
     ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
     count, ``mix`` what was counted here.
+    ``over_window`` are tokens by which the request passes the window, since what is never cut leaves no room.
     ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
     values.
     """
@@ -606,6 +661,9 @@ class Pack:
     epoch: Epoch
     epoch_reason: EpochReason | None
     prefix: Prefix
+    validity: Validity
+    invalid_reason: str
+    artifact_uris: frozenset[str]
     evidence_needed: tuple[str, ...]
     degradations: tuple[str, ...]
     request_tokens: int
@@ -618,13 +676,20 @@ class Pack:
     stages: Mapping[str, JSON]
     checksum: str
     sent: Sent
+    over_window: int = 0
 
     @property
     def identity(self) -> Identity:
         return self.source.identity
 
     @property
-    def origins(self) -> frozenset[int]:
-        """The indices in the request of the contents that are sent, in whatever form."""
-        held = (at for one in self.contents for at in (one.origin, *(origin for origin, _ in one.members)))
-        return frozenset(at for at in held if at >= 0)
+    def whole(self) -> frozenset[int]:
+        """The indices in the request of the contents that are sent as they are, and not shortened or replaced."""
+        states = [fate.state for fate in self.fates[: len(self.source.request.contents)]]
+        return frozenset(at for at, state in enumerate(states) if state == "kept")
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether something shorter is sent in the place of a content: a placeholder or an extract."""
+        fates = self.fates[: len(self.source.request.contents)]
+        return any(fate.state in ("placeholder", "extract") for fate in fates)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aether_context.build import build_pack
 from aether_context.canonical import JSON, canonical_json
-from aether_context.errors import BlobNotFound, PolicyError, ReplayIncomplete, ReplayMismatch
+from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
     AcceptanceItem,
@@ -24,6 +24,7 @@ from aether_context.pack import (
     Tool,
 )
 from aether_context.policy import PackPolicy
+from aether_context.quoting import attributed
 from aether_context.resolution import Resolver
 from aether_context.store import PackStore
 from aether_context.wire import content_from_wire
@@ -63,13 +64,17 @@ class Replayer(Resolver):
         if missing:
             raise ReplayIncomplete(missing)
         before = manifest.epoch_before or ancestors.epoch
+        others = {at for start, stop in manifest.others for at in range(start, stop)}
         request = Request(
             model=manifest.model,
             system=setting["system"],
             system_is_text=setting["system_is_text"],
             tools=tuple(Tool(**tool) for tool in setting["tools"]),
             other_tools=tuple(setting["other_tools"]),
-            contents=tuple(self._contents[digest] for digest in resolved.contents),
+            contents=tuple(
+                attributed(self._contents[digest]) if at in others else self._contents[digest]
+                for at, digest in enumerate(resolved.contents)
+            ),
             positions=tuple(at for start, stop in manifest.positions for at in range(start, stop)),
             human=manifest.human,
         )
@@ -80,8 +85,8 @@ class Replayer(Resolver):
             window=manifest.window,
             output_tokens=manifest.output_tokens,
             step=_step(setting["step"]),
-            validity=manifest.validity,
-            invalid_reason=manifest.invalid_reason,
+            validity=manifest.plan_validity or manifest.validity,
+            invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=tuple(_candidate(one) for one in held["candidates"]),
             epoch=epoch_of(before, self._said),
             first_call=manifest.first_call,
@@ -89,6 +94,7 @@ class Replayer(Resolver):
             cached_price=manifest.cached_price,
             can_mask=manifest.can_mask,
             can_find=manifest.can_find,
+            can_read=manifest.can_read,
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
             hands_off=manifest.hands_off,
@@ -145,12 +151,18 @@ class Replayer(Resolver):
         """Builds the pack again, with another policy where one is given.
 
         Raises:
+            ReplayError: what is recorded cannot be built from.
             ReplayIncomplete: the recording lacks texts.
             ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
         """
-        source = self.ingredients(manifest)
-        counts = self.resolve(manifest).counts
-        pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
+        try:
+            source = self.ingredients(manifest)
+            counts = self.resolve(manifest).counts
+            pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # What cannot be read was changed since it was written, or written by another version.
+            problem = f"{type(error).__name__}: {error}"
+            raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
         matches = pack.checksum == manifest.checksum
         if policy is None and not matches:
             hashes = stage_hashes(pack)

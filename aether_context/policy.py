@@ -77,11 +77,11 @@ class FloorSettings(_Settings):
 class ShareSettings(_Settings):
     """Ranges of the remainder's shares; what is left after floors and slack is split within them."""
 
-    evidence: Range = Range(low=0.20, high=0.35)
+    evidence: Range = Range(low=0.15, high=0.40)
     """Share of the remainder for evidence."""
-    memory: Range = Range(low=0.20, high=0.30)
+    memory: Range = Range(low=0.15, high=0.35)
     """Share of the remainder for memory."""
-    conversation: Range = Range(low=0.40, high=0.55)
+    conversation: Range = Range(low=0.325, high=0.625)
     """Share of the remainder for earlier turns and tool exchanges."""
 
     @model_validator(mode="after")
@@ -99,13 +99,15 @@ class SignalSettings(_Settings):
     """How signals move the shares."""
 
     gain: float = Field(default=0.3, ge=0)
-    """How far all signals of a layer together can raise its weight. 0 switches signals off."""
+    """How far all signals of a layer together can raise or lower its weight, as a share of it. 0 switches them off."""
     tool_calls_half: float = Field(default=4, gt=0)
     """Expected tool calls at which that signal is one half."""
     questions_half: float = Field(default=3, gt=0)
     """Open questions at which that signal is one half."""
     depth_half: float = Field(default=6, gt=0)
     """Turns in the conversation at which that signal is one half."""
+    similarity_full: float = Field(default=0.4, gt=0, le=1)
+    """Similarity at which that signal is full: about what the best match reaches."""
     freshness_half_life_days: float = Field(default=14, gt=0)
     """Days after which a memory's freshness has fallen to one half."""
 
@@ -217,7 +219,7 @@ class ConversationSettings(_Settings):
     low_water: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
-    """Latest turns that outlive older ones; they stay whole while they fit."""
+    """Latest turns that outlive older ones at a cut; what a summary has to say beside them can cost one of them."""
     summary: Literal["head", "payload", "off"] = "head"
     """Where the summary of what was cut stands: before the turns that are kept, inside the payload, or nowhere."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
@@ -225,8 +227,10 @@ class ConversationSettings(_Settings):
     cached_price: float | None = Field(default=None, gt=0, le=1)
     """Price of cached input as a share of that of other input, which says what a cut costs. None takes the list price
     of the model, 0.1 where none is known."""
-    past_payloads: Literal["packed", "raw"] = "packed"
-    """Whether the message of an earlier invocation keeps its packed text until the next cut, or returns to its own."""
+    past_payloads: Literal["cheaper", "packed", "raw"] = "cheaper"
+    """When the message of an earlier invocation returns to its own words: at the next invocation where that costs less
+    than to carry its packed text on; at the next cut; or always at the next invocation. It always returns where
+    the plan changed."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
     sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
     heads_tails: HeadsTailsSettings = HeadsTailsSettings()
@@ -253,9 +257,11 @@ class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=12, ge=0)
-    """Most memories that other layers make room for. 0 keeps them all out."""
+    """Most memories that other layers make room for, of those that a search found and of the app's own each. 0 keeps
+    them all out."""
     memory_fill_k: int = Field(default=150, ge=0)
-    """Most memories in a pack; those beyond ``memory_k`` enter whole, in room that nothing else asks for."""
+    """Most memories that a search found in a pack; those beyond ``memory_k``, and all of the app's own, enter whole, in
+    room that nothing else asks for."""
     memory_fill: float = Field(default=0.5, ge=0, le=1)
     """Share of the window up to which such room is filled."""
     evidence_k: int = Field(default=12, ge=0)
@@ -266,8 +272,10 @@ class RetrievalSettings(_Settings):
     embedder: str = "static"
     """What compares meanings: ``static``, the model in this package; ``sentence-transformers:MODEL``; a name that was
     registered; or ``none`` for words alone, which also stand in where another one fails."""
-    floor: float = Field(default=0.05, ge=0, le=1)
-    """Similarity (0 to 1) under which no memory enters. Evidence that covers an acceptance item enters regardless."""
+    floor: float = Field(default=0.15, ge=0, le=1)
+    """Share of the best similarity under which a memory that a search found stays out where room is short. Recalled
+    turns and memories beyond ``memory_k`` stay out under this share of a fair match. What the app itself put into the
+    session's state passes no floor."""
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)
     """Weight of relevance against diversity in MMR: 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
@@ -375,7 +383,10 @@ class UsageSettings(_Settings):
     """Whether the growth of reported usage teaches how counted tokens become the provider's."""
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window. While the usage reported in this invocation and what was added since stay under it, and
-    under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off."""
+    under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off. It matters for marks
+    below the budget: a lower ``conversation.high_water``, ``stable_prefix`` and ``summarize``. The default strategy
+    cuts only where the budget itself is passed, and reported usage is part of that budget (``anchor``), so there the
+    gate decides nothing."""
     net_bytes_per_token: float = Field(default=3.6, ge=0)
     """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
     they had passed the high-water mark. 0 switches the net off."""
@@ -564,29 +575,31 @@ class PackPolicy(_Settings):
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "chat": {},
-    "coding": {"budget": {"shares": {"evidence": (0.15, 0.35), "memory": (0.10, 0.20), "conversation": (0.50, 0.70)}}},
+    "coding": {"budget": {"shares": {"evidence": (0.10, 0.40), "memory": (0.05, 0.25), "conversation": (0.40, 0.80)}}},
     "research": {
-        "budget": {"shares": {"evidence": (0.55, 0.65), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}
+        "budget": {"shares": {"evidence": (0.45, 0.75), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
     },
     "requirements": {
-        "budget": {"shares": {"evidence": (0.45, 0.55), "memory": (0.25, 0.30), "conversation": (0.15, 0.20)}}
+        "budget": {"shares": {"evidence": (0.35, 0.65), "memory": (0.175, 0.375), "conversation": (0.075, 0.275)}}
     },
     "test_cases": {
-        "budget": {"shares": {"evidence": (0.50, 0.60), "memory": (0.20, 0.25), "conversation": (0.10, 0.15)}}
+        "budget": {"shares": {"evidence": (0.40, 0.70), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
     },
 }
-"""The settings in which each profile differs from the defaults; ranges as (low, high)."""
+"""The settings in which each profile differs from the defaults; ranges as (low, high).
+
+The middles of ``research``, ``requirements`` and ``test_cases`` are those of the founding table."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "balanced": {},
     "quality_first": {
         "conversation": {"low_water": 0.6},
-        "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.03},
+        "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.09},
     },
     "cost_first": {
         "conversation": {"high_water": 0.6, "low_water": 0.25, "summary_share": 0.12},
-        "retrieval": {"memory_k": 6, "memory_fill_k": 6, "evidence_k": 6, "floor": 0.1},
+        "retrieval": {"memory_k": 6, "memory_fill_k": 6, "evidence_k": 6, "floor": 0.3},
         "payload": {"tool_lines": False},
     },
 }

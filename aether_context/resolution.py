@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aether_context.canonical import short
@@ -42,6 +42,14 @@ class Resolver:
         for one in reversed(waiting):
             self._resolved[one.pack_id] = self._extend(one)
         return self._resolved[manifest.pack_id]
+
+    def line(self, manifest: Manifest) -> Iterator[Manifest]:
+        """The manifest and its ancestors, the oldest last."""
+        resolved: Resolved | None = self.resolve(manifest)
+        while resolved is not None:
+            yield resolved.manifest
+            parent = resolved.manifest.parent
+            resolved = self._resolved[parent] if parent is not None else None
 
     def _extend(self, manifest: Manifest) -> Resolved:
         if manifest.parent is None:

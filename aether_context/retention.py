@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from aether_context.errors import StoreError
 from aether_context.files import File, segment
+from aether_context.manifest import SCHEMA_VERSION
 from aether_context.spool import spool_of
 from aether_context.store import PackStore
 
@@ -73,10 +74,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
-    """What a manifest names: the pack it extends, as a folder, and its blobs, by hash."""
+    """What a manifest names: the pack it extends, as a folder, and its blobs, by hash.
+
+    ``is_foreign`` says that its schema version is not known here, and so neither what else it stands on.
+    """
 
     parent: str | None
     blobs: frozenset[str]
+    is_foreign: bool = False
 
 
 @dataclass(slots=True)
@@ -93,7 +98,8 @@ class _Holdings:
 def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     """What the rules would delete of one user.
 
-    A pack stays while it is young or a pack that stays extends it, a blob while a pack that stays names it.
+    A pack stays while it is young or a pack that stays extends it, a blob while a pack that stays names it. A pack
+    whose schema version is not known here stays, with the packs that it extends.
 
     Args:
         owner: the user's folder.
@@ -169,7 +175,10 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     for held in (mine, others):
         links: dict[str, _Link] = {}
         if _follow(store, list(held.packs), held.packs, links) and held is others:
-            raise StoreError(f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: `verify`")
+            raise StoreError(
+                f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
+                f"`{store.command('verify')}` names them"
+            )
         named.append({digest for link in links.values() for digest in link.blobs})
         named[-1] |= _evidence_of(store, held.evidence)
     texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named[0] - named[1]]
@@ -248,9 +257,9 @@ def _follow(store: PackStore, packs: Sequence[str], known: Iterable[str], links:
     while waiting:
         read = store.files.at_once(lambda pack: _link(store, pack), waiting)
         for pack, link in zip(waiting, read, strict=True):
-            if link is None:
+            if link is None or link.is_foreign:
                 unreadable.append(pack)
-            else:
+            if link is not None:
                 links[pack] = link
         parents = {link.parent for link in read if link is not None and link.parent is not None}
         waiting = sorted(parents & known - set(links) - set(unreadable))
@@ -260,25 +269,32 @@ def _follow(store: PackStore, packs: Sequence[str], known: Iterable[str], links:
 def _link(store: PackStore, pack: str) -> _Link | None:
     try:
         value = json.loads(store.files.read(f"{pack}/manifest.json"))
-        parent = value.get("parent")
-        digests = [value["policy"], value["setting"], *value.get("texts", ())]
+        parent, version = value.get("parent"), value.get("schema_version")
+        is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
+        digests = [] if is_foreign else [value["policy"], value["setting"], *value.get("texts", ())]
         names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
     except FileNotFoundError:  # what a deletion that was cut short left behind
         return _Link(parent=None, blobs=frozenset())
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return _Link(parent=f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else None, blobs=names)
+    folder = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else None
+    return _Link(parent=folder, blobs=names, is_foreign=is_foreign)
 
 
 def _kept(
     store: PackStore, held: _Holdings, rules: Rules, now: float, spared: int
 ) -> tuple[set[str], set[str], tuple[str, ...]]:
-    """The packs that stay, the blobs that they name, and those of them that could not be read."""
+    """The packs that stay, the blobs that they name, and those of them that could not be read.
+
+    What is old is read as well: a pack of a schema version that is not known here stays whatever its age.
+    """
     limit = max(rules.packs_seconds, rules.grace_seconds)
     links: dict[str, _Link] = {}
-    unreadable = _follow(
-        store, [pack for pack, files in held.packs.items() if _age(files, now) < limit], held.packs, links
-    )
+    young = [pack for pack, files in held.packs.items() if _age(files, now) < limit]
+    old = sorted(held.packs.keys() - young)
+    read = zip(old, store.files.at_once(lambda pack: _link(store, pack), old), strict=True)
+    foreign = [pack for pack, link in read if link is not None and link.is_foreign]
+    unreadable = _follow(store, [*young, *foreign], held.packs, links)
     kept = {*links, *unreadable}
     if rules.most_bytes is not None and not unreadable:
         kept = _within(rules, now, held, links, spared)

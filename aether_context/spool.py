@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -26,7 +27,7 @@ logger = logging.getLogger("aether_context")
 FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` is none."""
 
-_MOST_BYTES = 256 * 2**20
+_LEAST_FREE_BYTES = 256 * 2**20
 _MOST_TRIES = 3
 _BUSY_SECONDS = 10.0
 _TIMEOUT_SECONDS = 5.0
@@ -59,10 +60,10 @@ class Spool:
 
     Args:
         path: the file; its folder is made with the first write.
-        most_bytes: it takes no more than this.
+        most_bytes: it takes no more than this; None takes what the disk has, but for its last 256 MB.
     """
 
-    def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self.path = path
         self._most_bytes = most_bytes
 
@@ -73,9 +74,7 @@ class Spool:
             StoreError: the spool is full, or cannot be written.
         """
         with self._open() as held:
-            (taken,) = held.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM waiting").fetchone()
-            if taken + len(data) > self._most_bytes:
-                raise StoreError(f"{self.path} is full with {taken:,} bytes: bring the store back, or free {FOLDER}")
+            self._check_room(held, len(data))
             instead = "NOTHING" if exclusive else "UPDATE SET data = excluded.data, hash = excluded.hash"
             added = held.execute(
                 "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
@@ -83,6 +82,16 @@ class Spool:
                 (path, exclusive, data, hash_bytes(data)),
             )
             return added.rowcount > 0
+
+    def _check_room(self, held: sqlite3.Connection, size: int) -> None:
+        if self._most_bytes is None:
+            free = shutil.disk_usage(self.path.parent).free
+            if free - size < _LEAST_FREE_BYTES:
+                raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
+            return
+        (taken,) = held.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM waiting").fetchone()
+        if taken + size > self._most_bytes:
+            raise StoreError(f"{self.path} is full with {taken:,} bytes: bring the store back, or free {FOLDER}")
 
     def read(self, path: str) -> bytes | None:
         """What waits to be written to a path; None where nothing does."""
@@ -189,7 +198,8 @@ class SpooledFiles(Files):
     """Files that take every write: what the store cannot take now waits in the spool, and is written when it can.
 
     While anything waits, all that follows waits behind it, so that what names something arrives after it. A store that
-    failed is asked again after half a second, then after ever longer pauses of up to ten.
+    failed is asked again after half a second, then after ever longer pauses of up to ten. A store that is too slow for
+    what comes is spared in the same way: while ``spares_store`` is set, writes go to the spool at once.
 
     Raises:
         StoreError: neither the store nor the spool takes a write.
@@ -198,6 +208,7 @@ class SpooledFiles(Files):
     def __init__(self, files: Files, spool: Spool) -> None:
         super().__init__(files.url, files.options, _TIMEOUT_SECONDS)
         self.spool = spool
+        self.spares_store = False
         self._is_down = False
         self._told = False
         self._ask_again = 0.0
@@ -211,7 +222,8 @@ class SpooledFiles(Files):
     def create(self, path: str, data: bytes) -> bool:
         if self._is_free():
             try:
-                created = super().create(path, data)
+                with _contained():
+                    created = super().create(path, data)
             except StoreError as error:
                 self._fell(error)
             else:
@@ -224,7 +236,8 @@ class SpooledFiles(Files):
     def replace(self, path: str, data: bytes) -> None:
         if self._is_free():
             try:
-                super().replace(path, data)
+                with _contained():
+                    super().replace(path, data)
             except StoreError as error:
                 self._fell(error)
             else:
@@ -263,7 +276,9 @@ class SpooledFiles(Files):
 
     def _is_free(self) -> bool:
         """Whether a write may go to the store: nothing waits, and the store is up or may be asked once more."""
-        return (not self._is_down or time.monotonic() > self._ask_again) and self._is_empty()
+        if self.spares_store or (self._is_down and time.monotonic() <= self._ask_again):
+            return False
+        return self._is_empty()
 
     def _is_empty(self) -> bool:
         """Whether nothing waits; a spool that cannot be read stands in nobody's way."""
@@ -308,7 +323,8 @@ class SpooledFiles(Files):
         """Writes what waits, the oldest first; False where the store is down."""
         while (one := self.spool.first()) is not None:
             try:
-                reason = self._deliver(one)
+                with _contained():
+                    reason = self._deliver(one)
             except StoreError as error:
                 if not self._answers():
                     self._fell(error)
@@ -339,7 +355,20 @@ class SpooledFiles(Files):
     def _answers(self) -> bool:
         """Whether the store can be asked at all."""
         try:
-            super().exists(f"{self.root}/.asked")
+            with _contained():
+                super().exists(f"{self.root}/.asked")
         except StoreError:
             return False
         return True
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """An exit that a store's client raises in a thread of ours fails its own write: there it would end no program,
+    only the thread, and silently."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        raise StoreError(f"the store's client raised {type(error).__name__}: {error}") from error

@@ -5,27 +5,50 @@
     state["tools"] = ["search_web", "file_read"]
     state["knowledge"] = {"notes": ["…"], "evidence": [{"uri": "artifact://…", "summary": "…"}]}
 
-What does not fit these models is reported and ignored; it never stops a run. Fields that are not named here belong to
-the application and are left alone.
+Much of it is written by models. So each field is read for itself, in the spellings that models use: what fits is kept,
+what does not is reported by its place and ignored, and never stops a run. Fields that are not named here belong to the
+application and are left alone.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from threading import RLock
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from aether_context.canonical import hash_text, short
+from aether_context import spellings
+from aether_context.canonical import canonical_json, hash_text, plain, short
 from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
+from aether_context.spellings import folded
 
-_T = TypeVar("_T")
+_Any = TypeVar("_Any", bound="_Shape")
 _MOST_TEXT = 20_000
+_MOST_PROBLEMS = 50
+_MOST_KEY = 60
 _LOGS = ("decisions", "entities")
 _MOST_ENTRIES = 200
+_MOST_ITEMS = 1_000
+_TOOL_KEYS = (
+    "tool", "toolnames", "toollist", "toolset", "toolscope", "allowedtools", "availabletools", "requiredtools",
+    "neededtools", "toolsneeded", "toolsrequired", "toolstouse", "toolz", "tolls", "toools",
+)  # fmt: skip
+"""Keys, folded, by which models name a list of tools; none of them may be taken for no list at all."""
+_MEANT = {
+    "description": "text", "title": "text", "instruction": "text", "instructions": "text", "content": "text",
+    "summary": "text", "objective": "goal", "criteria": "acceptance", "checklist": "acceptance",
+    "donewhen": "acceptance", "definitionofdone": "acceptance", "requirements": "acceptance",
+    "dependencies": "depends_on", "requires": "depends_on", "after": "depends_on", "state": "status",
+    "questions": "open_questions", "stopconditions": "stop_when", "url": "uri", "timestamp": "time",
+    "ttl": "ttl_seconds",
+}  # fmt: skip
+"""What other words for a field are likely to mean, folded."""
+_STEP_NUMBER = re.compile(r"(?i)(?:step|task|number|no\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})\.?")
 _LONG_AGO = -62_135_596_800.0
 
 WRITING = RLock()
@@ -43,6 +66,11 @@ class SessionState(Protocol):
 class _Shape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, coerce_numbers_to_str=True)
 
+    lists: ClassVar[Mapping[str, type[_Shape]]] = {}
+    """The shapes of the items of lists."""
+    short_for: ClassVar[str] = "text"
+    """The field that a text stands for, where there is nothing but a text."""
+
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
@@ -52,24 +80,41 @@ def _as_text(value: object) -> object:
     return {"text": value} if isinstance(value, str) else value
 
 
-def _as_names(value: object) -> object:
-    return value["names"] if isinstance(value, Mapping) and "names" in value else value
+def _as_uri(value: object) -> object:
+    return {"uri": value} if isinstance(value, str) else value
 
 
-Time = Annotated[float, Field(ge=-62_135_596_800, le=253_402_300_799, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=_MOST_TEXT)]
-Lines = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
-Profile: TypeAlias = Literal["chat", "coding", "research", "requirements", "test_cases"]
+def _as_tools(value: object) -> object:
+    return spellings.tool_names(value)[0]
+
+
+def _as_constraints(value: object) -> object:
+    return {"notes": value} if isinstance(value, (str, list, tuple)) else value
+
+
+_SECONDS = BeforeValidator(spellings.as_seconds)
+Time = Annotated[
+    float, Field(ge=-62_135_596_800, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
+]
+Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(spellings.as_text)]
+Name = Annotated[str, BeforeValidator(spellings.as_name)]
+Count = Annotated[int | None, Field(ge=0), BeforeValidator(spellings.as_count)]
+Lines = Annotated[tuple[Annotated[str, Field(max_length=_MOST_TEXT)], ...], BeforeValidator(spellings.as_lines)]
+Names = Annotated[tuple[str, ...], BeforeValidator(spellings.as_names)]
+ToolNames = Annotated[tuple[str, ...] | None, BeforeValidator(_as_tools)]
+Kind = Annotated[Literal["preference", "episode"] | None, BeforeValidator(spellings.as_kind)]
+ProfileName: TypeAlias = Literal["chat", "coding", "research", "requirements", "test_cases"]
+Profile = Annotated[ProfileName | None, BeforeValidator(spellings.as_choice)]
 
 
 class AcceptanceShape(_Shape):
     """One line of a checklist; a string stands for its text."""
 
-    id: str = ""
+    id: Name = ""
     """Name of the item; ``a1``, ``a2``, … by position where it has none."""
     text: Text
     """What has to be true."""
-    needs_evidence: bool = False
+    needs_evidence: Annotated[bool, BeforeValidator(spellings.as_flag)] = False
     """Whether only proof completes it."""
 
 
@@ -79,55 +124,57 @@ Acceptance = Annotated[tuple[Annotated[AcceptanceShape, BeforeValidator(_as_text
 class StepShape(_Shape):
     """A step of the plan; a string stands for its text."""
 
-    id: str = ""
+    lists = {"acceptance": AcceptanceShape}
+
+    id: Name = ""
     """Name of the step. Among ``steps`` each needs one of its own."""
     text: Text = ""
     """What is to be done."""
-    role: str = ""
+    role: Text = ""
     """Who does it: Planner, Operator, Reviewer, or a name of your own."""
     acceptance: Acceptance = ()
     """When it is done."""
-    tools: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = None
-    """The tools it needs, by name."""
-    depends_on: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    tools: ToolNames = None
+    """The tools it needs, by name. Where none of what is given names one, it has no tools, rather than all."""
+    depends_on: Names = ()
     """Names of the steps that have to be done before it."""
-    status: Literal["ready", "claimed", "done"] = "ready"
+    status: Annotated[Literal["ready", "claimed", "done"], BeforeValidator(spellings.as_status)] = "ready"
     """Where it stands on the task board."""
-    claimed_by: str = ""
+    claimed_by: Name = ""
     """Who has claimed it, or did it."""
     notes: Lines = ()
     """Its working notes, kept with it when it is done. Steps that depend on it can read them."""
-    expected_tool_calls: int | None = Field(default=None, ge=0)
+    expected_tool_calls: Count = None
     """Tool calls that it is expected to take; the plan's where it does not say."""
-    open_questions: Annotated[tuple[Text, ...] | None, BeforeValidator(_as_list)] = None
+    open_questions: Lines | None = None
     """What is still to be clarified for it; the plan's where it does not say."""
     next: Lines = ()
     """What comes after it; the plan's where it does not say."""
-    profile: Profile | None = None
+    profile: Profile = None
     """The policy profile for it; the plan's where it does not say."""
 
 
 class ConstraintShape(_Shape):
-    """Limits of the work; a list of strings stands for ``notes``."""
+    """Limits of the work; a list of strings stands for ``notes``. The model is shown any other field as it stands."""
 
-    token_budget: int | None = Field(default=None, ge=0)
+    short_for = "notes"
+
+    token_budget: Count = None
     """Tokens that the step may cost."""
-    latency_seconds: float | None = Field(default=None, ge=0)
+    latency_seconds: Annotated[float | None, Field(ge=0, allow_inf_nan=False), _SECONDS] = None
     """Time that the step may take."""
-    risk: Literal["low", "medium", "high"] | None = None
+    risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
     """What a mistake would cost."""
     notes: Lines = ()
     """Anything else."""
 
 
-def _as_constraints(value: object) -> object:
-    return {"notes": value} if isinstance(value, (str, list, tuple)) else value
-
-
 class PlanShape(_Shape):
     """``state["plan"]``: the task, and the step the agent is at."""
 
-    task_id: str = ""
+    lists = {"steps": StepShape, "acceptance": AcceptanceShape}
+
+    task_id: Name = ""
     """Name of the task."""
     task: Text = ""
     """The task in a line or two."""
@@ -137,31 +184,33 @@ class PlanShape(_Shape):
     """The current step; it comes before the task board."""
     steps: tuple[Annotated[StepShape, BeforeValidator(_as_text)], ...] = ()
     """The task board: all steps, in order."""
-    current_step: str = ""
+    current_step: Name = ""
     """Name of the current one of ``steps``. Without it, it is the first claimed one, else the first ready one whose
     dependencies are done."""
     acceptance: Acceptance = ()
     """The current step's checklist, where the step does not carry it."""
-    role: str = ""
+    role: Text = ""
     """The current role, where the step does not carry it."""
     constraints: Annotated[ConstraintShape, BeforeValidator(_as_constraints)] = ConstraintShape()
     """Limits of the work."""
-    expected_tool_calls: int | None = Field(default=None, ge=0)
+    tools: ToolNames = None
+    """Names of the step's tools, where the step does not name them."""
+    expected_tool_calls: Count = None
     """Tool calls that the step is expected to take."""
-    open_questions: Annotated[tuple[Text, ...] | None, BeforeValidator(_as_list)] = None
+    open_questions: Lines | None = None
     """What is still to be clarified."""
     next: Lines = ()
     """What comes after this step."""
     stop_when: Lines = ()
     """Conditions that end it."""
-    profile: Profile | None = None
+    profile: Profile = None
     """The policy profile for this plan. It comes before the one that the policy has for an agent."""
 
 
 class NoteShape(_Shape):
     """A working note; a string stands for its text."""
 
-    id: str = ""
+    id: Name = ""
     """Name of the note."""
     text: Text
     """What it says."""
@@ -169,37 +218,45 @@ class NoteShape(_Shape):
     """When it was made, seconds since 1970 UTC."""
     expires: Time | None = None
     """When it stops being true, seconds since 1970 UTC."""
-    ttl_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False), _SECONDS] = None
     """How long it stays true after ``time``; without a time it is ignored."""
-    step_id: str = ""
+    step_id: Name = ""
     """Name of the step that it belongs to; it expires once that one is done."""
+    kind: Kind = None
+    """``preference`` for a wish of the user that holds for every request; it stands first among the memories."""
 
 
 class EvidenceShape(_Shape):
     """A piece of proof; a string stands for its URI."""
 
-    id: str = ""
+    short_for = "uri"
+
+    id: Name = ""
     """Name of the record."""
-    uri: str = ""
+    uri: Name = ""
     """Where the whole of it is kept."""
     summary: Text = ""
     """What it shows."""
-    covers: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    covers: Names = ()
     """Ids of the acceptance items it proves."""
     time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
-    tokens: int | None = Field(default=None, ge=0)
+    tokens: Count = None
     """Tokens of the whole of it."""
-    hash: str = ""
+    hash: Name = ""
     """Tagged hash of the whole of it, ``sha256:…``."""
-
-
-def _as_uri(value: object) -> object:
-    return {"uri": value} if isinstance(value, str) else value
 
 
 class KnowledgeShape(_Shape):
     """``state["knowledge"]``: notes, memories, decisions, entities and evidence."""
+
+    lists = {
+        "notes": NoteShape,
+        "memories": NoteShape,
+        "decisions": NoteShape,
+        "entities": NoteShape,
+        "evidence": EvidenceShape,
+    }
 
     notes: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
     """Working notes."""
@@ -218,8 +275,8 @@ class StateShape(_Shape):
 
     plan: PlanShape | None = None
     """The task and the current step."""
-    tools: Annotated[tuple[str, ...] | None, BeforeValidator(_as_names)] = None
-    """Names of the step's tools, where the step does not name them."""
+    tools: ToolNames = None
+    """Names of the step's tools, where neither the step nor the plan names them."""
     knowledge: KnowledgeShape = KnowledgeShape()
     """Notes, memories and evidence."""
 
@@ -237,48 +294,447 @@ class Planned:
 
 
 def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
-    """The step and the candidates in a session's state. Each item is read for itself, so a wrong one costs no other.
+    """The step and the candidates in a session's state. Each field is read for itself, so a wrong one costs no other.
+
+    Where the step, its acceptance list or its tools are there and cannot be read, the plan is invalid; where the tools
+    cannot be read, alone or with what they stand in, the step has none.
 
     Args:
         worker: who asks. A step that this one has claimed comes before what others have.
     """
-    problems: list[str] = []
-    plan = read_plan(state.get("plan"), problems)
-    tools = _read(_TOOLS, state.get("tools"), "tools", problems)
+    problems = Problems()
+    reading = read_plan(state.get("plan"), problems)
+    tools = _tools(state.get("tools"), "tools", problems)
     knowledge = _knowledge(state.get("knowledge"), problems)
+    plan, faults = reading.plan, list(reading.faults)
     if plan is None:
-        return Planned(step=Step(tools=tools), candidates=unique(_candidates(knowledge)), problems=tuple(problems))
-    current = current_step(plan, worker) or StepShape()
+        return Planned(
+            step=Step(tools=() if reading.closed else tools),
+            validity="invalid" if faults else "unplanned",
+            invalid_reason="; ".join(faults),
+            candidates=unique(_candidates(knowledge)),
+            problems=problems.told,
+        )
+    found = current_step(plan, worker)
+    current = found or StepShape()
+    skipped = _skipped(reading, found)
     step = _step(plan, current, tools)
+    if step.tools is None and (reading.closed or (skipped and found is None)):
+        step = replace(step, tools=())
+    if step.tools == () and any(place.endswith("tools") for place in problems.lost):
+        faults.append("the step's tools cannot be read")
+    faults += [f"{place} cannot be read" for place in skipped]
     finished = bool(plan.steps) and plan.step is None and all(one.status == "done" for one in plan.steps)
     lacking = [name for name, held in (("step", step.text), ("acceptance list", step.acceptance)) if not held]
-    if finished and not step.text:
-        lacking = []
+    if lacking and not (finished and not step.text):
+        faults.append("the plan has no " + " and no ".join(lacking))
     return Planned(
         step=step,
-        validity="invalid" if lacking else "valid",
-        invalid_reason="the plan has no " + " and no ".join(lacking) if lacking else "",
+        validity="invalid" if faults else "valid",
+        invalid_reason="; ".join(dict.fromkeys(faults)),
         profile=current.profile or plan.profile,
         candidates=unique([*_candidates(knowledge, done_steps(plan.steps)), *_checkpoints(plan, current)]),
-        problems=tuple(problems),
+        problems=problems.told,
     )
 
 
-def read_plan(value: object, problems: list[str]) -> PlanShape | None:
-    """What can be read of a plan, step by step; None where there is none. ``problems`` gains what was ignored."""
-    if not isinstance(value, Mapping) or "steps" not in value:
-        return _read(_PLAN, value, "plan", problems)
-    plan = _read(_PLAN, {name: held for name, held in value.items() if name != "steps"}, "plan", problems)
-    if plan is None:
+def _skipped(reading: Reading, found: StepShape | None) -> list[str]:
+    """The places of unreadable steps that stand before the current one, where nothing but their order made it that."""
+    plan = reading.plan
+    if plan is None or plan.step is not None or plan.current_step or (found is not None and found.status == "claimed"):
+        return []
+    before = reading.positions[plan.steps.index(found)] if found is not None else None
+    return [f"plan.steps.{at}" for at in reading.unread if before is None or at < before]
+
+
+class Problems:
+    """What of a state was ignored or is unknown, in order: by its place, never by what stood there.
+
+    ``lost`` are the places of values that could not be read, or not whole.
+    """
+
+    def __init__(self) -> None:
+        self.lost: dict[str, str] = {}
+        self._told: dict[str, None] = {}
+        self._unknown: set[tuple[type, str]] = set()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        told = tuple(self._told)
+        more = len(told) - _MOST_PROBLEMS
+        return told if more <= 0 else (*told[:_MOST_PROBLEMS], f"state: {more} more problems")
+
+    def lose(self, place: str, reason: str, became: str = "was ignored") -> None:
+        self.lost[place] = reason
+        self.note(f"state {place} {became}: {reason}")
+
+    def note(self, text: str) -> None:
+        self._told[text] = None
+
+    def unknown(self, kind: type[_Shape], key: str, place: str, given: Collection[str]) -> None:
+        """Notes a key that is no field but near to one that is not given; others are the application's own.
+
+        It is noted once for each kind of shape.
+        """
+        key = " ".join(key.split())[:_MOST_KEY]
+        if (kind, key) in self._unknown or len(self._unknown) > _MOST_PROBLEMS:
+            return
+        near = _nearest(kind, key)
+        if near and near not in given:
+            self._unknown.add((kind, key))
+            self.note(f"state {place}.{key} is unknown: did you mean {near!r}?")
+
+
+@lru_cache(maxsize=500)
+def _nearest(kind: type[_Shape], key: str) -> str:
+    """The field that a key is likely to mean; empty where none is near."""
+    names = {folded(name): name for name in kind.model_fields}
+    if kind is PlanShape:
+        names |= {folded(name): f"constraints.{name}" for name in ConstraintShape.model_fields if name != "notes"}
+    if (meant := _MEANT.get(folded(key), "")) in kind.model_fields:
+        return meant
+    near = difflib.get_close_matches(folded(key), names, n=1)
+    if near:
+        return names[near[0]]
+    return next((names[word] for word in map(folded, re.split(r"[\W_]+", key)) if len(word) > 3 and word in names), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A plan as far as it can be read, None where there is none.
+
+    ``faults`` say what is broken so that the step is not certain. ``closed`` is set where what is broken may have named
+    tools. ``positions`` are those of the steps in what was given, ``unread`` of the items that are no steps.
+    """
+
+    plan: PlanShape | None = None
+    faults: tuple[str, ...] = ()
+    closed: bool = False
+    positions: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
+
+
+def read_plan(value: object, problems: Problems) -> Reading:
+    """What can be read of a plan, field by field: a mapping, a model, a list of steps, or one of these as JSON text."""
+    if value is None:
+        return Reading()
+    fields, ends_early = _plan_fields(value)
+    if fields is None:
+        broken = spellings.looks_like_json(value) if isinstance(value, str) else bool(value) and isinstance(value, list)
+        problems.lose("plan", "its JSON cannot be read" if isinstance(value, str) and broken else "it is not a mapping")
+        # Words and numbers name no tools; what may have named some keeps the scope closed.
+        return Reading(faults=("the plan cannot be read",) if value else (), closed=broken)
+    faults = []
+    if ends_early:
+        problems.note("state plan: its JSON text ends before it is complete")
+        faults.append("the plan's JSON text is not complete")
+    plan = _shape(PlanShape, fields, "plan", problems, apart=("steps",)) or PlanShape()
+    placed, unread = _placed(StepShape, fields.get("steps"), "plan.steps", problems)
+    steps = tuple(step for _, step in placed)
+    positions = tuple(at for at, _ in placed)
+    lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
+    faults += [f"{place} cannot be read" for place in lost]
+    plan = _linked(plan.model_copy(update={"steps": steps}), positions, problems)
+    if "plan.current_step" in problems.lost:
+        faults.append("plan.current_step names no step")
+    return Reading(plan=plan, faults=tuple(faults), closed=ends_early or bool(lost), positions=positions, unread=unread)
+
+
+def plan_mapping(value: object) -> dict[str, Any]:
+    """A plan as a mapping by the names of its fields, its steps a list of mappings; what is unknown stays as it is."""
+    fields = dict(_plan_fields(value)[0] or {})
+    if "steps" in fields:
+        items = _raw_items(StepShape, fields["steps"]) or []
+        fields["steps"] = [dict(_fields_of(StepShape, item) or {}) for item in items]
+    return fields
+
+
+def _plan_fields(value: object) -> tuple[dict[str, Any] | None, bool]:
+    """A plan's fields by their names, and whether it is a text that ends before it is complete."""
+    ends_early = False
+    if isinstance(value, str):
+        value, ends_early = spellings.as_json(value, whole=False)
+    if isinstance(value, (list, tuple)) and value:
+        value = {"steps": value}
+    fields = spellings.as_mapping(value)
+    return (None if fields is None else _named(PlanShape, fields)), ends_early
+
+
+def _named(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
+    """Fields under the names that a shape has for them, however these are capitalized or joined; others as they are."""
+    names = _names(kind)
+    named = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
+    for key, value in fields.items():
+        if key not in kind.model_fields:
+            key = str(key)
+            name = names.get(folded(key)) or names.get(f"{folded(key)}s", key)
+            named[key if name in named else name] = value
+    return named
+
+
+@lru_cache(maxsize=32)
+def _names(kind: type[_Shape]) -> Mapping[str, str]:
+    names = {folded(name): name for name in kind.model_fields}
+    return {**dict.fromkeys(_TOOL_KEYS, "tools"), **names} if "tools" in kind.model_fields else names
+
+
+def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
+    """The fields of a value that stands for a shape, by their names; None where it stands for none."""
+    if isinstance(value, str) and not spellings.looks_like_json(value):
+        return {kind.short_for: value}
+    fields = spellings.as_mapping(value)
+    return None if fields is None else _named(kind, fields)
+
+
+def _shape(kind: type[_Any], value: object, place: str, problems: Problems, apart: Sequence[str] = ()) -> _Any | None:
+    """A shape with the fields that can be read, None where it is none or lacks the text that makes it one.
+
+    Args:
+        apart: fields that are read elsewhere.
+    """
+    fields = _fields_of(kind, value)
+    if fields is None:
+        problems.lose(place, "it is neither a mapping nor a text")
         return None
-    steps = tuple(_items(_STEP, value["steps"], "plan.steps", problems))
-    names = {step.id for step in steps}
-    if plan.current_step and plan.current_step not in names:
-        problems.append("state plan.current_step was ignored: no step has that name")
+    held: dict[str, Any] = {}
+    for name, raw in fields.items():
+        where = f"{place}.{name}"
+        if name not in kind.model_fields:
+            problems.unknown(kind, name, place, fields)
+        elif raw is None or name in apart:
+            continue
+        elif name in kind.lists:
+            held[name] = tuple(shape for _, shape in _placed(kind.lists[name], raw, where, problems)[0])
+        elif name == "tools":
+            held[name] = _tools(raw, where, problems)
+        elif name == "step":
+            held[name] = _shape(StepShape, raw, where, problems) if raw not in ("", {}) else None
+        elif name == "constraints":
+            held[name] = _constraints(raw, where, problems)
+        else:
+            found = _field(kind, name, raw, where, problems)
+            if found is not None:
+                held[name] = found
+    if (text := kind.model_fields.get("text")) and text.is_required() and not held.get("text", "").strip():
+        problems.lose(place, "it has no text")
+        return None
+    return cast(_Any, kind.model_construct(None, **held))
+
+
+def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
+    """One field's value, None where it cannot be read. Of a list the items that can be read stay, of a text as much as
+    may be."""
+    adapter = _adapter(kind, name)
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        errors = error.errors()
+    for one in errors:
+        cut = one["type"] == "string_too_long"
+        where = ".".join([place, *(str(piece) for piece in one["loc"])])
+        problems.lose(where, _reason(one), "was cut" if cut else "was ignored")
+    faulty = {one["loc"][0]: one["type"] for one in errors if one["loc"]}
+    items = spellings.as_lines(raw)
+    if len(faulty) < len(errors) or not isinstance(items, tuple):
+        return _cut(spellings.as_text(raw)) if errors[0]["type"] == "string_too_long" else None
+    kept = [_cut(item) if at in faulty else item for at, item in enumerate(items) if _stays(faulty.get(at))]
+    try:
+        return adapter.validate_python(kept) if kept else None
+    except ValidationError:
+        return None
+
+
+def _stays(fault: str | None) -> bool:
+    return fault in (None, "string_too_long")
+
+
+def _cut(text: object) -> str:
+    return str(text)[:_MOST_TEXT]
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: type[_Shape], name: str) -> TypeAdapter[Any]:
+    found = kind.model_fields[name]
+    annotation: Any = Annotated[(found.annotation, Field(), *found.metadata)]
+    return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True))
+
+
+def _reason(error: Any) -> str:
+    """Why a value does not fit; pydantic's messages say what was expected, not what was given."""
+    said = str(error["msg"]).removeprefix("Value error, ")
+    return f"{said[:1].lower()}{said[1:]}".replace("input should", "it should").replace("value should", "it should")
+
+
+def _placed(
+    kind: type[_Any], value: object, place: str, problems: Problems
+) -> tuple[list[tuple[int, _Any]], tuple[int, ...]]:
+    """The items of a list that can be read, with their positions; and the positions of those that cannot."""
+    items = None if spellings.means_nothing(value) else _raw_items(kind, value)
+    if items is None:
+        if not spellings.means_nothing(value):
+            problems.lose(place, "it is not a list")
+        return [], ()
+    if len(items) > _MOST_ITEMS:
+        end = "last" if place.startswith("knowledge") else "first"
+        problems.note(f"state {place}: only the {end} {_MOST_ITEMS} of {len(items)} entries were read")
+        items = items[-_MOST_ITEMS:] if end == "last" else items[:_MOST_ITEMS]
+    found: list[tuple[int, _Any]] = []
+    unread = []
+    for at, item in enumerate(items):
+        where = f"{place}.{at}"
+        shape = _shape(kind, item, where, problems)
+        if shape is None or (place == "plan.steps" and f"{where}.status" in problems.lost):
+            unread.append(at)
+            continue
+        if isinstance(shape, AcceptanceShape) and not shape.id and unread:
+            shape = shape.model_copy(update={"id": f"a{at + 1}"})
+        if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
+            problems.note(f"state {where}.ttl_seconds was ignored: the note has no time")
+        found.append((at, shape))
+    return found, tuple(unread)
+
+
+def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
+    """The items of a list as they came; of a mapping each with its name, or the mapping itself where it is an item."""
+    fields = spellings.as_mapping(value)
+    if fields is not None and kind.short_for in _named(kind, fields):
+        return [fields]
+    items = spellings.as_items(value)
+    if isinstance(value, str) and not spellings.looks_like_json(value):
+        items = [("", line) for line in (spellings.bulleted(value) if kind is AcceptanceShape else [value])]
+    if items is None:
+        return None
+    return [_raw_item(kind, name, item) for name, item in items]
+
+
+def _raw_item(kind: type[_Shape], name: str, item: Any) -> Any:
+    if not name:
+        return item
+    if isinstance(item, str) and issubclass(kind, NoteShape):
+        return {"text": f"{name}: {item}"}
+    if isinstance(item, str):
+        return {"id": name, kind.short_for: item}
+    fields = spellings.as_mapping(item)
+    return item if fields is None else {"id": name, **fields}
+
+
+def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | None:
+    """The names of tools in whatever lists them; of a list that names none, none at all rather than no limit."""
+    names, unread = spellings.tool_names(value)
+    if names == () and unread:
+        problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
+    elif unread:
+        problems.note(f"state {place}: {unread} of its items name no tool")
+    return names
+
+
+def _constraints(value: object, place: str, problems: Problems) -> ConstraintShape:
+    """Limits, and beside them what is no field of theirs, or cannot be read as one, in the words that it came in."""
+    held: dict[str, Any] = {}
+    lines: list[str] = []
+    items = spellings.as_items(value) if spellings.as_mapping(value) is None else None
+    if items is None and spellings.as_mapping(value) is None:
+        problems.lose(place, "it is neither a mapping nor a list")
+    for item in [value] if items is None else [one for _, one in items]:
+        fields = spellings.as_mapping(item)
+        if fields is None:
+            lines += [] if spellings.means_nothing(item) or items is None else [_shown(item)]
+            continue
+        named = _named(ConstraintShape, fields)
+        label = next((named[key] for key in ("name", "type", "key", "constraint") if named.get(key)), None)
+        content = next((named[key] for key in ("value", "text", "description", "limit") if key in named), None)
+        if label is not None and content is not None:
+            named = _named(ConstraintShape, {label: content})
+        for name, raw in named.items():
+            if raw is None:
+                continue
+            if name not in ConstraintShape.model_fields:
+                problems.unknown(ConstraintShape, name, place, named)
+                lines.append(f"{_shown(name)}: {_shown(raw)}")
+                continue
+            found = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
+            if found is not None and name == "notes":
+                lines += found
+            elif found is not None:
+                held[name] = found
+            elif not spellings.means_nothing(raw):
+                lines.append(f"{_shown(name)}: {_shown(raw)}")
+    return ConstraintShape.model_construct(None, **held, notes=tuple(line for line in lines if line.strip()))
+
+
+def _shown(value: object) -> str:
+    """A value in its own words."""
+    text = spellings.as_text(value)
+    return _cut(text if isinstance(text, str) else canonical_json(plain(value)))
+
+
+def _linked(plan: PlanShape, positions: Sequence[int], problems: Problems) -> PlanShape:
+    """A plan whose current step and dependencies have the names that their steps have.
+
+    Models name a step by its number, its title, or its name in other capitals.
+    """
+    steps = list(plan.steps)
+    own, name = plan.step, plan.current_step
+    if own is not None and steps and not own.acceptance:
+        wanted = own.id if not own.text else own.text if not own.id else ""
+        if wanted and _find(wanted, steps, positions) is not None:
+            own, name = None, wanted
+    if name and own is None:
+        found = _find(name, steps, positions)
+        if found is None:
+            problems.lose("plan.current_step", "no step has that name")
+            name = ""
+        else:
+            name = steps[found].id or name
+            steps[found] = steps[found].model_copy(update={"id": name})
     for at, step in enumerate(steps):
-        if not names.issuperset(step.depends_on):
-            problems.append(f"state plan.steps.{at} never gets ready: it depends on a step that is not there")
-    return plan.model_copy(update={"steps": steps})
+        if step.depends_on:
+            others = [_find(name, steps, positions) for name in step.depends_on]
+            pairs = zip(step.depends_on, others, strict=True)
+            names = [steps[other].id or name if other is not None else name for name, other in pairs]
+            steps[at] = step.model_copy(update={"depends_on": tuple(names)})
+            if not {one.id for one in steps}.issuperset(names):
+                problems.note(
+                    f"state plan.steps.{positions[at]} never gets ready: it depends on a step that is not there"
+                )
+    return plan.model_copy(update={"steps": tuple(steps), "step": own, "current_step": name})
+
+
+def _find(name: str, steps: Sequence[StepShape], positions: Sequence[int]) -> int | None:
+    """The index of the step that a name means: its own, its text, or its number."""
+    wanted = folded(name)
+    ids, texts = [step.id for step in steps], [folded(step.text) for step in steps]
+    for known, spelled in ((ids, name), ([folded(one) for one in ids], wanted), (texts, wanted)):
+        if spelled and spelled in known:
+            return known.index(spelled)
+    number = _STEP_NUMBER.fullmatch(name.strip())
+    if number is None:
+        head = name.split(":", 1)[0]
+        return _find(head, steps, positions) if head != name else None
+    numbers = [re.sub(r"\D", "", step.id[:_MOST_KEY]) for step in steps]
+    if numbers.count(number[1]) == 1:
+        return numbers.index(number[1])
+    place = int(number[1]) - 1
+    return positions.index(place) if place in positions else None
+
+
+def _knowledge(value: object, problems: Problems) -> KnowledgeShape:
+    """The knowledge that can be read, item by item."""
+    if value is None:
+        return KnowledgeShape()
+    if spellings.as_mapping(value) is None:
+        problems.lose("knowledge", "it is not a mapping")
+        return KnowledgeShape()
+    found = _shape(KnowledgeShape, value, "knowledge", problems) or KnowledgeShape()
+    latest = {}
+    for name in _LOGS:
+        entries = getattr(found, name)
+        if len(entries) > _MOST_ENTRIES:
+            latest[name] = entries[-_MOST_ENTRIES:]
+            problems.note(
+                f"state knowledge.{name}: only the {_MOST_ENTRIES} latest of {len(entries)} entries were read"
+            )
+    return found.model_copy(update=latest)
 
 
 def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
@@ -316,70 +772,6 @@ def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...
     )
 
 
-_PLAN: TypeAdapter[PlanShape] = TypeAdapter(PlanShape)
-_STEP: TypeAdapter[StepShape] = TypeAdapter(Annotated[StepShape, BeforeValidator(_as_text)])
-_TOOLS: TypeAdapter[tuple[str, ...]] = TypeAdapter(Annotated[tuple[str, ...], BeforeValidator(_as_names)])
-_ITEMS: Mapping[str, TypeAdapter[Any]] = {
-    "notes": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
-    "memories": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
-    "decisions": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
-    "entities": TypeAdapter(Annotated[NoteShape, BeforeValidator(_as_text)]),
-    "evidence": TypeAdapter(Annotated[EvidenceShape, BeforeValidator(_as_uri)]),
-}
-
-
-def _read(adapter: TypeAdapter[_T], value: object, where: str, problems: list[str]) -> _T | None:
-    """A validated value, None where there is none; what does not fit is reported by its place, not by what it holds."""
-    if value is None:
-        return None
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join([where, *(str(piece) for piece in first["loc"])])
-        problems.append(f"state {place} was ignored: {first['type'].replace('_', ' ')}")
-        return None
-
-
-def _knowledge(value: object, problems: list[str]) -> KnowledgeShape:
-    """The knowledge that can be read, item by item."""
-    if value is None:
-        return KnowledgeShape()
-    if not isinstance(value, Mapping):
-        problems.append("state knowledge was ignored: it is not a mapping")
-        return KnowledgeShape()
-    held: dict[str, tuple[Any, ...]] = {}
-    for name, adapter in _ITEMS.items():
-        place = f"knowledge.{name}"
-        found = _items(adapter, value.get(name), place, problems)
-        held[name] = tuple(_latest(found, place, problems) if name in _LOGS else found)
-    return KnowledgeShape.model_construct(None, **held)
-
-
-def _latest(entries: list[_T], where: str, problems: list[str]) -> list[_T]:
-    """The latest entries of a log."""
-    if len(entries) > _MOST_ENTRIES:
-        problems.append(f"state {where}: only the {_MOST_ENTRIES} latest of {len(entries)} entries were read")
-    return entries[-_MOST_ENTRIES:]
-
-
-def _items(adapter: TypeAdapter[_T], value: object, where: str, problems: list[str]) -> list[_T]:
-    """The items of a list that can be read."""
-    items = value or ()
-    if isinstance(items, (str, Mapping)) or not isinstance(items, Sequence):
-        problems.append(f"state {where} was ignored: it is not a list")
-        return []
-    found = []
-    for at, item in enumerate(items):
-        read = _read(adapter, item, f"{where}.{at}", problems)
-        if read is None:
-            continue
-        if isinstance(read, NoteShape) and read.ttl_seconds is not None and read.time is None:
-            problems.append(f"state {where}.{at}.ttl_seconds was ignored: the note has no time")
-        found.append(read)
-    return found
-
-
 def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> Step:
     limits = plan.constraints
     constraints = list(limits.notes)
@@ -404,7 +796,7 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         open_questions=questions if questions is not None else plan.open_questions,
         next=step.next or plan.next,
         stop_when=plan.stop_when,
-        tools=step.tools if step.tools is not None else tools,
+        tools=next((named for named in (step.tools, plan.tools, tools) if named is not None), None),
     )
 
 
@@ -440,6 +832,7 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
             time=record.time,
             uri=record.uri,
             covers=record.covers,
+            content_hash=record.hash,
         )
         for record in knowledge.evidence
     ]
@@ -455,6 +848,7 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str]) -> Candi
         digest=hash_text(note.text),
         time=note.time,
         expires=_LONG_AGO if note.step_id in done else _end(note),
+        kind="standing" if note.kind == "preference" else "own",
     )
 
 
@@ -477,12 +871,18 @@ _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with a name of their own each; one that says the same under the same name is left out."""
     named: dict[str, Candidate] = {}
+    known: set[tuple[str, str]] = set()
+    numbers: dict[str, int] = {}
     for one in candidates:
         name = f"{one.source}_{one.id}" if _CONTENT_NAME.fullmatch(one.id) else one.id
-        number = 1
+        if (name, one.digest) in known:
+            continue
+        known.add((name, one.digest))
+        number = numbers.get(one.id, 1)
         while name in named and named[name].digest != one.digest:
             number += 1
             name = f"{one.id}_{number}"
+        numbers[one.id] = number
         named.setdefault(name, one if one.id == name else replace(one, id=name))
     return tuple(named.values())
 

@@ -21,6 +21,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,15 +29,17 @@ from itertools import groupby
 from typing import Any
 
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
-from aether_context.errors import BlobNotFound, ChecksumMismatch, PackNotFound, StoreError
+from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
 from aether_context.files import File, Files, segment
 from aether_context.manifest import Manifest, Recording
 
-__all__ = ["HOUR", "PackStore", "segment"]
+__all__ = ["DEFAULT_STORE", "HOUR", "PackStore", "segment"]
 
 _NO_SESSIONS = ("blobs", "summaries", "vectors", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
+DEFAULT_STORE = "artifacts"
+"""The store of a command that names none."""
 HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 """How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
@@ -78,6 +81,11 @@ class PackStore:
         other.files = files
         other._known = OrderedDict()
         return other
+
+    def command(self, words: str) -> str:
+        """A line that runs a command on this store."""
+        option = "" if self.url == DEFAULT_STORE else f" --store {shlex.quote(self.url)}"
+        return f"aether-context {words}{option}"
 
     def __repr__(self) -> str:
         return f"PackStore({self.url!r})"
@@ -336,7 +344,7 @@ class PackStore:
             names = ", ".join(sorted(path.rsplit("/", 1)[-1] for path in found)[:3])
             raise PackNotFound(f"{pack_id!r} names {len(found)} packs ({names}, …): give more of the id")
         if not found:
-            raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `aether-context list` shows what is there")
+            raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         return self.read((exact or found)[0])
 
     def parent(self, manifest: Manifest) -> Manifest | None:
@@ -431,13 +439,20 @@ class PackStore:
 
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""
-        return self.files.url_of(f"{self._folder(manifest)}/manifest.json")
+        return self.uri_of(manifest.app, manifest.user, manifest.session, manifest.pack_id)
+
+    def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
+        """Where the manifest of a pack is, or will be, as a URL."""
+        folder = "/".join([self._root, *map(segment, (app, user, session))])
+        return self.files.url_of(f"{folder}/packs/{pack_id}/manifest.json")
 
     def _read_manifest(self, path: str) -> Manifest:
         try:
             return Manifest.parse(self.files.read(path))
         except FileNotFoundError as error:
             raise PackNotFound(f"{path} is not there") from error
+        except ManifestError as error:
+            raise type(error)(f"{error} (pack {path.split('/')[-2]}, {self.files.url_of(path)})") from error
 
     def folders(
         self,

@@ -26,6 +26,14 @@ from aether_context.tokens.framing import FRAMINGS
 
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
+_OPERANDS: Mapping[str, str] = {
+    "PACK_ID": "The beginning of a pack's id, or the hash at its end.",
+    "PACK_IDS": "The same, of any number of packs.",
+    "QUERY": "What is looked for, in plain words.",
+    "SESSION.json": "An exported session.",
+    "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
+}
+"""What a command's arguments are, by name; click has help for options alone."""
 _Paths: TypeAlias = dict[type[BaseModel], str]
 _PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
 
@@ -292,14 +300,27 @@ def _operands(command: click.Command) -> Iterator[str]:
 def _parameter(one: click.Parameter) -> Iterator[list[str]]:
     """The row of an option, or of an argument that is one of a few words."""
     words = f"One of {_listed(one.type.choices)}." if isinstance(one.type, click.Choice) else ""
-    told = isinstance(one.default, (str, int)) and not isinstance(one.default, bool) and one.default != ""
-    default = f"`{one.default}`" if told else ""
+    default = "required" if one.required else _told(one)
     if isinstance(one, click.Option) and not one.hidden:
         value = "" if one.is_flag else f" {one.metavar or one.type.name.removesuffix(' range').upper()}"
         sets = f"The environment variable `{one.envvar}` sets it, too." if one.envvar else ""
-        yield [f"`{', '.join(one.opts)}{value}`", default, _line(f"{one.help or ''} {words} {sets}")]
-    elif words:
-        yield [f"`{one.human_readable_name.strip('[]')}`", default, words]
+        names = f"{', '.join(one.opts)}{' / ' if one.secondary_opts else ''}{', '.join(one.secondary_opts)}"
+        yield [f"`{names}{value}`", default, _line(f"{one.help or ''} {words} {sets}")]
+    elif isinstance(one, click.Argument):
+        name = one.human_readable_name.strip("[]")
+        yield [f"`{name}`", default, words or _OPERANDS[name]]
+
+
+def _told(one: click.Parameter) -> str:
+    """An option's default; empty where it has none, and for a flag that is off."""
+    value = one.default
+    if isinstance(value, bool):
+        return f"`{(one.opts if value else one.secondary_opts)[0]}`" if value or one.secondary_opts else ""
+    if isinstance(value, (tuple, list)):
+        return _listed(value)
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`" if isinstance(value, (str, int)) and value else ""
 
 
 def _fence(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import fsspec
@@ -11,18 +13,26 @@ from fsspec import AbstractFileSystem
 class FailingFileSystem(AbstractFileSystem):
     """Files of this process, all instances together.
 
-    ``down`` makes every call fail; ``refused`` are endings of paths that cannot be written.
+    ``down`` makes every call fail; ``refused`` are endings of paths that cannot be written; ``exits`` so many next
+    calls out of the library's own threads raise SystemExit; each call takes ``delay_seconds``.
     """
 
     protocol = "failing"
     cachable = False
     down = False
+    exits = 0
+    delay_seconds = 0.0
     refused: tuple[str, ...] = ()
     held: dict[str, bytes] = {}
     calls = 0
 
     def _check(self) -> None:
         type(self).calls += 1
+        if self.exits and threading.current_thread().name.startswith("aether-context"):
+            type(self).exits -= 1
+            raise SystemExit(3)
+        if self.delay_seconds:
+            time.sleep(self.delay_seconds)
         if self.down:
             raise ConnectionAbortedError("the store is down")
 

@@ -244,7 +244,11 @@ MEMORIES = (
 
 
 def remembering(store: PackStore, policy: PackPolicy | None = None, **given: Any) -> Manifest:
-    """A planned pack with evidence and memories; one of those is dropped, and one tool is not the step's."""
+    """A planned pack with evidence and memories; one of those is dropped, and one tool is not the step's.
+
+    Two memories have a place of their own, so that the third one has to answer the request.
+    """
+    policy = policy or PackPolicy(retrieval={"memory_k": 2})
     fields: Mapping[str, Any] = {
         "candidates": [*MEMORIES, evidence("ev_rules", "Rules of approval, section 4", covers=["a1"])],
         "step": replace(STEP, tools=("search",)),

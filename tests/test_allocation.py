@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -158,3 +160,56 @@ def test_the_answers_limit_raises_the_slack_where_it_shares_the_window():
     result = allocate(10_000, measured=measured, wanted=wanted, signals=NEUTRAL, settings=budget(), output_tokens=4_000)
     assert result.slack == 4_000
     assert sum(layer.used for layer in result.layers.values()) == 6_000
+
+
+def known(rng: random.Random) -> Signals:
+    return Signals(
+        checklist_evidence_ratio=rng.random(),
+        expected_tool_calls=rng.randint(0, 20),
+        risk=rng.choice(["low", "medium", "high"]),
+        retrieval_hit_rate=rng.random(),
+        similarity=rng.random() * 0.4,
+        freshness_days=rng.random() * 60,
+        unresolved_questions=rng.randint(0, 10),
+        dialogue_depth=rng.randint(1, 40),
+    )
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_signals_give_a_real_spread(profile):
+    rng = random.Random(7)
+    found = [weigh(known(rng), budget(profile)) for _ in range(4_000)]
+    splits = Counter(tuple(round(shares[layer], 2) for layer in FLEXIBLE_LAYERS) for shares in found)
+    assert splits.most_common(1)[0][1] < 400
+    for layer in FLEXIBLE_LAYERS:
+        ordered = sorted(shares[layer] for shares in found)
+        assert ordered[3_800] - ordered[200] > 0.03, layer
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_a_step_of_proof_and_one_of_talk_differ(profile):
+    proof = Signals(checklist_evidence_ratio=0.8, expected_tool_calls=6, risk="high", dialogue_depth=1)
+    talk = Signals(checklist_evidence_ratio=0.0, expected_tool_calls=0, risk="low", unresolved_questions=4)
+    shares = [weigh(signals, budget(profile)) for signals in (proof, replace(talk, dialogue_depth=7))]
+    assert shares[0]["evidence"] - shares[1]["evidence"] >= 0.05
+    assert shares[1]["conversation"] > shares[0]["conversation"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "middles"),
+    [("research", (0.60, 0.225, 0.125)), ("requirements", (0.50, 0.275, 0.175)), ("test_cases", (0.55, 0.225, 0.125))],
+)
+def test_without_signals_the_founding_table_decides(profile, middles):
+    settings = budget(profile)
+    shares = settings.shares
+    assert (shares.evidence.middle, shares.memory.middle, shares.conversation.middle) == pytest.approx(middles)
+    assert list(weigh(NEUTRAL, settings).values()) == pytest.approx([one / sum(middles) for one in middles])
+
+
+@given(st.floats(0, 1))
+def test_a_similarity_that_was_found_counts_at_least_as_much_as_an_unknown_one(similarity):
+    settings = budget().signals
+    found = strengths(Signals(similarity=similarity), settings)["similarity"]
+    assert found >= strengths(NEUTRAL, settings)["similarity"]
+    if similarity >= 0.4:
+        assert found == 1

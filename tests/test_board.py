@@ -225,13 +225,13 @@ def test_a_step_that_cannot_be_read_costs_no_other() -> None:
     read = read_state({"plan": held})
     assert read.step.step_id == "ask"
     assert read.problems == (
-        "state plan.steps.0.status was ignored: literal error",
+        "state plan.steps.0.status was ignored: it should be 'ready', 'claimed' or 'done'",
         "state plan.current_step was ignored: no step has that name",
-        "state plan.steps.1 never gets ready: it depends on a step that is not there",
+        "state plan.steps.2 never gets ready: it depends on a step that is not there",
     )
     read = read_state({"plan": plan(steps={"a": 1})})
     assert read.validity == "invalid"
-    assert read.problems == ("state plan.steps was ignored: it is not a list",)
+    assert read.problems == ("state plan.steps.0 was ignored: it is neither a mapping nor a text",)
 
 
 def test_a_note_expires_with_its_step_or_its_time() -> None:

@@ -106,8 +106,20 @@ def test_list_shows_the_hash_of_an_id_where_a_line_is_short(monkeypatch: pytest.
 
 
 def test_list_of_nothing_says_so(store: PackStore) -> None:
-    assert "no packs in" in run("list", store=store).stderr
-    assert json.loads(run("list", "--json", store=store).stdout) == []
+    assert "no packs in" in run("list", store=store, code=3).stderr
+    packs.chain(store, 1)
+    assert f"no packs of app 'other' in {store.url}" in run("list", "--app", "other", store=store).stderr
+    assert json.loads(run("list", "--app", "other", "--json", store=store).stdout) == []
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 160])
+def test_list_shows_whose_pack_it_is(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
+    packs.chain(store, 1)
+    packs.chain(store, 1, identity=replace(packs.IDENTITY, app="desk", session="s2"))
+    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
+    lines = run("list", store=store).stdout.splitlines()
+    assert len(lines) == 3
+    assert {tuple(line.split()[3:5]) for line in lines[1:]} == {("shop", "s1"), ("desk", "s2")}
 
 
 def test_list_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
@@ -222,6 +234,59 @@ def test_inspect_names_a_missing_parent_and_shows_the_rest(store: PackStore) -> 
     assert manifests[1].pack_id in run("inspect", manifests[3].pack_id, "--json", store=store, code=3).stderr
 
 
+@pytest.mark.parametrize("width", [90, 100, 120, 160])
+def test_inspect_breaks_no_word(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
+    manifests = packs.talk(store)
+    cut = [one for one in manifests if one.truncation_events][-1]
+    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
+    lines = run("inspect", cut.pack_id, "--all", store=store).stdout.splitlines()
+    words = {word.strip(",") for line in lines for word in line.split()}
+    (event,) = cut.truncation_events
+    assert words >= {*event.item_ids, cut.checksum, cut.parent or cut.pack_id, "conversation", event.reason}
+    assert words >= {row.id for row in cut.rows} | {row.state for row in cut.rows}
+    assert max(map(len, lines)) <= width
+
+
+def test_inspect_shows_the_text_of_each_candidate(store: PackStore) -> None:
+    packs.remembering(store)
+    lines = run("inspect", store=store).stdout.splitlines()
+    for memory in packs.MEMORIES:
+        (at,) = [at for at, line in enumerate(lines) if line.split()[1:2] == [memory.id]]
+        assert f"“{memory.text}”" in lines[at + 1]
+    assert any("“Rules of approval, section 4”" in line for line in lines)
+    assert any("“Who approves refunds above 200 euros?”" in line for line in lines)
+
+
+def test_inspect_shows_texts_that_earlier_packs_recorded(store: PackStore) -> None:
+    packs.chain(store, 6)
+    assert "“Find out who approves refunds.”" in run("inspect", "--all", store=store).stdout
+
+
+def test_inspect_shows_what_it_can_of_hashes_alone(store: PackStore) -> None:
+    packs.chain(store, 2, PackPolicy(record="hashes"))
+    assert "CANDIDATES" in run("inspect", store=store).stdout
+
+
+def test_inspect_says_that_a_manifest_is_not_what_was_written(store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    change(store, manifest, b'"model":"gemini-2.5-flash"', b'"model":"gemini-2.5-pro"')
+    result = run("inspect", store=store, code=1)
+    assert "LAYERS" in result.stdout
+    assert f"{manifest.pack_id}: the manifest's hash is" in result.stderr
+    assert "the manifest's hash is" in run("inspect", "--json", store=store, code=1).stderr
+    assert "the manifest's hash is" in run("tokens", manifest.pack_id, store=store, code=1).stderr
+
+
+def test_inspect_goes_on_after_an_unreadable_outcome(store: PackStore) -> None:
+    manifest = packs.chain(store, 1)[0]
+    store.write_outcome(manifest, {"input_tokens": 3})
+    with fsspec.open(store.uri(manifest).replace("manifest.json", "outcome.json"), "wb") as file:
+        file.write(b'{"input_')
+    result = run("inspect", store=store, code=3)
+    assert "LAYERS" in result.stdout
+    assert "outcome.json could not be read" in result.stderr
+
+
 # replay
 
 
@@ -248,6 +313,35 @@ def test_replay_shortens_long_texts(store: PackStore) -> None:
     output = run("replay", session.manifests[-1].pack_id, store=store).stdout
     assert "    … 33 lines …\n" in output
     assert max(map(len, output.splitlines())) <= 160
+
+
+def test_replay_shows_all_that_was_sent(store: PackStore) -> None:
+    session = packs.Session(store, tools=[packs.tool("search", "finds " + "what is looked for " * 60)])
+    session.ask(packs.lines("a", 40) + "\n" + "b" * 1_000)
+    pack_id = session.manifests[-1].pack_id
+    assert "--all shows them whole" in run("replay", pack_id, store=store).stdout
+    output = run("replay", pack_id, "--all", store=store).stdout
+    assert all(f"    {line}\n" in output for line in [*packs.lines("a", 40).split("\n"), "b" * 1_000])
+    assert "what is looked for " * 60 in output
+    assert "--all" not in output
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--all"], ["--policy", "research"]])
+def test_replay_of_what_verify_refuses_fails(store: PackStore, options: list[str]) -> None:
+    manifest = packs.chain(store, 2)[0]
+    change(store, manifest, b'"agent":"writer"', b'"agent":"critic"')
+    result = run("replay", manifest.pack_id, *options, store=store, code=1)
+    assert "the recorded one" not in result.output
+    assert "does not verify" in result.stderr
+    assert "the manifest's hash is" in result.stderr
+
+
+def test_replay_of_what_extends_a_changed_pack_fails(store: PackStore) -> None:
+    first, second = packs.chain(store, 2)
+    change(store, first, b'"agent":"writer"', b'"agent":"critic"')
+    result = run("replay", second.pack_id, store=store, code=1)
+    assert f"it extends {first.pack_id}, which failed" in result.stderr
+    assert "the recorded one" not in result.output
 
 
 def test_replay_names_the_stage_that_differs(store: PackStore) -> None:
@@ -384,6 +478,212 @@ def test_verify_finds_a_request_that_is_not_the_recorded_one(store: PackStore) -
     run("verify", store=store)
     output = run("verify", "--replay", store=store, code=1).stdout
     assert f"failed  {manifest.pack_id}: stage 'write' differs" in output
+
+
+# a bad day: stores and manifests that are not what they should be
+
+LOOKING = ["list", "inspect", "replay p", "verify", "usage", "gc", "gc --yes", "forget --app a --user b", "tokens p"]
+LOOKING += ["export-pack p --to elsewhere", "list --json", "usage --json", "gc --json", "list --limit 2 --app a"]
+
+
+@pytest.mark.parametrize("command", LOOKING)
+def test_a_store_that_is_not_there_is_an_error(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("notes")
+    for url in ("none", "notes.txt/none", "memory://none", "/proc/none"):
+        result = run(*command.split(), "--store", url, code=3)
+        assert "there is no such store" in result.stderr
+        assert not result.stdout
+    result = run(*command.split(), "--store", "notes.txt", code=3)
+    assert "notes.txt is a file" in result.stderr
+    assert not result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["inspect x", "replay x", "verify x", "export-pack x --to elsewhere", "tokens x"])
+def test_hints_keep_the_store(command: str, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "my packs")
+    packs.chain(store, 1)
+    assert f"`aether-context list --store '{store.url}'`" in run(*command.split(), store=store, code=3).stderr
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "notes.txt/inside", "/proc/none"])
+def test_what_cannot_be_written_is_an_error(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("notes")
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.chain(store, 1)[0]
+    results = [
+        run("export-pack", manifest.pack_id, "--to", place, store=store, code=3),
+        run("demo", "--store", place, code=3),
+    ]
+    for result in results:
+        assert place in result.stderr
+        assert result.stderr.startswith("Error: ")
+        assert not result.stdout
+
+
+BROKEN = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "no text": lambda data: b"\xff\xfe\x00" + data,
+    "a list": lambda data: b"[1, 2]",
+    "null": lambda data: b"null",
+    "nested": lambda data: b"[" * 100_000,
+    "later": lambda data: data.replace(b'"schema_version":1', b'"schema_version":99'),
+    "without version": lambda data: data.replace(b'"schema_version":1', b'"other":1'),
+    "wrong type": lambda data: data.replace(b'"model":"gemini-2.5-flash"', b'"model":7'),
+}
+
+
+def spoil(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes]) -> None:
+    """Replaces a stored manifest."""
+    with fsspec.open(store.uri(manifest), "rb") as file:
+        before: bytes = file.read()
+    after = way(before)
+    assert after != before
+    with fsspec.open(store.uri(manifest), "wb") as file:
+        file.write(after)
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.chain(store, 1)[0]
+    spoil(store, manifest, BROKEN[way])
+    name = manifest.pack_id
+    for command in (
+        ["inspect"],
+        ["replay", name],
+        ["export-pack", name, "--to", str(tmp_path / "x")],
+        ["tokens", name],
+    ):
+        error = run(*command, store=store, code=3).stderr
+        assert error.startswith("Error: ")
+        assert f"pack {name}, {store.uri(manifest)}" in error
+    # `gc` needs what a manifest names, no more of it.
+    for command in (["list"], ["usage"], *([] if way == "wrong type" else [["gc"]])):
+        result = run(*command, store=store, code=3)
+        assert name in result.output
+        assert "unreadable" in result.output
+    assert name in run("verify", store=store, code=1).output
+
+
+@pytest.mark.parametrize("what", ["policy", "setting", "texts"])
+@pytest.mark.parametrize("way", ["truncated", "empty", "gone"])
+def test_a_broken_text_is_an_error(what: str, way: str, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.chain(store, 1)[0]
+    digest = manifest.texts[0] if what == "texts" else getattr(manifest, what)
+    path = Path(blob_uri(store, digest).removeprefix("file://"))
+    if way == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(BROKEN[way](path.read_bytes()))
+    for command in (
+        ["replay", manifest.pack_id],
+        ["verify"],
+        ["export-pack", manifest.pack_id, "--to", str(tmp_path / "x")],
+    ):
+        result = CliRunner().invoke(main, [*command, "--store", store.url])
+        assert result.exit_code in (1, 3), result.output
+        assert isinstance(result.exception, SystemExit)
+        assert digest.removeprefix("sha256:") in result.output
+    run("inspect", store=store, code=3 if what == "texts" else 0)
+
+
+FIELDS = ["texts", "contents", "rows", "positions", "human", "counts", "stages", "allocation", "epoch", "parent"]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [None, [], {}, 7, "x", [[0, 99]], ["sha256:" + "0" * 64]], ids=str)
+def test_no_change_of_a_manifest_gives_a_traceback(field: str, value: Any, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.chain(store, 2)[1]
+    spoil(store, manifest, lambda data: canonical_json({**json.loads(data), field: value}).encode() + b"\n")
+    name = manifest.pack_id
+    for command in (["list"], ["inspect"], ["inspect", "--json"], ["replay", name], ["verify", "--replay"], ["usage"]):
+        result = CliRunner().invoke(main, [*command, "--store", store.url])
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+    for command in (["tokens", name], ["gc"], ["export-pack", name, "--to", str(tmp_path / "x")]):
+        result = CliRunner().invoke(main, [*command, "--store", store.url])
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+
+
+@pytest.mark.parametrize("version", ["99", "0", "-1", "null", '"2"', "1.5", "true", "[1]"])
+def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackStore, version: str) -> None:
+    packs.chain(store, 3)
+    manifests = packs.chain(store, 3, identity=replace(packs.IDENTITY, session="s2"))
+    change(store, manifests[1], b'"schema_version":1', f'"schema_version":{version}'.encode())
+    options = ["--pack-days", "0", "--grace-minutes", "0", "--evidence-days", "0", "--cache-days", "0"]
+    for more in ([], ["--max-bytes", "1"]):
+        planned = json.loads(run("gc", *options, *more, "--json", store=store, code=3).stdout)
+        (user,) = planned["users"]
+        assert (user["packs"], user["blobs"]) == (4, 0)  # the one, and the one that it extends, stay
+        assert manifests[1].pack_id in user["unreadable"][0]
+    run("gc", *options, "--yes", store=store, code=3)
+    left = {one["pack_id"] for one in json.loads(run("list", "--json", store=store, code=3).stdout)}
+    assert left == {manifests[0].pack_id, manifests[1].pack_id}
+    assert store.manifest(manifests[0].pack_id)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "gc --pack-days nan",
+        "gc --grace-minutes nan",
+        "gc --evidence-days -1",
+        "gc --max-bytes many",
+        "search x --memory m --mmr nan",
+        "search x --memory m --mmr 2",
+        "list --limit many",
+        "demo --window 0",
+        "demo --window wide",
+        "usage --by week",
+        "preview",
+        "preview s.json --db sqlite:///x",
+        "preview --db sqlite:///x",
+        "forget --app a",
+        "export-pack p",
+        "tokens",
+        "replay p --policy none.toml",
+    ],
+)
+def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    packs.chain(store, 1)
+    result = CliRunner().invoke(
+        main, command.replace(" p ", " pack_ ").split(), env={"AETHER_CONTEXT_STORE": store.url}
+    )
+    assert result.exit_code == 2, result.output
+    assert "Error: " in result.stderr
+
+
+def test_preview_of_what_is_no_session_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_bytes(b'{"id": "s1", "events": [')
+    (tmp_path / "other.json").write_bytes(b"\xff\x00")
+    for name in ("none.json", "broken.json", "other.json", "."):
+        error = run("preview", str(tmp_path / name), code=3).stderr
+        assert error.startswith(f"Error: {tmp_path / name}")
+    run(
+        "preview",
+        "--db",
+        f"sqlite+aiosqlite:///{tmp_path}/none.db",
+        "--app",
+        "a",
+        "--user",
+        "b",
+        "--session",
+        "c",
+        code=3,
+    )
+
+
+def test_search_in_what_holds_no_memories_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "notes.md").write_text("notes")
+    for name in ("none", "empty", "notes.md", "."):
+        assert run("search", "x", "--memory", str(tmp_path / name), code=3).stderr.startswith("Error: ")
 
 
 # names that would forge output
@@ -581,6 +881,19 @@ def test_usage_takes_one_session_and_groups_by_several_names(store: PackStore) -
     assert [(one["session"], one["agent"], one["calls"]) for one in found["groups"]] == [("shop/ada/s2", "writer", 1)]
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_usage_cuts_no_number_on_a_short_line(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
+    for manifest in packs.chain(store, 2):
+        answered(store, manifest, 1_234_567)
+    monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
+    row = run("usage", store=store).stdout.splitlines()[1].split()
+    assert row[:3] == ["writer", "2025-01-01", "2"]
+    assert "2,469,134" in row
+    assert row[-2] == "unknown"
+    assert row[-1].startswith("$")
+    assert "…" not in run("usage", "--by", "session", store=store).stdout
+
+
 def test_usage_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
     manifests = packs.talk(store, turns=3)
     for manifest in manifests:
@@ -592,8 +905,10 @@ def test_usage_goes_on_after_an_unreadable_manifest(store: PackStore) -> None:
 
 
 def test_usage_of_nothing_says_so(store: PackStore) -> None:
-    assert "no packs in" in run("usage", store=store).stderr
-    assert json.loads(run("usage", "--json", store=store).stdout)["groups"] == []
+    assert "no packs in" in run("usage", store=store, code=3).stderr
+    packs.chain(store, 1)
+    assert "no packs of user 'eve' in" in run("usage", "--user", "eve", store=store).stderr
+    assert json.loads(run("usage", "--user", "eve", "--json", store=store).stdout)["groups"] == []
 
 
 # pieces
@@ -716,6 +1031,36 @@ def test_tokens_by_a_vocabulary_that_is_given(tmp_path: Path) -> None:
     estimate, exact = (value["counters"][name] for name in sorted(value["counters"]))
     assert (exact["total"], exact["accuracy"]) == (5, "exact")
     assert estimate["accuracy"] == "approximate"
+
+
+@pytest.mark.parametrize("text", [None, "", "no vocabulary", "{}", '{"model": {}}'])
+@pytest.mark.parametrize("counters", [[], ["--counter", "estimate"], ["--counter", "file"]])
+def test_tokens_by_a_vocabulary_that_cannot_be_read_is_an_error(
+    tmp_path: Path, text: str | None, counters: list[str]
+) -> None:
+    notes, vocabulary = tmp_path / "notes.md", tmp_path / "nosuch.json"
+    notes.write_text("the ledger of the harbour")
+    if text is not None:
+        vocabulary.write_text(text)
+    result = run("tokens", str(notes), "--vocabulary", str(vocabulary), *counters, code=3)
+    assert result.stderr.startswith("Error: ")
+    assert str(vocabulary) in result.stderr
+    assert not result.stdout
+
+
+def test_tokens_says_which_counters_it_passed_over(tmp_path: Path) -> None:
+    notes, policy = tmp_path / "notes.md", tmp_path / "policy.toml"
+    notes.write_text("the ledger of the harbour")
+    policy.write_text('[tokens.files]\n"gemini-2.5-flash" = "nosuch.json"\n')
+    assert "nosuch.json cannot be read" in run("tokens", str(notes), "--policy", str(policy)).stderr
+
+
+def test_tokens_of_a_copied_manifest_are_those_of_the_store(store: PackStore, tmp_path: Path) -> None:
+    manifest = packs.chain(store, 1)[0]
+    copy = tmp_path / "copy.json"
+    copy.write_text(manifest.to_json())
+    assert json.loads(run("tokens", str(copy), "--json", store=store).stdout)["source"] == manifest.pack_id
+    assert "no packs in" in run("tokens", str(copy), "--store", str(tmp_path / "none"), code=3).stderr
 
 
 def test_tokens_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

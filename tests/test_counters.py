@@ -476,7 +476,7 @@ def test_what_cannot_be_made_gives_way(offered: Callable[..., None]) -> None:
     for _ in range(3):
         pick = counters.pick("gpt-4o")
         assert pick.offer == "estimate"
-        assert 'pip install "aether-context[tiktoken]"' in pick.problems[0]
+        assert 'pip install "aether-context-adk[tiktoken]"' in pick.problems[0]
     assert made == 1
     clock.now += RETRY_SECONDS
     counters.pick("gpt-4o")
@@ -562,7 +562,7 @@ def test_a_counter_that_was_not_there_is_told_once_a_session(offered: Callable[.
     chat.say("one", "two")
     chat.say("three", session="s2")
     told = [
-        (pack.session, sum("aether-context[tokenizers]" in line for line in pack.degradations))
+        (pack.session, sum("aether-context-adk[tokenizers]" in line for line in pack.degradations))
         for pack in store.manifests()
     ]
     assert sorted(told) == [("s1", 0), ("s1", 1), ("s2", 1)]

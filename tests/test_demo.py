@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def test_the_window_overflows_and_no_request_does(demo: Ran) -> None:
 
 def test_what_is_left_out_has_a_reason(demo: Ran) -> None:
     reasons = {row.reason for row in rows(demo.manifests)}
-    assert {"below_floor", "expired", "duplicate", "window"} <= reasons
+    assert {"expired", "duplicate", "window"} <= reasons
     assert all(row.reason for row in rows(demo.manifests) if row.state not in ("kept", "summary"))
     assert all(event.reason for one in demo.manifests for event in one.truncation_events)
     assert any("list_files" in one.tools.left_out for one in demo.manifests if one.step_id == "proof")
@@ -130,7 +131,7 @@ def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
     shown = next(one for one in demo.manifests if one.truncation_events)
     text = " ".join(demo.output.split())
     assert "a cut took" in text
-    assert report.WHY["below_floor"] in text
+    assert report.WHY["expired"] in text
     assert demo.store.uri(shown).rsplit("/packs/", 1)[0] in demo.output
     for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
         assert f"aether-context {command} --store {demo.store.url}" in demo.output
@@ -155,6 +156,53 @@ def test_a_window_that_holds_everything_cuts_nothing(tmp_path: Path) -> None:
     wide = ran(tmp_path, 300_000)
     assert wide.code == 0
     assert not [event for one in wide.manifests for event in one.truncation_events]
+
+
+def test_a_window_that_the_agent_does_not_fit_is_told(tmp_path: Path) -> None:
+    narrow = ran(tmp_path, 256)
+    over = [one for one in narrow.manifests if one.request_tokens > 256]
+    assert over
+    assert narrow.code == 1
+    text = " ".join(narrow.output.split())
+    assert f"{len(over)} of {len(narrow.manifests)} requests were sent although they are larger than the window" in text
+    assert "Choose a larger --window" in text
+
+
+def test_a_window_that_the_agent_fits_says_nothing_of_the_kind(demo: Ran) -> None:
+    assert "Larger than the window" not in demo.output
+
+
+def compared(output: str) -> dict[str, list[str]]:
+    """The rows of the comparison with no plugin, by their names: with it, without it."""
+    table = output.split("The same run without the plugin\n")[1].split("Checked\n")[0]
+    rows = (re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[1:7])
+    return {name: cells for name, *cells in rows}
+
+
+def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
+    rows = compared(demo.output)
+    assert len(set(rows["model calls"])) == 1
+    packed, plain = (int(cell.replace(",", "")) for cell in rows["input tokens"])
+    assert packed < plain / 2
+    largest = [int(cell.replace(",", "")) for cell in rows["largest request"]]
+    assert largest[0] <= WINDOW < largest[1]
+    over = [int(cell.split()[0]) for cell in rows["larger than the window"]]
+    assert over[0] == 0
+    assert over[1] > 10
+    assert all(cell.endswith("%") for cell in rows["same beginning as the call before"])
+    costs = [float(cell.removeprefix("$")) for cell in rows["cost of the input"]]
+    assert 0 < costs[0] < costs[1]
+
+
+def test_what_reached_the_model_is_what_the_packs_say(demo: Ran) -> None:
+    total = sum(one.request_tokens for one in demo.manifests)
+    assert int(compared(demo.output)["input tokens"][0].replace(",", "")) == pytest.approx(total, rel=0.01)
+
+
+def test_every_column_is_explained(demo: Ran) -> None:
+    header = next(line for line in demo.output.splitlines() if line.split()[:2] == ["call", "step"])
+    explained = {line.split()[0] for line in demo.output.splitlines() if line.split()}
+    assert set(header.split()) - {"call", "step"} <= explained
 
 
 def test_a_changed_blob_gives_exit_code_1(demo: Ran) -> None:

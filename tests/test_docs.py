@@ -5,6 +5,7 @@ folder. A `text` fence right after a `python` fence is what that one prints.
 """
 
 import contextlib
+import inspect
 import io
 import re
 import runpy
@@ -15,6 +16,8 @@ import pytest
 import yaml
 
 from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -102,6 +105,36 @@ def test_every_page_is_on_the_site():
 
     site = yaml.safe_load((ROOT / ".mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(pages(site["nav"])) == [path.name for path in PAGES]
+
+
+@pytest.mark.parametrize("attached", [ContextPackPlugin, context_pack_callbacks])
+def test_attach_lists_all_arguments(attached):
+    page = (ROOT / "docs" / "attach.md").read_text(encoding="utf-8")
+    table = page.split("| argument |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert listed - {"name"} == set(inspect.signature(attached).parameters) - {"name"}
+
+
+def test_the_command_line_page_tells_defaults_and_what_is_required():
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## `([\w-]+)`\n(.*?)(?=^## |<!-- end)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == main.commands.keys()
+    for name, command in main.commands.items():
+        rows = [line for line in sections[name].splitlines() if line.startswith("| `")]
+        assert len(rows) == len(command.params)
+        for parameter, row in zip(command.params, rows, strict=True):
+            told = row.replace("\\|", "").split("|")[2].strip()
+            value = parameter.default
+            if parameter.required:
+                assert told == "required", row
+            elif isinstance(value, (int, float, str)) and value and not isinstance(value, bool):
+                assert told == f"`{value:g}`" if isinstance(value, float) else told == f"`{value}`", row
+
+
+def test_long_pages_have_headings():
+    for path in (path for path in PAGES if path.name != "changelog.md"):
+        lines = _FENCE.sub("", path.read_text(encoding="utf-8")).splitlines()
+        assert len(lines) < 60 or sum(line.startswith("## ") for line in lines) >= 3, path.name
 
 
 def anchors(page):

@@ -92,7 +92,7 @@ def test_a_model_in_a_folder_is_known_by_what_is_in_it(tmp_path):
 
 @pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="it is installed")
 def test_a_missing_library_says_how_to_install_it():
-    with pytest.raises(MissingExtra, match=r"aether-context\[sentence-transformers\]"):
+    with pytest.raises(MissingExtra, match=r"aether-context-adk\[sentence-transformers\]"):
         embedder_for("sentence-transformers:some/model")
 
 

@@ -21,10 +21,11 @@ def look_up_order(order_id: str) -> dict[str, Any]:
     return {"order_id": order_id, "status": "late", "items": items}
 
 
-def work(**settings: Any) -> Chat:
+def work(last_turns: int = 3, **settings: Any) -> Chat:
     """An invocation for each order: the model looks it up and answers."""
     script = [one for order in ORDERS for one in (call("look_up_order", order_id=order), f"{order} is late.")]
-    chat = Chat(script=script, tools=[look_up_order], policy=PackPolicy(max_input_tokens=WINDOW), **settings)
+    policy = PackPolicy(max_input_tokens=WINDOW, conversation={"last_turns": last_turns})
+    chat = Chat(script=script, tools=[look_up_order], policy=policy, **settings)
     chat.say("Tell me about each order.\nAnswer with one line an order.")
     chat.say(*(f"And {order}?" for order in ORDERS[1:]))
     return chat
@@ -80,7 +81,7 @@ class Restarting(ContextPackPlugin):
 
 
 def test_a_response_at_the_edge_of_a_cut_stays_as_an_extract_that_later_calls_repeat() -> None:
-    chat = work()
+    chat = work(last_turns=1)
     extracts = [at for at, one in enumerate(chat.sent) if "left out …]" in "\n".join(one.wires[1:])]
     assert extracts
     made = {one.pack_id for one in cuts(chat)}

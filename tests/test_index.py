@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aether_context.embedding import unit
 from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
-from aether_context.pack import Candidate
+from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, HybridIndex, SearchSettings, retrieve, semantic, slots
@@ -382,7 +382,7 @@ def test_a_pattern_that_is_none_is_named():
 
 
 def test_a_policy_masks_what_a_pack_is_ranked_by():
-    candidate = Candidate(id="a", layer="memory", source="s", text="ann@example.com has the door", digest="d")
+    candidate = Candidate(id="a", layer="memory", source=RECALLED, text="ann@example.com has the door", digest="d")
     for patterns, found in (((), 1), (("email",), 0)):
         settings = PackPolicy(retrieval={"redact_before_retrieval": patterns}).retrieval
         assert len(retrieve([candidate], "example", k=5, settings=settings).chosen) == found

@@ -104,15 +104,27 @@ def agents(chat: Chat) -> dict[tuple[str, str], list[tuple[Sent, Manifest]]]:
 
 
 def grown(chat: Chat) -> int:
-    """How many requests extend the one before them; within an epoch each one does."""
+    """How many requests extend the one before them.
+
+    Within an epoch each one does, but for a packed message that returns to the user's words at the next one.
+    """
     count = 0
     for calls in agents(chat).values():
         for (one, _), (other, manifest) in itertools.pairwise(calls):
-            if manifest.epoch_reason is None:
-                assert other.wires[: len(one.wires)] == one.wires
-                assert (other.system, other.declared) == (one.system, one.declared)
+            if manifest.epoch_reason is not None:
+                continue
+            assert (other.system, other.declared) == (one.system, one.declared)
+            pairs = zip(one.wires, other.wires, strict=False)
+            changed = next((at for at, (before, after) in enumerate(pairs) if before != after), None)
+            if changed is None:
+                assert len(other.wires) >= len(one.wires)
                 assert manifest.prefix.broken_by is None
                 count += 1
+            else:
+                assert manifest.prefix.broken_by == "new_invocation"
+                packed, plain = (sent.contents[changed].parts[0].text for sent in (one, other))
+                assert packed.startswith("CONTEXT PACK")
+                assert packed.endswith(f"USER REQUEST:\n{plain}")
     return count
 
 

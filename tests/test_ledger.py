@@ -269,7 +269,7 @@ def test_with_true_estimates_a_checked_limit_is_never_passed(calls: list[tuple[i
     assert ledger.budget("session", "", held).total.used <= most
 
 
-@given(calls=st.lists(st.tuples(st.integers(0, 9_999), st.integers(0, 999), st.sampled_from("ab"), st.integers(1, 3))))
+@given(calls=st.lists(st.tuples(st.integers(1, 9_999), st.integers(0, 999), st.sampled_from("ab"), st.integers(1, 3))))
 def test_the_accounts_of_agents_and_of_invocations_sum_to_the_sessions(calls: list[tuple[int, int, str, int]]) -> None:
     ledger = TokenLedger()
     for read, answered, agent, invocation in calls:
@@ -305,12 +305,12 @@ def test_pressure_names_the_limit_of_which_most_is_used() -> None:
 
 
 def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> None:
-    policy = PackPolicy(conversation={"high_water": 0.4, "low_water": 0.35}, retrieval={"memory_k": 2, "floor": 0.2})
+    policy = PackPolicy(conversation={"high_water": 0.4, "low_water": 0.35}, retrieval={"memory_k": 2, "floor": 0.4})
     near, reached = policy.economical(1), policy.economical(2)
     assert policy.economical(0) is policy
     assert (near.conversation.high_water, near.conversation.low_water) == (0.4, 0.25)
     assert (reached.conversation.high_water, reached.conversation.low_water) == (0.2, 0.125)
-    assert (near.retrieval.memory_k, near.retrieval.evidence_k, near.retrieval.floor) == (2, 6, 0.2)
+    assert (near.retrieval.memory_k, near.retrieval.evidence_k, near.retrieval.floor) == (2, 6, 0.4)
     assert near.max_input_tokens is policy.max_input_tokens
     default = PackPolicy().economical(1)
     assert default.conversation == PackPolicy.load("cost_first", conversation={"cached_price": 1.0}).conversation

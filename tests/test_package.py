@@ -3,14 +3,21 @@
 import importlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import resources
+from pathlib import Path
 
+import fsspec
 import pytest
 
 import aether_context
+from aether_context import PackStore
+from aether_context.errors import MissingExtra, StoreError
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("google", "numpy", "torch", "genai_prices")
 NAMELESS = {"utils", "util", "helpers", "common", "misc", "base", "manager", "core"}
 
@@ -79,6 +86,40 @@ def test_importing_makes_no_file(tmp_path):
 
 def test_types_travel_with_the_package():
     assert resources.files("aether_context").joinpath("py.typed").is_file()
+
+
+def test_every_install_hint_names_this_distribution():
+    """``aether-context`` on the public index is another project with the same import package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == "aether-context-adk"
+    assert project["scripts"] == {"aether-context": "aether_context.cli:main"}
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= project["urls"].keys()
+    found = [path for folder in ("aether_context", "docs", "samples") for path in (ROOT / folder).rglob("*")]
+    files = [path for path in found if path.suffix in {".py", ".md", ".toml"}]
+    extras = project["optional-dependencies"]
+    for path in (ROOT / "README.md", ROOT / "pyproject.toml", *files):
+        text = path.read_text(encoding="utf-8")
+        for name, extra in re.findall(r"(aether[-_]context[-_a-z]*)\[([a-z0-9,-]+)\]", text):
+            assert name == "aether-context-adk", path
+            assert set(extra.split(",")) <= extras.keys(), path
+        for name in re.findall(r"(?:pip install|upgrade) (?:-U )?[\"'`]?(aether[-_]context[-_a-z]*)", text):
+            assert name == "aether-context-adk", path
+
+
+@pytest.mark.parametrize(("extra", "purpose"), [("s3", "a store on s3://"), ("litellm", "LiteLLM's counter")])
+def test_a_missing_extra_says_what_to_install(extra, purpose):
+    assert f'pip install "aether-context-adk[{extra}]"' in str(MissingExtra(extra, purpose))
+
+
+def test_a_store_that_no_extra_brings_names_its_package(monkeypatch):
+    def missing(*args, **options):
+        raise ImportError("Install adlfs to access Azure")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(StoreError, match="Install adlfs"):
+        PackStore("az://box/packs")
+    with pytest.raises(MissingExtra, match=r"aether-context-adk\[gcs\]"):
+        PackStore("gs://box/packs")
 
 
 def test_module_names_say_something():

@@ -20,9 +20,9 @@ def test_every_profile_loads_and_its_middles_are_feasible(profile):
 
 def test_the_ranges_of_the_research_profile():
     shares = PackPolicy.load("research").budget.shares
-    assert (shares.evidence.low, shares.evidence.high) == (0.55, 0.65)
-    assert (shares.memory.low, shares.memory.high) == (0.20, 0.25)
-    assert (shares.conversation.low, shares.conversation.high) == (0.10, 0.15)
+    assert (shares.evidence.low, shares.evidence.high) == (0.45, 0.75)
+    assert (shares.memory.low, shares.memory.high) == (0.125, 0.325)
+    assert (shares.conversation.low, shares.conversation.high) == (0.05, 0.20)
 
 
 def test_the_default_is_chat():

@@ -57,7 +57,8 @@ def run(*arguments: str, code: int = 0) -> Result:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """A file with a planned session that waits for a message."""
-    _, session = chatted("hello", "and then?", state={"plan": PLAN}, script=["hi", "more"])
+    told = "what the rules say of late orders " * 20
+    _, session = chatted("hello", "and then?", state={"plan": PLAN}, script=[told, "more"])
     path = tmp_path / "session.json"
     path.write_text(session.model_dump_json(), encoding="utf-8")
     return path

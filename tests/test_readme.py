@@ -9,8 +9,11 @@ import ast
 import asyncio
 import importlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -97,10 +100,10 @@ def test_the_excerpt_is_from_the_sample_pack() -> None:
             assert held[name] == value
 
 
-def test_the_excerpt_shows_a_cut_and_a_memory_left_out() -> None:
+def test_the_excerpt_shows_a_cut_and_a_note_left_out() -> None:
     shown = json.loads(blocks("json")[0])
     assert {event["stage"] for event in shown["truncation_events"]} == {"cut"}
-    assert {row["reason"] for row in shown["rows"]} >= {"below_floor"}
+    assert {row["reason"] for row in shown["rows"]} >= {"expired"}
 
 
 def test_the_sample_pack_is_small_verifies_and_replays() -> None:
@@ -130,6 +133,29 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for words in commands:
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, (words, result.output)
+
+
+def test_the_quickstart_prints_what_is_shown(tmp_path: Path) -> None:
+    (shown,) = (text for text in blocks("text") if text.startswith("Characters"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AETHER_"))}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "samples" / "quickstart.py")],
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == shown
+    rows = [[int(word.replace(",", "")) for word in line.split()] for line in shown.splitlines()[2:]]
+    assert rows[-1][2] < rows[-1][1] / 2, "it shows a difference"
+    manifests = list(PackStore(tmp_path / "artifacts").manifests(app="minutes"))
+    assert len(manifests) == len(rows)
+    assert {event.stage for one in manifests for event in one.truncation_events} == {"cut"}
+
+
+def test_the_tests_are_told_with_their_time() -> None:
+    assert re.search(r"minutes.*`pytest -n auto`", README, re.DOTALL)
 
 
 def test_links_lead_somewhere() -> None:
@@ -171,7 +197,9 @@ _STATE = {
     "knowledge": {
         "memories": [
             {"id": "m1", "text": "The application deadline was moved once before.", "time": _LONG_AGO},
-            {"id": "m2", "text": "Lunch moved to Thursday noon, eight people, two vegetarians.", "time": _LONG_AGO},
+        ],
+        "notes": [
+            {"id": "n1", "text": "The form is at the printer's.", "time": _LONG_AGO, "ttl_seconds": 86_400},
         ],
         "evidence": [
             {

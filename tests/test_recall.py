@@ -20,7 +20,7 @@ from test_plugin import Restarting, planned, same_requests, small
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.recalling import passages, said, words_of
+from aether_context.adk.recalling import passages, said, told_of
 from aether_context.embedding import Embedder, Vectors, register
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.resolution import Resolver
@@ -74,7 +74,7 @@ def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
     for question, fact in zip(ASKED, FACTS, strict=False):
         assert fact not in chat.sent[-1].text or fact in memory_of(chat.sent[-1].human())
         chat.say(question)
-        assert re.search(rf"- user: {re.escape(fact)} \(\d{{4}}-\d\d-\d\d\)", chat.sent[-1].text)
+        assert re.search(rf"- \d{{4}}-\d\d-\d\d \d\d:\d\d user said: {re.escape(fact)}\n", chat.sent[-1].text)
     for manifest in chat.manifests():
         assert inside(manifest, manifest.window)
     chat.replays()
@@ -203,7 +203,7 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
         for at, one in enumerate(spoken)
     ]
     history = [content("model", "a summary of the host's"), *spoken]
-    told = [words_of(one) for one in history]
+    told = [told_of(one) for one in history]
     found = said(told, events)
     assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
         ("1", "Hello", 0.0, "user"),
@@ -338,3 +338,40 @@ def test_each_turn_is_embedded_once() -> None:
     chat.say(ASKED[0], ASKED[1])
     assert before < 3 * len(turns)
     assert counting.texts - before <= 2 * 2 + 2, "two new turns each and a query"
+
+
+@pytest.mark.parametrize("window", [4_000, 8_000])
+def test_a_turn_that_is_sent_as_a_placeholder_comes_back(window: int) -> None:
+    secret = "The access code of the depot is ZULU-4471."
+    script = [secret, *(f"Answer {at}: {text}" for at, text in enumerate(long_talk(60)))]
+    chat = Chat(policy=PackPolicy(max_input_tokens=window, conversation={"strategy": "stable_prefix"}), script=script)
+    chat.say("What is the access code of the depot?", *(f"Question {at}?" for at in range(window // 100)))
+    assert all(part.text != secret for content in chat.sent[-1].contents for part in content.parts or ())
+    chat.say("Tell me the access code of the depot again.")
+    assert secret in chat.sent[-1].text
+    for manifest in chat.manifests():
+        assert manifest.request_tokens <= window
+        assert not manifest.epoch.cut_count
+    chat.replays()
+
+
+def test_what_load_memory_found_comes_back_where_its_result_is_a_placeholder() -> None:
+    secret = "The access code of the depot is ZULU-4471."
+    script = [call("load_memory", query="depot"), "I know it now.", *long_talk(40)]
+    policy = PackPolicy(max_input_tokens=4_000, conversation={"strategy": "stable_prefix"})
+    memory = Memories(remembered(secret))
+    chat = Chat(policy=policy, script=script, tools=[load_memory], memory=memory)
+    chat.say("What is the access code of the depot?")
+    memory.entries.clear()
+    chat.say(*(f"Question {at}?" for at in range(36)))
+    chat.say("Tell me the access code of the depot again.")
+    results = [part.function_response for one in chat.sent[-1].contents for part in one.parts if part.function_response]
+    assert secret not in repr(results)
+    assert secret in chat.sent[-1].text
+    chat.replays()
+
+
+def long_talk(count: int) -> list[str]:
+    """Answers of 80 words each about nothing that is asked for later."""
+    words = ["garden", "rain", "leaf", "weather", "grey", "stone", "bench", "fence", "path", "cloud"]
+    return [" ".join(f"{words[(at + place) % 10]}{at * place % 7}" for place in range(80)) for at in range(count)]

@@ -195,6 +195,14 @@ def test_sub_agents_are_packed_by_one_plugin(spoken: tuple[str, Spoken]) -> None
         assert {one.agent for one in manifests if one.profile == "research"} == {"librarian"}
 
 
+def test_the_chat_is_cut_to_its_window(spoken: tuple[str, Spoken]) -> None:
+    name, talk = spoken
+    if name == "callbacks_only":
+        manifests = list(talk.store.manifests())
+        assert {event.stage for one in manifests for event in one.truncation_events} == {"cut"}
+        assert all(one.request_tokens <= one.window == 900 for one in manifests)
+
+
 def test_the_gate_asks_for_what_is_missing(spoken: tuple[str, Spoken]) -> None:
     name, talk = spoken
     if name == "press_office":

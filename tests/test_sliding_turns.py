@@ -404,3 +404,34 @@ def test_a_longer_history_never_brings_a_turn_back(sizes: list[int], tokens: int
         assert contents[-1] is contents[result.kept[-1]]
         first = first_kept(result)
         contents += [called("a", f"c{at}"), answered("a", f"c{at}", "word " * size), said("well", "model")]
+
+
+@pytest.mark.parametrize("ceiling", [1_500, 2_000, 4_000])
+@pytest.mark.parametrize("known", ["plan", "memories", "both"])
+def test_the_payload_counts_against_the_ceiling(ceiling: int, known: str) -> None:
+    plan = {
+        "task_id": "42",
+        "goal": "Say where every ship is berthed.",
+        "step": {"id": "3", "text": "Read the ledger.", "acceptance": [{"id": "a1", "text": "every ship is named"}]},
+    }
+    notes = [{"id": f"m{at}", "text": f"berth {at}: {lines(f'ship {at} answer', 8)}"} for at in range(12)]
+    state = {
+        **({"plan": plan} if known != "memories" else {}),
+        **({"knowledge": {"memories": notes}} if known != "plan" else {}),
+    }
+    policy = PackPolicy(
+        max_input_tokens=200_000,
+        conversation={"strategy": "sliding_turns", "sliding_turns": {"tokens": ceiling}},
+        retrieval={"recall": False},
+    )
+    script: list[Any] = []
+    for at in range(12):
+        script += [call("look_up", key=f"k{at}"), f"answer {at} {lines(f'a{at}', 12)}"]
+    chat = Chat(script=script, state=state, tools=[look_up], policy=policy)
+    chat.llm.usage = False
+    chat.say(*(f"Which ship is at berth {at}?" for at in range(12)))
+    assert all("CONTEXT PACK" in one.text for one in chat.sent)
+    for manifest, request in zip(chat.manifests(), chat.sent, strict=True):
+        assert manifest.request_tokens <= ceiling or not manifest.first_call or len(request.contents) == 1
+    assert len(chat.sent[-2].contents) < len(chat.raw[-2].contents)
+    chat.replays()

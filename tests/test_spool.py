@@ -8,17 +8,20 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from failing import FailingFileSystem
 from object_stores import FakeGcs, Seaweed
-from scripted import Chat, call, look_up
+from scripted import Chat, call, look_up, new_store
 from test_store import recording
 
-from aether_context import PackStore
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.recorder import Recorder
+from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
+from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.files import Files
 from aether_context.playback import Replayer
 from aether_context.spool import Spool, SpooledFiles, spool_of
@@ -28,9 +31,14 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def url():
-    FailingFileSystem.down, FailingFileSystem.refused = False, ()
+    restore()
     yield f"failing://store-{next(_numbers)}"
+    restore()
+
+
+def restore() -> None:
     FailingFileSystem.down, FailingFileSystem.refused = False, ()
+    FailingFileSystem.exits, FailingFileSystem.delay_seconds = 0, 0.0
 
 
 def loop(calls: int) -> list:
@@ -276,3 +284,110 @@ def test_an_object_store_is_killed_in_the_middle_of_a_run(make, url: str, tmp_pa
         check(store, packs)
     finally:
         server.kill()
+
+
+def evidence(number: int) -> tuple[EvidenceRecord, bytes]:
+    data = f"{number} ".encode() * 2_000
+    digest = hash_bytes(data)
+    return EvidenceRecord(uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), time=number), data
+
+
+def put_evidence(recorder: Recorder, count: int) -> None:
+    for number in range(count):
+        recorder.evidence(("shop", "ann", "s1"), *evidence(number))
+
+
+def test_every_result_of_a_turn_with_very_many_is_kept():
+    results = 1_200
+
+    def read(number: int) -> dict[str, str]:
+        """Reads one of many."""
+        return {"result": f"number {number}"}
+
+    calls = [call("read", number=number) for number in range(results)]
+    plugin = ContextPackPlugin(policy=PackPolicy(record="full", offload={"mode": "session"}), store=new_store())
+    chat = Chat(plugin=plugin, script=[calls, "done"], tools=[read])
+    chat.say("read them all")
+    wait_until(lambda: not plugin._edge._recorder._waiting, 60)
+    assert len(chat.store.evidence("shop", "ann", "s1")) == results
+
+
+def test_a_burst_that_a_slow_store_cannot_take_waits_on_the_disk(url):
+    store = PackStore(url)
+    recorder = Recorder(store)
+    FailingFileSystem.delay_seconds = 0.05
+    put_evidence(recorder, 200)
+    wait_until(lambda: not recorder._waiting, 60)
+    assert not spool_of(store.files).is_empty()
+    FailingFileSystem.delay_seconds = 0.0
+    wait_until(spool_of(store.files).is_empty, 60)
+    assert len(PackStore(url).evidence("shop", "ann", "s1")) == 200
+
+
+def test_what_a_slow_store_lacks_at_the_end_is_on_the_disk(url):
+    store = PackStore(url)
+    recorder = Recorder(store)
+    FailingFileSystem.delay_seconds = 0.2
+    put_evidence(recorder, 20)
+    assert not recorder.flush(0.5)
+    wait_until(lambda: not recorder._waiting)
+    FailingFileSystem.delay_seconds = 0.0
+    wait_until(spool_of(store.files).is_empty)
+    assert len(PackStore(url).evidence("shop", "ann", "s1")) == 20
+
+
+def test_a_spool_takes_more_than_a_number_of_bytes_while_its_disk_has_room(url, tmp_path):
+    FailingFileSystem.down = True
+    files, spool = spooled(url, tmp_path)
+    for number in range(10):
+        files.create(f"{url}/{number}", bytes(30 * 2**20))
+    assert spool.path.stat().st_size > 300 * 2**20
+    spool.path.unlink()
+
+
+def test_a_full_disk_is_left_alone(url, tmp_path, monkeypatch):
+    FailingFileSystem.down = True
+    files, _ = spooled(url, tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=200 * 2**20))
+    with pytest.raises(StoreError, match="disk is full"):
+        files.create(f"{url}/one", b"text")
+
+
+@pytest.mark.parametrize("exits", [1, 5])
+def test_an_exit_out_of_a_store_ends_nothing_else(url, exits):
+    plugin = ContextPackPlugin(store=url, on_error="raise")
+    chat = Chat(plugin=plugin, script=["one", "two"])
+    FailingFileSystem.exits = exits
+    chat.say("first", "second")
+    wait_until(lambda: not plugin._edge._recorder._waiting and spool_of(plugin.store.files).is_empty())
+    check(plugin.store, 2)
+
+
+def test_an_exit_out_of_a_write_without_a_spool_is_tried_again():
+    store = PackStore(f"memory://exits-{next(_numbers)}")
+    recorder = Recorder(store)
+    raised = []
+
+    def write() -> None:
+        if len(raised) < 2:
+            raised.append(1)
+            raise SystemExit(3)
+
+    recorder.later(write)
+    put_evidence(recorder, 3)
+    wait_until(lambda: not recorder._waiting)
+    assert len(raised) == 2
+    assert len(store.evidence("shop", "ann", "s1")) == 3
+
+
+def test_a_write_that_always_exits_holds_nothing_back():
+    store = PackStore(f"memory://exits-{next(_numbers)}")
+    recorder = Recorder(store)
+
+    def write() -> None:
+        raise KeyboardInterrupt
+
+    recorder.later(write)
+    put_evidence(recorder, 3)
+    wait_until(lambda: not recorder._waiting)
+    assert len(store.evidence("shop", "ann", "s1")) == 3

@@ -136,7 +136,10 @@ def test_the_threshold_is_a_share_of_window_less_system_and_reserve() -> None:
 
 
 def test_declarations_count_against_the_threshold() -> None:
-    contents = talk(10)
+    contents = [said("Please look into all of it.")]
+    for at in range(10):
+        said_back = answered("look_up", f"c{at}", "the shop is open today " * 30)
+        contents += [called("look_up", f"c{at}", key="k"), said_back]
     window = math.ceil(estimate_tokens(contents) / 0.8 / 0.9) + 20
     bare = Conversation.of(contents, window=window)
     declared = Conversation.of(contents, window=window, tools=[tool(f"t{at}", "does it " * 20) for at in range(3)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections import defaultdict
@@ -23,6 +22,7 @@ from pydantic import Field
 
 from aether_context.acceptance import Judgement, Verdict, examine
 from aether_context.adk.asking import Cost, ask, check_model
+from aether_context.adk.deadlines import within
 from aether_context.adk.epochs import storable
 from aether_context.adk.usage import METADATA
 from aether_context.canonical import JSON, canonical_json
@@ -94,17 +94,29 @@ class Reviewer:
             return None
         problems: list[str] = []
         cost = Cost()
-        judged: defaultdict[str, list[Judgement]] = defaultdict(list)
+        said: defaultdict[str, list[Judgement]] = defaultdict(list)
         try:
-            async with asyncio.timeout(settings.timeout_seconds):
-                await self._check(step, answer, judged, problems)
-                if settings.critic and step.acceptance:
-                    await self._criticize(step, answer, settings.critic, judged, problems, cost)
+            await within(settings.timeout_seconds, self._judge(step, answer, settings.critic, said, problems, cost))
         except TimeoutError:
             problems.append(f"acceptance: not looked at in full within {settings.timeout_seconds:g} s")
+        # What is late may still go on; it must not change a review that others hold by then.
+        problems, judged = list(problems), {name: tuple(opinions) for name, opinions in said.items()}
         covers = {one.uri: one.covers for one in (*pack.source.candidates, *evidence) if one.uri}
         verdict = examine(answer, step.acceptance, shown=(*_shown(pack), *covers), covers=covers, judged=judged)
         return Review(verdict=verdict, problems=problems, cost=cost)
+
+    async def _judge(
+        self,
+        step: Step,
+        answer: str,
+        critic: str,
+        judged: Mapping[str, list[Judgement]],
+        problems: list[str],
+        cost: Cost,
+    ) -> None:
+        await self._check(step, answer, judged, problems)
+        if critic and step.acceptance:
+            await self._criticize(step, answer, critic, judged, problems, cost)
 
     async def _check(self, step: Step, answer: str, judged: Mapping[str, list[Judgement]], problems: list[str]) -> None:
         for item in step.acceptance:

@@ -30,7 +30,7 @@ from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_o
 from aether_context.adk.metering import Meters
 from aether_context.adk.mirroring import Mirror
 from aether_context.adk.offloading import Offloader
-from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, declare
+from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
 from aether_context.adk.recalling import Recall
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.records import SessionRecords
@@ -58,6 +58,7 @@ logger = logging.getLogger("aether_context")
 OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
 _SUMMARY_ROUNDS = 2
+_MOST_TOLD = 8
 _INSTANT_CHARACTERS = 500_000
 _INSTANT_TOOLS = 50
 _SIMPLE = ("epochs",)
@@ -130,10 +131,11 @@ class Edge:
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         records = SessionRecords()
+        self._records = records
         self._gatherer = Gatherer(records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, records, self._tell)
+        self._offloader = Offloader(policy, store, self._recorder, records, self._tell, self._step)
         library = Library(self._recorder.store, records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
@@ -218,6 +220,7 @@ class Edge:
         call = Call.of(context, request)
         planned = self._with_evidence(call, self._gatherer.planned(call))
         policy = self._policy_for(planned.profile, context.agent_name)
+        self._tell_of(planned)
         if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
             return self._invalid(planned, policy)
         policy, planned = self._within_limits(call, policy, planned)
@@ -225,14 +228,23 @@ class Edge:
         return self._settle(call, built)
 
     def _with_evidence(self, call: Call, planned: Planned) -> Planned:
-        """Shows extracts, declares their readers, and notes what could not be offloaded."""
-        if self.policy.offload.mode == "off" or call.hands_off:
+        """Shows extracts, declares the readers of what the session keeps, and notes what could not be offloaded."""
+        keeps = bool(self._records.of(call.context).readings())
+        if call.hands_off or (self.policy.offload.mode == "off" and not keeps):
             return planned
         self._offloader.show(call.context, call.request)
-        declare(call.request, self._readers)
+        if not declare(call.request, self._readers) and keeps:
+            conceal(call.request)
         session = call.context.session
         problems = self._offloader.take_problems((session.app_name, session.user_id, session.id))
         return replace(planned, problems=(*planned.problems, *problems)) if problems else planned
+
+    def _step(self, context: CallbackContext) -> str:
+        """The key of the step that an agent's latest request was for; empty where it was for none."""
+        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
+        if last is None or last.pack.source.validity == "unplanned":
+            return ""
+        return last.pack.source.step.key
 
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
@@ -269,9 +281,13 @@ class Edge:
                 told = self._calibrated(call, told, policy, counter)
                 pack = await self._build(told.source, policy, pick)
                 looked_at = told.source.epoch.cut_count if told.source.first_call else 0
-                if pack.chose and pack.epoch.cut_count > looked_at and told.source.searched is None:
-                    sent = {told.source.request.positions[at] for at in pack.origins}
-                    told = await self._recalled(call, told, policy, sent)
+                cut = pack.epoch.cut_count > looked_at
+                if pack.chose and (cut or pack.stands_in) and told.source.searched is None:
+                    whole = {told.source.request.positions[at] for at in pack.whole}
+                    # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
+                    budget = pack.allocation.budget
+                    free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
+                    told = await self._recalled(call, told, policy, whole, most=free)
                     if told.source.searched is not None:
                         pack = await self._build(told.source, policy, pick)
                 pack, granted = await self._written(pack, policy, pick)
@@ -296,8 +312,15 @@ class Edge:
             return gathered
         return await self._recalled(call, gathered, policy, frozenset(source.request.positions))
 
-    async def _recalled(self, call: Call, gathered: Gathered, policy: PackPolicy, sent: Collection[int]) -> Gathered:
-        """The ingredients with turns that answer the request and are not sent any more."""
+    async def _recalled(
+        self, call: Call, gathered: Gathered, policy: PackPolicy, sent: Collection[int], *, most: int | None = None
+    ) -> Gathered:
+        """The ingredients with turns that answer the request and are not sent whole any more.
+
+        Args:
+            sent: positions of the contents that are sent whole.
+            most: as of `Recall.turns`.
+        """
         model = call.request.model or ""
         source = await self._recall.turns(
             gathered.source,
@@ -306,6 +329,7 @@ class Edge:
             call.context.session.events,
             sent,
             lambda content: self._gatherer.read(content, model),
+            most=most,
         )
         return replace(gathered, source=source)
 
@@ -358,7 +382,7 @@ class Edge:
         self._remember(epochs.scope_key(source.identity), last)
         if policy.record != "off":
             self._recorder.pack(pack, policy, built.counter)
-        self._log(pack, name)
+        self._guarded(lambda: self._log(pack, name), None)
         return None
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
@@ -430,7 +454,9 @@ class Edge:
     def _invalid(self, planned: Planned, policy: PackPolicy) -> LlmResponse:
         if policy.on_invalid == "raise":
             raise InvalidPlan(f"{planned.invalid_reason}: restate it in state['plan']", field="plan")
-        return _answer("invalid_plan", f"This step cannot start: {planned.invalid_reason}. Restate the plan with it.")
+        told = [f"- {problem.removeprefix('state ')}" for problem in planned.problems if problem.startswith("state ")]
+        text = f"This step cannot start: {planned.invalid_reason}. Restate the plan with it."
+        return _answer("invalid_plan", "\n".join([text, *told[:_MOST_TOLD]]))
 
     def _refuse(self, error: StepTooLarge) -> LlmResponse | None:
         if self.policy.on_invalid == "respond":
@@ -498,15 +524,36 @@ class Edge:
                 self._last.popitem(last=False)
 
     def _log(self, pack: Pack, name: str) -> None:
-        if logger.isEnabledFor(logging.INFO):
-            used = " ".join(f"{layer}={one.used}" for layer, one in pack.allocation.layers.items() if layer != "slack")
-            logger.info("%s in %s: %s, %d events", name, self.store.url, used, len(pack.events))
+        if pack.over_window:
+            logger.warning(
+                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
+                name,
+                pack.source.window,
+                pack.over_window,
+            )
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        identity = pack.identity
+        place = self.store.uri_of(identity.app, identity.user, identity.session, name)
+        place = place if self.policy.record != "off" else "not recorded"
+        used = " ".join(f"{layer}={one.used}" for layer, one in pack.allocation.layers.items() if layer != "slack")
+        logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
+
+    def _tell_of(self, planned: Planned) -> None:
+        """Logs what of a session's state was ignored, and why a plan is invalid, each once."""
+        reasons = [problem for problem in planned.problems if problem.startswith("state ")]
+        reasons += [f"the plan is invalid: {planned.invalid_reason}"] if planned.invalid_reason else []
+        for reason in reasons:
+            self._warn_once(reason)
 
     def _tell(self, reason: str, error: Exception | None = None) -> None:
         """Logs a failure, each kind of it once."""
-        if reason not in self._told and len(self._told) < 1_000:
-            self._told.add(reason)
-            logger.warning("a request could not be packed in full: %s", reason, exc_info=error)
+        self._warn_once(f"a request could not be packed in full: {reason}", error)
+
+    def _warn_once(self, message: str, error: Exception | None = None) -> None:
+        if message not in self._told and len(self._told) < 1_000:
+            self._told.add(message)
+            logger.warning("%s", message, exc_info=error)
 
 
 def with_environment(policy: PackPolicy) -> PackPolicy:

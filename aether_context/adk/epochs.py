@@ -46,6 +46,7 @@ class _Stored(BaseModel):
     contract: bool = False
     trimmed: tuple[str, ...] = ()
     extracts: dict[str, int] = {}
+    parts: dict[str, tuple[tuple[int, int], ...]] = {}
     payloads: int = 0
     marks: dict[str, str] = {}
     strategies: dict[str, dict[str, Any]] = {}
@@ -70,6 +71,9 @@ class _StoredPayload(BaseModel):
     before: str
     after: str
     used: dict[str, int] = {}
+    place: int = -1
+    plan: str = ""
+    covers: tuple[str, ...] = ()
 
 
 class _StoredTools(BaseModel):
@@ -103,6 +107,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         contract=stored.contract,
         trimmed=stored.trimmed,
         extracts=stored.extracts,
+        parts=stored.parts,
         payloads=tuple(
             one for slot in range(stored.payloads) if (one := _payload(state, scope, slot, identity)) is not None
         ),
@@ -132,6 +137,7 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
         "contract": after.contract,
         "trimmed": list(after.trimmed),
         "extracts": dict(after.extracts),
+        **({"parts": {one: [list(pair) for pair in kept] for one, kept in after.parts.items()}} if after.parts else {}),
         "payloads": len(payloads),
         "marks": dict(after.marks),
         "strategies": {name: dict(held) for name, held in after.strategies.items()},
@@ -149,6 +155,9 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
                 "before": _escaped(one.before),
                 "after": _escaped(one.after),
                 "used": dict(one.used),
+                "place": one.place,
+                "plan": one.plan,
+                **({"covers": [_escaped(item) for item in one.covers]} if one.covers else {}),
             }
     for slot in range(len(payloads), len(before.payloads)):
         state[f"aether:payload:{scope}:{slot}"] = None
@@ -212,7 +221,17 @@ def _shifted(epoch: Epoch, shift: int) -> Epoch:
     kept = tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0)
     anchors = tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0)
     place = max(0, epoch.summary_place + shift) if epoch.summary_place else 0
-    return replace(epoch, cut_count=epoch.cut_count + shift, kept=kept, anchors=anchors, summary_place=place)
+    payloads = tuple(
+        replace(one, place=max(-1, one.place + shift)) if one.place >= 0 else one for one in epoch.payloads
+    )
+    return replace(
+        epoch,
+        cut_count=epoch.cut_count + shift,
+        kept=kept,
+        anchors=anchors,
+        summary_place=place,
+        payloads=payloads,
+    )
 
 
 def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity) -> PackedMessage | None:
@@ -228,6 +247,9 @@ def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity
         before=_plain(stored.before),
         after=_plain(stored.after),
         used=stored.used,
+        place=stored.place,
+        plan=stored.plan,
+        covers=tuple(map(_plain, stored.covers)),
     )
 
 

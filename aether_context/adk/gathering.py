@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +14,18 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from aether_context.adk import epochs
+from aether_context.adk.authorship import Authors
+from aether_context.adk.deadlines import within
 from aether_context.adk.finding import can_find
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.memory import HybridMemoryService, share
 from aether_context.adk.reading import (
+    MOST_MEMORIES,
+    Known,
     Preloaded,
     Reader,
     essential_names,
-    found_memory,
+    found_memories,
     human_index,
     memory_candidate,
     other_tools,
@@ -30,18 +33,25 @@ from aether_context.adk.reading import (
     structure,
     system_text,
 )
-from aether_context.adk.records import SessionRecords
+from aether_context.adk.records import Records, SessionRecords
+from aether_context.build.proof import TOOL
+from aether_context.canonical import hash_text
 from aether_context.conversation import torn
+from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.prices import cached_share
-from aether_context.state import Planned, read_state, unique
+from aether_context.spellings import is_preference
+from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.strategies import ranked
 from aether_context.windows import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
+_CHILDS_ARTIFACTS = "ForwardingArtifactService"
+"""The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
 
@@ -82,15 +92,14 @@ class Seen:
     """What of ADK's objects the next call is compared with.
 
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
-    ``declared`` are names and descriptions of the declarations, ``tools`` the tools behind them. ``marks`` stands for
-    what the session's state says of anchors and cuts by hand.
+    ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
+    and cuts by hand.
     """
 
     events: int
     contents: int
-    declared: tuple[tuple[str | None, str | None], ...]
-    tools: tuple[object, ...]
     marks: object = None
+    known: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +150,13 @@ class Gatherer:
         return self._reader.content(content, model)
 
     def planned(self, call: Call) -> Planned:
-        """The plan, tools and knowledge in the session's state."""
-        state = {key: call.state.get(key) for key in _KEYS}
+        """The plan, tools and knowledge in the session's state.
+
+        A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools.
+        """
         agent = call.context.agent_name
+        keys = ("knowledge",) if _has_callers_plan(call, agent) else _KEYS
+        state = {key: call.state.get(key) for key in keys}
         key = (agent, structure(state))
         found = self._plans.get(key)
         if found is None:
@@ -156,8 +169,8 @@ class Gatherer:
         """The ingredients where this request is the last one with contents appended, None where that is not certain.
 
         It is certain where the session has only gained plain events of this invocation whose responses answer calls
-        among them, nothing else of the request has changed, and the contents at both ends of the known part are the
-        same.
+        among them, nothing else of the request has changed, and the contents that were sent are what they were.
+        Declarations are compared by what they say: ADK wraps a plain function in a new tool at each call.
         """
         before, pack, request = last.seen, last.pack, call.request
         source = pack.source
@@ -167,13 +180,20 @@ class Gatherer:
             or last.planned != planned
             or source.request.model != (request.model or "")
             or source.request.system != system_text(request.config)[0]
+            or source.output_tokens != _output_limit(request)
+            or source.can_mask != _can_mask(request)
+            or source.can_find != can_find(request)
             or call.hands_off
             or not epochs.holds(call.state, source.identity, last.stored)
         ):
             return None
         identity = _next_identity(call, source.identity, before.events)
         seen, block = self._seen(call)
-        if identity is None or seen.declared != before.declared or not _same(seen.tools, before.tools):
+        if identity is None:
+            return None
+        if source.request.tools != self._reader.tools(request.config, essential_names(request)):
+            return None
+        if source.request.other_tools != other_tools(request.config):
             return None
         if seen.marks != before.marks or has_rules():
             return None
@@ -182,16 +202,17 @@ class Gatherer:
         held = source.request
         if held.positions[-1:] != (before.contents - 1,):
             return None
-        if any(self._reader.content(raw[held.positions[at]], held.model) is not held.contents[at] for at in (0, -1)):
+        if not all(known.stands(raw[at]) for known, at in zip(before.known, held.positions, strict=True)):
             return None
         positions = range(before.contents, seen.contents)
-        added = tuple(self._reader.content(raw[at], held.model) for at in positions)
+        added = tuple(self._reader.known(raw[at], held.model) for at in positions)
+        seen = replace(seen, known=before.known + added)
         grown = replace(
             source,
             identity=identity,
             request=replace(
                 source.request,
-                contents=source.request.contents + added,
+                contents=source.request.contents + tuple(one.frozen for one in added),
                 positions=source.request.positions + tuple(positions),
             ),
             epoch=pack.epoch,
@@ -201,7 +222,8 @@ class Gatherer:
             previous_pack=last.name,
             problems=planned.problems,
             summaries={},
-            evidence=self._records.of(call.context).readings(),
+            evidence=(records := self._records.of(call.context)).readings(),
+            tools_kept=records.tools(),
         )
         contents = [raw[at] for at in grown.request.positions]
         return Gathered(source=grown, contents=contents, history=raw, epoch=pack.epoch, seen=seen)
@@ -214,24 +236,33 @@ class Gatherer:
         seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
+        authors = Authors(call.context.session.events, call.context.user_content)
         aligned, live = self._live(
-            raw, Epoch() if untouched else stored, request.model or "", alone=_alone(call, identity)
+            raw, Epoch() if untouched else stored, request.model or "", authors, alone=_alone(call, identity)
         )
         human = human_index(raw, call.context.user_content)
         positions = aligned.positions
         if human is not None and human not in positions:
             positions = tuple(sorted((*positions, human)))
-            live = self._contents(raw, positions, request)
+            live = self._contents(raw, positions, request, authors)
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
+        if identity.call == 1 and (unloaded := _unloaded(call)):
+            problems.append(unloaded)
         anchors = self._anchors(call, live, positions, policy, problems)
         before, encoder = _found_before(identity, last)
         candidates = planned.candidates + (block.memories if block is not None else ()) + before
+        if identity.call == 1 and remembers and not untouched:
+            candidates += await _preferences(call, policy, problems)
         if identity.call == 1 and remembers and block is None and not untouched:
             found = await _search(call, planned, policy, problems)
             candidates, encoder = candidates + found, _memory_encoder(call, found)
-        readings = self._records.of(call.context).readings()
+        records = self._records.of(call.context)
+        readings = records.readings()
+        candidates += _tool_results(records, planned)
+        reads = not {READ, SEARCH}.isdisjoint(essential_names(request))
+        hashes = {record.uri: record.digest for record in records.by_digits().values()}
         source = Ingredients(
             identity=identity,
             request=Request(
@@ -249,7 +280,7 @@ class Gatherer:
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
-            candidates=unique(_superseded(one, readings) for one in candidates),
+            candidates=unique(_known(one, readings, hashes) if reads else _unaddressed(one) for one in candidates),
             memory_encoder=encoder,
             epoch=aligned.epoch,
             first_call=identity.call == 1,
@@ -259,17 +290,20 @@ class Gatherer:
             cached_price=_cached_price(request.model or "", identity.last_event_time),
             can_mask=_can_mask(request),
             can_find=can_find(request),
+            can_read=reads,
             hands_off=untouched,
             problems=tuple(problems),
             anchors=anchors,
             asked=asked_of(call.state, identity.session),
             evidence=readings,
+            tools_kept=records.tools(),
         )
         contents = [raw[at] for at in positions]
+        seen = replace(seen, known=tuple(self._reader.known(one, request.model or "") for one in contents))
         return Gathered(source=source, contents=contents, history=raw, epoch=stored, seen=seen)
 
     def _live(
-        self, raw: Sequence[types.Content], epoch: Epoch, model: str, *, alone: bool
+        self, raw: Sequence[types.Content], epoch: Epoch, model: str, authors: Authors, *, alone: bool
     ) -> tuple[epochs.Aligned, tuple[Any, ...]]:
         """The epoch with its boundary found again, and the contents that are still sent.
 
@@ -282,14 +316,16 @@ class Gatherer:
             aligned = epochs.reset(epoch, len(raw), "")
         else:
             aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
-        live = tuple(self._reader.content(raw[at], model) for at in aligned.positions)
+        live = tuple(self._reader.content(raw[at], model, authors) for at in aligned.positions)
         if not aligned.epoch.cut_count or not torn(live):
             return aligned, live
         reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
-        return reset, tuple(self._reader.content(content, model) for content in raw)
+        return reset, tuple(self._reader.content(content, model, authors) for content in raw)
 
-    def _contents(self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest) -> tuple[Any, ...]:
-        return tuple(self._reader.content(raw[at], request.model or "") for at in positions)
+    def _contents(
+        self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest, authors: Authors
+    ) -> tuple[Any, ...]:
+        return tuple(self._reader.content(raw[at], request.model or "", authors) for at in positions)
 
     def _anchors(
         self,
@@ -308,18 +344,9 @@ class Gatherer:
     def _seen(self, call: Call) -> tuple[Seen, Preloaded | None]:
         request = call.request
         block = preloaded(request.contents, call.context.user_content)
-        tools = (request.config.tools if request.config is not None else None) or ()
-        declared = tuple(
-            (one.name, one.description)
-            for tool in tools
-            if isinstance(tool, types.Tool)
-            for one in tool.function_declarations or ()
-        )
         seen = Seen(
             events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
-            declared=declared,
-            tools=tuple(request.tools_dict.values()),
             marks=marks_of(call.state),
         )
         return seen, block
@@ -352,6 +379,32 @@ def identity_of(call: Call) -> Identity:
         last_event_id=last.id if last is not None else "",
         last_event_time=last.timestamp if last is not None else 0.0,
     )
+
+
+def _has_callers_plan(call: Call, agent: str) -> bool:
+    """Whether the session is that of an agent that runs as a tool, with the plan of the agent that called it.
+
+    The plan is its own where it made one, or has claimed the step that the plan is at.
+    """
+    if type(call.invocation.artifact_service).__name__ != _CHILDS_ARTIFACTS or call.state.get("plan") is None:
+        return False
+    if any(key in event.actions.state_delta for event in call.context.session.events for key in ("plan", "tools")):
+        return False
+    plan = read_plan(call.state.get("plan"), Problems()).plan
+    step = current_step(plan, agent) if plan is not None else None
+    return step is None or step.claimed_by != agent
+
+
+def _unloaded(call: Call) -> str:
+    """What is missing where the host loads a part of a session's events; empty where it has them all."""
+    config = call.invocation.run_config
+    loads = getattr(config, "get_session_config", None)
+    most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
+    # The message that began this invocation is appended to those that were loaded.
+    before = sum(one.invocation_id != call.invocation.invocation_id for one in call.context.session.events)
+    if most is not None and before >= most:
+        return f"the host loaded only the last {most} events: nothing before them is sent or recalled"
+    return "the host loaded only later events: nothing before them is sent or recalled" if after is not None else ""
 
 
 def _alone(call: Call, identity: Identity) -> bool:
@@ -415,8 +468,21 @@ def _next_identity(call: Call, before: Identity, events: int) -> Identity | None
     return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
 
 
-def _same(after: tuple[object, ...], before: tuple[object, ...]) -> bool:
-    return len(after) == len(before) and all(a is b for a, b in zip(after, before, strict=True))
+async def _preferences(call: Call, policy: PackPolicy, problems: list[str]) -> tuple[Candidate, ...]:
+    """What the user wants always, as our own service keeps it: a search for something else would not find it."""
+    service, session = call.invocation.memory_service, call.context.session
+    if not isinstance(service, HybridMemoryService) or policy.retrieval.memory_k == 0:
+        return ()
+    try:
+        found = await within(
+            policy.retrieval.memory_timeout_seconds, service.preferences(session.app_name, session.user_id)
+        )
+    except Exception as error:
+        problems.append(f"preferences could not be read: {type(error).__name__}")
+        return ()
+    return tuple(
+        memory_candidate(one.text, author=None, timestamp=one.timestamp, name=one.name, standing=True) for one in found
+    )
 
 
 async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: list[str]) -> tuple[Candidate, ...]:
@@ -427,19 +493,22 @@ async def _search(call: Call, planned: Planned, policy: PackPolicy, problems: li
     if not query or policy.retrieval.memory_k == 0:
         return ()
     try:
-        async with asyncio.timeout(policy.retrieval.memory_timeout_seconds):
-            return await _found(call, query, policy)
+        return await within(policy.retrieval.memory_timeout_seconds, _found(call, query, policy, problems))
     except Exception as error:
         problems.append(f"memory search failed: {type(error).__name__}")
         return ()
 
 
-async def _found(call: Call, query: str, policy: PackPolicy) -> tuple[Candidate, ...]:
+async def _found(call: Call, query: str, policy: PackPolicy, problems: list[str]) -> tuple[Candidate, ...]:
     """What the app's memory service finds; one of ours gives as many as may enter, and its scores count."""
     service, session = call.invocation.memory_service, call.context.session
     if not isinstance(service, HybridMemoryService):
         found = await call.context.search_memory(query)
-        return tuple(one for entry in found.memories for one in found_memory(entry))
+        entries = found.memories
+        if len(entries) > MOST_MEMORIES:
+            problems.append(f"memory search: only the first {MOST_MEMORIES} of {len(entries)} entries were looked at")
+        room = int(policy.retrieval.memory_fill * _window(policy, call.request.model or "")) * _TOKEN_CHARACTERS
+        return tuple(found_memories(entries, room, preferences=True))
     window = _window(policy, call.request.model or "")
     most = policy.retrieval.most_memories(window)
     ours = await service.find(session.app_name, session.user_id, query, most)
@@ -459,7 +528,12 @@ def _fitting(found: Iterable[Remembered], settings: RetrievalSettings, window: i
 def _scored(found: Remembered) -> Candidate:
     memory = found.memory
     return memory_candidate(
-        memory.text, author=memory.author, timestamp=memory.timestamp, name=memory.name, similarity=share(found)
+        memory.text,
+        author=memory.author,
+        timestamp=memory.timestamp,
+        name=memory.name,
+        similarity=share(found),
+        standing=is_preference(memory.metadata),
     )
 
 
@@ -490,10 +564,40 @@ def _memory_encoder(call: Call, found: Sequence[Candidate]) -> str:
     return service.memories.encoder if found and isinstance(service, HybridMemoryService) else ""
 
 
-def _superseded(candidate: Candidate, readings: Mapping[str, str]) -> Candidate:
-    """A candidate with the address of a later reading of what it is evidence of, where there is one."""
-    later = readings.get(candidate.uri, "") if candidate.uri else ""
-    return replace(candidate, superseded_by=later) if later else candidate
+def _known(candidate: Candidate, readings: Mapping[str, str], hashes: Mapping[str, str]) -> Candidate:
+    """A candidate with what the session's records say of its address: a later reading, and the hash of the whole."""
+    if not candidate.uri:
+        return candidate
+    whole = candidate.content_hash or hashes.get(candidate.uri, "")
+    return replace(candidate, superseded_by=readings.get(candidate.uri, ""), content_hash=whole)
+
+
+def _unaddressed(candidate: Candidate) -> Candidate:
+    """A candidate for a request that declares no reader: without an address that only a reader resolves."""
+    return replace(candidate, uri="") if evidence_key(candidate.uri) is not None else candidate
+
+
+def _tool_results(records: Records, planned: Planned) -> tuple[Candidate, ...]:
+    """What tools gave to the current step and is kept whole elsewhere, as evidence of that step."""
+    if planned.validity == "unplanned":
+        return ()
+    recorded = {one.uri for one in planned.candidates}
+    return tuple(_tool_result(record) for record in records.of_step(planned.step.key) if record.uri not in recorded)
+
+
+def _tool_result(record: EvidenceRecord) -> Candidate:
+    said = record.summary or f"{record.media_type}, {size_words(record.size_bytes)}"
+    text = f"{record.source}: {said}"
+    return Candidate(
+        id=f"result_{evidence_key(record.uri)}",
+        layer="evidence",
+        source=f"{TOOL}{record.source}",
+        text=text,
+        digest=hash_text(f"{record.uri}\n{text}"),
+        time=record.time,
+        uri=record.uri,
+        content_hash=record.digest,
+    )
 
 
 def _found_before(identity: Identity, last: Last | None) -> tuple[tuple[Candidate, ...], str]:

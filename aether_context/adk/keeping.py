@@ -27,7 +27,7 @@ from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.evidence.extracting import show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, is_text
 from aether_context.evidence.record import Form, size_words
-from aether_context.state import EvidenceShape, acceptance_of, current_step, read_plan
+from aether_context.state import EvidenceShape, Problems, acceptance_of, current_step, read_plan
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 
@@ -167,7 +167,7 @@ def _query(context: CallbackContext, covers: Sequence[str]) -> str:
     """What is asked of evidence: the user's request, the step, and the items that it covers, each cut short."""
     parts = (context.user_content.parts if context.user_content is not None else None) or ()
     asked = [" ".join(part.text for part in parts if part.text)]
-    plan = read_plan(context.session.state.get("plan"), [])
+    plan = read_plan(context.session.state.get("plan"), Problems()).plan
     if plan is not None:
         current = current_step(plan, context.agent_name)
         steps = [*([current] if current is not None else []), *plan.steps]

@@ -128,6 +128,10 @@ class HybridMemoryService(BaseMemoryService):
         """What `search_memory` finds, without ADK's types, which cost more than the search."""
         return await asyncio.to_thread(self.memories.search, app_name, user_id, query, limit)
 
+    async def preferences(self, app_name: str, user_id: str) -> list[Memory]:
+        """A user's preferences, the newest first: memories whose metadata has ``"kind": "preference"``."""
+        return await asyncio.to_thread(self.memories.preferences, app_name, user_id)
+
     @override
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
         """Deletes what a search returned under an id; an id that is not there is passed over."""

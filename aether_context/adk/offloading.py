@@ -39,7 +39,7 @@ from aether_context.evidence import (
 from aether_context.evidence.extracting import tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
-from aether_context.evidence.offload import superseding
+from aether_context.evidence.offload import gist, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -64,6 +64,7 @@ class Offloader:
         recorder: writes what nothing waits for.
         records: what sessions know of their evidence.
         tell: is told of failures.
+        step_of: the key of the step in whose request a tool was called, empty where it is not known.
 
     Raises:
         PolicyError: a rule names an extractor that is not registered.
@@ -76,6 +77,7 @@ class Offloader:
         recorder: Recorder,
         records: SessionRecords,
         tell: Callable[..., None],
+        step_of: Callable[[CallbackContext], str],
     ) -> None:
         check_rules(policy.offload.tools.values())
         self._settings = policy.offload
@@ -84,6 +86,7 @@ class Offloader:
         self._recorder = recorder
         self._records = records
         self._tell = tell
+        self._step_of = step_of
         self._counter = counter_for("")
         self._shown: OrderedDict[object, Offloaded] = OrderedDict()
         self._problems: OrderedDict[Scope, list[str]] = OrderedDict()
@@ -94,7 +97,7 @@ class Offloader:
         """What takes the result's place in the session's history; None where it stays."""
         if self._settings.mode == "off" or not self._concerns(tool, context, result):
             return None
-        call = _Call(tool=tool.name, arguments=arguments, context=context)
+        call = _Call(tool=tool.name, arguments=arguments, context=context, step=self._step_of(context))
         response, parts = split(result)
         response, media, is_marked = await self._marked(response, parts, call)
         shown = await self._extracted(response, call) if _is_json(response) else None
@@ -186,6 +189,7 @@ class Offloader:
             media_type=found.media_type,
             form=found.form,
             query="" if found.form == "verbatim" else query,
+            summary="" if found.form == "verbatim" else gist(found, counter=self._counter, query=query),
         )
         scope = session_of(call.context)
         if found.form == "verbatim":
@@ -338,6 +342,7 @@ class _Call:
     tool: str
     arguments: Mapping[str, Any]
     context: ToolContext
+    step: str = ""
 
     def record(self, uri: str, digest: str, **of: Any) -> EvidenceRecord:
         events = self.context.session.events
@@ -348,6 +353,7 @@ class _Call:
             arguments=arguments_hash(plain(dict(self.arguments))),
             agent=self.context.agent_name,
             invocation=self.context.invocation_id,
+            step=self.step,
             time=events[-1].timestamp if events else None,
             **of,
         )

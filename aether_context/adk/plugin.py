@@ -15,13 +15,37 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.edge import Edge, OnError
 from aether_context.adk.usage import calling
+from aether_context.errors import AetherContextError
 from aether_context.ledger import Forecast, LedgerReport
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
+
+
+class Refusal(LlmResponse):
+    """An answer in the model's place that raises its error where ADK's flow looks whether there is an answer.
+
+    ADK turns whatever a plugin's callback raises into a `RuntimeError`, but not what is raised there, so that a caller
+    catches the same error as with agent callbacks. A flow that does not look so gets the answer: no model is called.
+    """
+
+    _error: AetherContextError = PrivateAttr()
+
+    @classmethod
+    def of(cls, error: AetherContextError) -> Refusal:
+        made = cls(content=types.ModelContent(str(error)), error_code=type(error).__name__, error_message=str(error))
+        made._error = error
+        return made
+
+    def __bool__(self) -> bool:
+        error = self._error
+        raised = type(error).__new__(type(error), *error.args)
+        raised.__dict__.update(error.__dict__)
+        raise raised from error
 
 
 class ContextPackPlugin(BasePlugin):
@@ -115,7 +139,10 @@ class ContextPackPlugin(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        return await self._edge.before_model(callback_context, llm_request)
+        try:
+            return await self._edge.before_model(callback_context, llm_request)
+        except AetherContextError as error:
+            return Refusal.of(error)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
@@ -148,6 +175,7 @@ class AgentCallbacks(TypedDict):
 
     before_model_callback: Callable[[CallbackContext, LlmRequest], Awaitable[LlmResponse | None]]
     after_model_callback: Callable[[CallbackContext, LlmResponse], Awaitable[LlmResponse | None]]
+    before_tool_callback: Callable[[BaseTool, dict[str, Any], ToolContext], Awaitable[None]]
     after_tool_callback: Callable[
         [BaseTool, dict[str, Any], ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | None]
     ]
@@ -167,7 +195,8 @@ def context_pack_callbacks(
 
         LlmAgent(name="…", model="…", **context_pack_callbacks(policy="research"))
 
-    The arguments are those of `ContextPackPlugin`.
+    The arguments are those of `ContextPackPlugin`. An agent that runs as a tool of this one is packed, and its usage
+    booked here too, where it has the same callbacks: make them once and give them to both.
     """
     edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts)
 
@@ -177,6 +206,9 @@ def context_pack_callbacks(
     async def after_model(callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
         await edge.after_model(callback_context, llm_response)
         return None
+
+    async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
+        calling(tool_context.get_invocation_context())
 
     async def after_tool(
         tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: dict[str, Any]
@@ -190,6 +222,7 @@ def context_pack_callbacks(
     return {
         "before_model_callback": before_model,
         "after_model_callback": after_model,
+        "before_tool_callback": before_tool,
         "after_tool_callback": after_tool,
         "after_agent_callback": after_agent,
     }

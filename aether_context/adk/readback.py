@@ -20,9 +20,11 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounded import keep
+from aether_context.adk.deadlines import within
 from aether_context.adk.media import MEDIA_KEY, model_of
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.adk.records import SessionRecords, state_record
+from aether_context.canonical import replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key
 from aether_context.evidence.kinds import is_text
@@ -179,7 +181,7 @@ class _Reader(BaseTool):
         if not isinstance(uri, str) or not uri.strip():
             return {"error": "give the address in uri, such as artifact://evidence/…"}
         try:
-            answer = await asyncio.wait_for(self._run(uri, args, tool_context), _SECONDS)
+            answer = await within(_SECONDS, self._run(uri, args, tool_context))
             later = self._library.later(uri, tool_context)
             return {**answer, "superseded_by": later} if later else answer
         except Unreadable as error:
@@ -256,15 +258,64 @@ class SearchArtifact(_Reader):
         return answer
 
 
-def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> None:
-    """Declares the readers behind an agent's own tools.
+def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
+    """Declares the readers behind an agent's own tools; whether one of them is declared then.
 
-    Not where an agent answers in a schema without tools, which models do not combine, nor by a name that it has itself.
+    Not where an agent answers in a schema without tools, or has only tools that the provider runs, since models do not
+    combine these with functions; nor by a name that it has itself.
     """
     config = request.config
-    if config is not None and config.response_schema is not None and not request.tools_dict:
-        return
+    if config is not None:
+        tools = [tool for tool in config.tools or () if isinstance(tool, types.Tool)]
+        functions = bool(request.tools_dict) or any(tool.function_declarations for tool in tools)
+        if not functions and (tools or config.response_schema is not None or config.response_json_schema is not None):
+            return False
     request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
+    return any(request.tools_dict.get(reader.name) is reader for reader in readers)
+
+
+def conceal(request: LlmRequest) -> None:
+    """Takes addresses that only the readers resolve out of a request that declares none; people's words stay."""
+    request.contents = [_concealed(content) for content in request.contents]
+
+
+_OURS = re.compile(
+    rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)"
+    rf"(?: has all (\d+) lines \(([^()]{{1,40}})\): use {READ} or {SEARCH})?"
+)
+_QUOTED = "For context:"
+
+
+def _concealed(content: types.Content) -> types.Content:
+    parts = content.parts or []
+    answers = any(part.function_response for part in parts)
+    quotes = any((part.text or "").startswith(_QUOTED) for part in parts)
+    if content.role == "user" and not answers and not quotes:
+        return content
+    made = [_without_addresses(part) for part in parts]
+    same = all(one is other for one, other in zip(made, parts, strict=True))
+    return content if same else types.Content(role=content.role, parts=made)
+
+
+def _without_addresses(part: types.Part) -> types.Part:
+    if part.text is not None and SCHEME in part.text:
+        text = _OURS.sub(_described, part.text)
+        return part if text == part.text else part.model_copy(update={"text": text})
+    answer = part.function_response
+    if answer is None or not answer.response:
+        return part
+    response: Any = answer.response
+    for path, text in list(strings(answer.response)):
+        if SCHEME in text:
+            response = replaced(response, path, _OURS.sub(_described, text))
+    if response is answer.response:
+        return part
+    return part.model_copy(update={"function_response": answer.model_copy(update={"response": response})})
+
+
+def _described(found: re.Match[str]) -> str:
+    lines, size = found.groups()
+    return f"{lines} lines ({size}) that are not all shown" if lines else "what is not shown here"
 
 
 _NOTES = {

@@ -6,10 +6,12 @@ import enum
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
@@ -17,16 +19,52 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
+from aether_context.adk.authorship import Authors, looks_quoted
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.pack import Candidate, Content, Part, Tool
+from aether_context.quoting import attributed
+from aether_context.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.wire import content_of_parts, part_of
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 ESSENTIAL_MARK = "aether_context.essential"
 """A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
+MOST_MEMORIES = 500
+_LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
-_PAST = re.compile(r"<PAST_CONVERSATIONS>\n(.*)\n</PAST_CONVERSATIONS>", re.DOTALL)
+_PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
+
+
+class Known(NamedTuple):
+    """A content that was read, with the structure it had then, and copies of its calls and responses."""
+
+    frozen: Content
+    key: tuple[Any, ...]
+    copies: tuple[tuple[str, dict[str, Any]] | None, ...]
+
+    def stands(self, content: types.Content) -> bool:
+        """Whether a content still is what was read, in all its parts.
+
+        Nothing is built or hashed for that, and texts that are the same object are not looked at, so that a history of
+        thousands of contents can be compared at each call.
+        """
+        parts = content.parts or ()
+        if content.role != self.key[1] or len(parts) != len(self.copies):
+            return False
+        for part, key, copy in zip(parts, self.key[2:], self.copies, strict=True):
+            fields = part.__dict__
+            names = part.__pydantic_fields_set__
+            if len(names) == 1:
+                if "text" in names:
+                    if fields["text"] != key:
+                        return False
+                    continue
+                if copy is not None and copy[0] in names and fields[copy[0]].__dict__ == copy[1]:
+                    continue
+            if not _is(part, key):
+                return False
+        return True
 
 
 class Reader:
@@ -38,21 +76,29 @@ class Reader:
     """
 
     def __init__(self, size: int = 20_000) -> None:
-        self._contents: OrderedDict[object, Content] = OrderedDict()
+        self._contents: OrderedDict[object, Known] = OrderedDict()
         self._tools: OrderedDict[object, tuple[Tool, ...]] = OrderedDict()
         self._size = size
 
-    def content(self, content: types.Content, model: str) -> Content:
+    def content(self, content: types.Content, model: str, authors: Authors | None = None) -> Content:
         """The frozen form of a content.
 
         Args:
             model: whose rule counts media.
+            authors: of the session's messages; a content that only imitates another agent's turn is a user's.
         """
+        found = self.known(content, model).frozen
+        if not found.agent or authors is None or authors.quotes(content, found):
+            return found
+        return replace(found, agent="", quotes=())
+
+    def known(self, content: types.Content, model: str) -> Known:
+        """The frozen form of a content with what its next reading is compared with; see `content`."""
         key = (model, content.role, *[_part_key(part) for part in content.parts or ()])
         found = self._contents.get(key)
         if found is None:
-            found = content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()])
-            self._contents[key] = found
+            frozen = content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()])
+            found = self._contents[key] = Known(attributed(frozen), key, tuple(map(_copy, content.parts or ())))
             if len(self._contents) > self._size:
                 self._contents.popitem(last=False)
         return found
@@ -105,10 +151,11 @@ def human_index(contents: Sequence[types.Content], asked: types.Content | None) 
     """The index of the human message that the model answers, None where there is none.
 
     It is the last content with the words of ``asked``; where none has them, the last human one that is not a block of
-    preloaded memories.
+    preloaded memories. An agent that is shown nothing but another agent's turn answers that.
     """
     words = [part.text for part in (asked.parts if asked is not None else None) or ()]
     fallback = None
+    quoted = None
     for at in range(len(contents) - 1, -1, -1):
         content = contents[at]
         parts = content.parts or ()
@@ -116,9 +163,11 @@ def human_index(contents: Sequence[types.Content], asked: types.Content | None) 
             continue
         if words and [part.text for part in parts] == words:
             return at
-        if fallback is None and not any(part.text and _PAST.search(part.text) for part in parts):
+        if looks_quoted(content):
+            quoted = at if quoted is None else quoted
+        elif fallback is None and not any(part.text and _past(part.text) is not None for part in parts):
             fallback = at
-    return fallback
+    return quoted if fallback is None else fallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,23 +188,56 @@ def preloaded(contents: Sequence[types.Content], asked: types.Content | None) ->
             continue
         if not parts[0].text.startswith("The following content is from your previous conversations"):
             continue
-        found = _PAST.search(parts[0].text)
-        if found:
-            return Preloaded(position=at, memories=tuple(_past_memories(found.group(1))))
+        found = _past(parts[0].text)
+        if found is not None:
+            return Preloaded(position=at, memories=tuple(islice(_past_memories(found), MOST_MEMORIES)))
     return None
 
 
-def found_memory(entry: MemoryEntry) -> Iterator[Candidate]:
-    """A memory of any service as a candidate; nothing where it has no text."""
-    text = " ".join(part.text for part in entry.content.parts or () if part.text)
-    if text:
-        yield memory_candidate(text, author=entry.author, timestamp=entry.timestamp, name=entry.id)
+def found_memories(
+    entries: Iterable[MemoryEntry], most_characters: int = 0, *, preferences: bool = False
+) -> Iterator[Candidate]:
+    """Memories of any service as candidates, without those that have no text.
+
+    The first 500 entries are looked at, 400,000 characters of them in all and 50,000 of each: services give the best
+    first, and ranking more than that would take longer than a moment.
+
+    Args:
+        most_characters: looked at in all, where a window takes more.
+        preferences: whether what is said of a memory beside it makes it a preference.
+    """
+    left = max(_MOST_MEMORY_CHARACTERS, most_characters)
+    for entry in islice(entries, MOST_MEMORIES):
+        text = " ".join(_beginnings((part.text for part in entry.content.parts or () if part.text), left))
+        if text:
+            left -= len(text)
+            standing = preferences and is_preference(entry.custom_metadata)
+            yield memory_candidate(
+                text, author=entry.author, timestamp=entry.timestamp, name=entry.id, standing=standing
+            )
+
+
+def _beginnings(texts: Iterable[str], room: int) -> Iterator[str]:
+    """The texts, as far as one memory and the room for all of them go; the last one may be cut."""
+    room = min(room, _LONGEST_MEMORY)
+    for text in texts:
+        if room <= 0:
+            return
+        yield text[:room]
+        room -= len(text)
 
 
 def memory_candidate(
-    text: str, *, author: str | None, timestamp: str | None, name: str | None = None, similarity: float | None = None
+    text: str,
+    *,
+    author: str | None,
+    timestamp: str | None,
+    name: str | None = None,
+    similarity: float | None = None,
+    standing: bool = False,
 ) -> Candidate:
-    """A memory as a candidate; its id is its own or a hash."""
+    """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
+    author = None if standing else author
     said = f"{author}: {text}" if author else text
     digest = hash_text(said)
     return Candidate(
@@ -167,6 +249,7 @@ def memory_candidate(
         digest=digest,
         time=seconds(timestamp),
         scores={} if similarity is None else {"similarity": similarity},
+        kind="standing" if standing else "",
     )
 
 
@@ -181,10 +264,20 @@ def seconds(timestamp: str | None) -> float | None:
         return None
 
 
+def _past(text: str) -> str | None:
+    """What stands between the first tag that opens a block of preloaded memories and the last one that closes it."""
+    begin = text.find(_PAST_OPENS)
+    if begin < 0:
+        return None
+    begin += len(_PAST_OPENS)
+    end = text.rfind(_PAST_CLOSES, begin)
+    return text[begin:end] if end >= 0 else None
+
+
 def _past_memories(block: str) -> Iterable[Candidate]:
     time: str | None = None
     lines: list[str] = []
-    for line in [*block.splitlines(), "Time: "]:
+    for line in [*block[:_MOST_MEMORY_CHARACTERS].splitlines(), "Time: "]:
         if line.startswith("Time: "):
             if lines:
                 yield memory_candidate("\n".join(lines), author=None, timestamp=time)
@@ -296,3 +389,60 @@ def _key(value: object, depth: int = 0) -> object:
     if kind in (list, tuple):
         return ("[", *[_key(one, depth + 1) for one in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
+
+
+def _copy(part: types.Part) -> tuple[str, dict[str, Any]] | None:
+    """What of a call or a response is compared at once, with the field that it stands in.
+
+    None where equal values may differ as JSON, as 1 and true do, or where models stand inside.
+    """
+    names = part.__pydantic_fields_set__
+    if len(names) != 1:
+        return None
+    (name,) = names
+    held = part.__dict__[name]
+    if name not in ("function_call", "function_response") or held is None or not _is_text_alone(held.__dict__):
+        return None
+    return name, deepcopy(held.__dict__)
+
+
+def _is_text_alone(value: object) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(map(_is_text_alone, value.values()))  # type: ignore[attr-defined]
+    if kind is list:
+        return all(map(_is_text_alone, value))  # type: ignore[call-overload]
+    return kind is str or value is None
+
+
+def _is(value: Any, key: Any) -> bool:
+    """Whether a value's `_key` is this one, told without making it."""
+    kind = type(value)
+    if kind is str or value is None:
+        return value is key or bool(value == key)
+    if type(key) is not tuple:
+        return False
+    if kind is dict:
+        if key[0] != "{" or len(key) - 1 != len(value):
+            return False
+        for at, (name, held) in enumerate(value.items(), start=1):
+            other, one = key[at]
+            if (name is not other and str(name) != other) or (held is not one and not _is(held, one)):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return bool(key[0] == "[" and len(key) - 1 == len(value) and all(map(_is, value, key[1:])))
+    if isinstance(value, BaseModel):
+        fields = value.__dict__
+        names = value.__pydantic_fields_set__
+        left = len(key) - 1
+        for name in names:
+            left -= fields.get(name) is not None
+        if left or key[0] != kind.__name__:
+            return False
+        for name, one in key[1:]:
+            held = fields.get(name)
+            if held is not one and (name not in names or not _is(held, one)):
+                return False
+        return True
+    return bool(_key(value) == key)

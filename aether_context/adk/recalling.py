@@ -1,4 +1,4 @@
-"""What a cut took out of the conversation, looked for again when a user asks, and the ranking of other candidates."""
+"""Turns that are not sent whole any more, looked for again when a user asks, and the ranking of other candidates."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from google.genai import types
 from pydantic import ValidationError
 
 from aether_context.adk import epochs
-from aether_context.adk.reading import found_memory
+from aether_context.adk.reading import found_memories
 from aether_context.adk.shelving import Shelves
 from aether_context.canonical import hash_text
 from aether_context.embedding import Embedder, Purpose, Vectors, embedder_for
 from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Ingredients, recalled_id
 from aether_context.policy import PackPolicy, RetrievalSettings
+from aether_context.quoting import Said
+from aether_context.quoting import said as quoted_words
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, query_for
 from aether_context.retrieval.pools import ranked, told
@@ -39,7 +41,7 @@ _TOKEN_CHARACTERS = 4
 _LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _LONG_TURN, _LONGEST_HELD = 600, 4_000
-_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+(?=\s)|\n|$|[.!?])\s*")
+_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+|\n|$)\s*")
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
@@ -82,6 +84,8 @@ class Recall:
         events: Sequence[Event],
         sent: Collection[int],
         read: Callable[[types.Content], Content],
+        *,
+        most: int | None = None,
     ) -> Ingredients:
         """The ingredients with the turns that answer the request best, as they are where no turn was cut.
 
@@ -91,16 +95,18 @@ class Recall:
 
         Args:
             history: every content that the host gave, in its order.
-            sent: positions of those that are sent.
+            sent: positions of those that are sent whole, neither as a placeholder nor as an extract.
             read: the frozen form of a content.
+            most: tokens for those turns where they are to have less than the policy's share of the window.
         """
         human, query, settings = source.request.human, query_for(source), policy.retrieval
         if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
-        told = [_told(content) for content in earlier]
+        told = [told_of(content) for content in earlier]
         room = _room(earlier, told, settings.memory_fill * source.window)
-        entries = said([one.words for one in told], events) if room else []
+        room = room if most is None else min(room, max(most, _LEAST_TOKENS))
+        entries = said(told, events) if room else []
         if all(_place(entry.id) in sent for entry in entries):
             entries = []
         known = {one.id for one in source.candidates}
@@ -201,28 +207,34 @@ class _Watched:
             raise
 
 
-def said(history: Sequence[str], events: Sequence[Event]) -> list[Entry]:
+def said(history: Sequence[Told], events: Sequence[Event]) -> list[Entry]:
     """The turns of a history that are words alone, with the time and the author of the events that they came from.
 
     Ids are places in the history; long turns come in passages, whose ids go on with a number.
     A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
-    the latest belong to the latest contents, since histories lose their beginning first.
-
-    Args:
-        history: the words of each content, as `words_of` gives them.
+    the latest belong to the latest contents, since histories lose their beginning first. What ADK quotes of another
+    agent belongs to that agent's event; a user's message that only looks like that belongs to the user's.
     """
-    waiting: dict[str, list[Event]] = {}
-    for event in events:
+    waiting: dict[str, dict[str, list[tuple[int, Event]]]] = {}
+    for number, event in enumerate(events):
         if event.content is not None and not event.partial and (text := words_of(event.content)):
-            waiting.setdefault(text, []).append(event)
-    found: list[tuple[Entry, ...]] = []
-    for place in range(len(history) - 1, -1, -1):
-        text = history[place]
-        if text and (sources := waiting.get(text)):
-            source = sources.pop()
-            turn = _turn if len(text) <= _LONGEST_HELD else _turn.__wrapped__
-            found.append(turn(place, text, source.timestamp, source.author))
-    return [entry for turn in reversed(found) for entry in turn]
+            waiting.setdefault(text, {}).setdefault(event.author, []).append((number, event))
+    latest_first = range(len(history) - 1, -1, -1)
+    sources: dict[int, tuple[str, Event]] = {}
+    for place in latest_first:
+        text, quoted = history[place].words, history[place].quoted
+        if quoted is not None and text not in waiting and (left := waiting.get(quoted.words, {}).get(quoted.agent)):
+            sources[place] = (quoted.words, left.pop()[1])
+    for place in latest_first:
+        text = history[place].words
+        if place not in sources and (found := [left for left in waiting.get(text, {}).values() if left]):
+            sources[place] = (text, max(found, key=lambda left: left[-1][0]).pop()[1])
+    return [entry for place in sorted(sources) for entry in _entries(place, *sources[place])]
+
+
+def _entries(place: int, text: str, source: Event) -> tuple[Entry, ...]:
+    turn = _turn if len(text) <= _LONGEST_HELD else _turn.__wrapped__
+    return turn(place, text, source.timestamp, source.author)
 
 
 @lru_cache(maxsize=16_384)
@@ -238,6 +250,10 @@ def _turn(place: int, text: str, time: float, author: str) -> tuple[Entry, ...]:
 
 def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
     """The memories that ADK's ``load_memory`` brought into a conversation."""
+    return found_memories(_loaded_entries(contents))
+
+
+def _loaded_entries(contents: Iterable[Content]) -> Iterator[MemoryEntry]:
     for content in contents:
         for response in content.responses:
             held = json.loads(response.text) if response.name == _LOADER else None
@@ -245,7 +261,7 @@ def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
             memories = held.get("memories") if isinstance(held, dict) else None
             for one in memories if isinstance(memories, list) else ():
                 try:
-                    yield from found_memory(MemoryEntry.model_validate(one))
+                    yield MemoryEntry.model_validate(one)
                 except ValidationError:
                     continue
 
@@ -277,38 +293,45 @@ def _place(id: str) -> int:
 
 def words_of(content: types.Content) -> str:
     """The text of a content without thoughts; nothing of one that calls or answers a call."""
+    return "\n".join(_texts(content)).strip()
+
+
+def _texts(content: types.Content) -> list[str]:
     texts = []
     for part in content.parts or ():
         if part.function_call or part.function_response:
-            return ""
+            return []
         if part.text and not part.thought:
             texts.append(part.text)
-    return "\n".join(texts).strip()
+    return texts
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """What of a content can be told at a glance.
 
-    ``words`` are as of `words_of`, ``least_characters`` what `_characters` gives, or less: of calls and answers only
-    the texts that stand at their top. ``loads`` is whether it holds what ``load_memory`` found.
+    ``words`` are as of `words_of`, ``quoted`` what they quote of another agent, ``least_characters`` what `_characters`
+    gives, or less: of calls and answers only the texts that stand at their top. ``loads`` is whether it holds what
+    ``load_memory`` found.
     """
 
     words: str
+    quoted: Said | None
     least_characters: int
     loads: bool
 
 
-def _told(content: types.Content) -> _Told:
+def told_of(content: types.Content) -> Told:
     size, loads = 1, False
     for part in content.parts or ():
         size += len(part.text or "")
         for held in _exchanged(part):
             size += sum([len(one) for one in held.values() if isinstance(one, str)])
         loads = loads or (part.function_response is not None and part.function_response.name == _LOADER)
-    return _Told(words_of(content), size, loads)
+    texts = _texts(content)
+    return Told("\n".join(texts).strip(), quoted_words(texts), size, loads)
 
 
-def _room(history: Sequence[types.Content], told: Sequence[_Told], most: float) -> int:
+def _room(history: Sequence[types.Content], told: Sequence[Told], most: float) -> int:
     """Tokens for recalled turns, of at most so many; 0 where they would be too few for any.
 
     To write out calls and results takes long, and mostly they are so many that their texts alone leave too little.

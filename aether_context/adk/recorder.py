@@ -1,9 +1,9 @@
 """Writes recordings off the model call's path: one thread a store, in order, all there after a flush.
 
 The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
-needed, in a forked process, too. What the store cannot take waits in a local spool, and in memory only where there is
-none; there it is tried again with the next one and at each flush, and the oldest are given up, with an error in the
-log, once more than a thousand wait.
+needed, in a forked process, too. What the store cannot take, or not as fast as it comes, waits in a local spool, and in
+memory only where there is none or its disk is full; there it is tried again with the next one and at each flush, and
+the oldest are given up, with an error in the log, once more than a thousand wait for what fails.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from aether_context.store import PackStore
 logger = logging.getLogger("aether_context")
 
 _MOST_WAITING = 1_000
+_MANY_WAITING = 64
+"""So many wait for a store that is slower than the run: from there on it is spared."""
+_MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
@@ -61,6 +64,8 @@ class Recorder:
         self._written: OrderedDict[str, Manifest] = OrderedDict()
         self._warned = False
         self._failures = 0
+        self._interrupted = 0
+        self._fails = False
 
     def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
         """Queues a pack."""
@@ -90,13 +95,18 @@ class Recorder:
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until everything queued is written; False where that took too long.
 
-        A store that fails while it is waited for is given up on at once: what it lacks is written when it is back.
+        A store that fails while it is waited for is given up on at once: what it lacks is written when it is back. For
+        the last half of the time a slow one is spared, so that what it lacks is on the disk, and not lost with the
+        process.
         """
-        deadline = time.monotonic() + timeout_seconds
+        began = time.monotonic()
+        deadline = began + timeout_seconds
         failures = self._failures
         self._hurry.set()
         while self._waiting:
             self._ensure_thread()
+            if time.monotonic() - began > timeout_seconds / 2:
+                self._spare_store(True)
             with self._done:
                 self._done.wait_for(lambda: not self._waiting or self._failures > failures, _LOOK_SECONDS)
             if self._waiting and (self._failures > failures or time.monotonic() > deadline):
@@ -106,7 +116,7 @@ class Recorder:
     def _put(self, job: Callable[[], None]) -> None:
         """Adds a job without waking the thread: a thread that wakes here takes its time from the model call."""
         self._waiting.append(job)
-        if len(self._waiting) > _MOST_WAITING:
+        if len(self._waiting) > _MOST_WAITING and self._fails:
             self._waiting.popleft()
             logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
         self._ensure_thread()
@@ -128,15 +138,23 @@ class Recorder:
             quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
             while self._waiting:
                 job = self._waiting[0]
-                if not self._attempt(job):
+                if len(self._waiting) > _MANY_WAITING:
+                    self._spare_store(True)
+                self._fails = not self._attempt(job)
+                if self._fails:
                     self._hurry.clear()
                     self._failures += 1
                     self._tell()
                     self._hurry.wait(_RETRY_SECONDS)
                 elif self._waiting and self._waiting[0] is job:
                     self._waiting.popleft()
+            self._spare_store(False)
             self._hurry.clear()
             self._tell()
+
+    def _spare_store(self, spares: bool) -> None:
+        if self._spooled is not None:
+            self._spooled.spares_store = spares
 
     def _tell(self) -> None:
         """Wakes those who wait for what is written."""
@@ -154,8 +172,14 @@ class Recorder:
             return False
         except Exception:
             logger.exception("a pack could not be recorded")
+        except BaseException as error:  # an exit out of what others wrote ends its write, not this thread
+            self._interrupted += 1
+            if self._interrupted < _MOST_INTERRUPTED:
+                return False
+            logger.exception("a pack could not be recorded: %s", type(error).__name__)
         else:
             self._warned = False
+        self._interrupted = 0
         return True
 
     def _record(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
@@ -164,6 +188,7 @@ class Recorder:
         manifest = self.store.write(recording)
         tip = recording.tip
         if manifest.pack_id != tip.pack_id:
+            logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
             tip = replace(tip, pack_id=manifest.pack_id)
         keep(self._tips, scope, tip, _MOST_CHAINS)
         # Rows are many small objects; all that an outcome needs of so many manifests is where they are.

@@ -18,6 +18,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 
 _STATE = "aether:evidence:"
 _MOST_SESSIONS = 64
+_MOST_OF_STEP = 50
 
 Scope = tuple[str, str, str]
 """App, user, session."""
@@ -63,6 +64,15 @@ class Records:
     def readings(self) -> dict[str, str]:
         """The addresses, each with that of a later reading that differs, empty where there is none."""
         return dict(self._later)
+
+    def tools(self) -> frozenset[str]:
+        """The tools of whose results the session keeps some."""
+        return frozenset(record.source for record in list(self._records.values()) if record.arguments)
+
+    def of_step(self, step: str) -> list[EvidenceRecord]:
+        """The latest results that tools gave to a step, in their order, each the last answer to its call."""
+        found = [record for record in list(self._records.values()) if record.arguments and record.step == step]
+        return sorted((one for one in found if not self._later.get(one.uri)), key=_moment)[-_MOST_OF_STEP:]
 
     def latest(self, call: str) -> EvidenceRecord | None:
         """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""

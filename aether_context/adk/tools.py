@@ -21,6 +21,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context import knowledge
+from aether_context.adk.deadlines import within
 from aether_context.adk.declared import Declared
 from aether_context.adk.keeping import keep_evidence as _keep
 from aether_context.adk.marks import cut_request
@@ -31,6 +32,7 @@ from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, MissingExtra, StateError, StoreError
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.urls import Allowed
+from aether_context.spellings import as_kind
 from aether_context.state import EvidenceShape, StepShape
 from aether_context.store import PackStore
 
@@ -327,16 +329,17 @@ def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, 
     return _answer(work)
 
 
-async def remember(text: str, tool_context: ToolContext) -> dict[str, Any]:
+async def remember(text: str, tool_context: ToolContext, kind: str = "") -> dict[str, Any]:
     """Keeps a fact beyond this session, for later conversations with this user. Do not keep what holds only today.
 
     Args:
         text: The fact, in a sentence that can be understood without this conversation.
+        kind: "preference" for what this user said to hold always, such as a language; empty for any other fact.
     """
     said = _text(text)
     if not said:
         return {"error": "a memory needs a text: say what is to be remembered"}
-    return await _kept(said, _now(tool_context), tool_context)
+    return await _kept(said, _now(tool_context), tool_context, as_kind(_text(kind)) == "preference")
 
 
 async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, Any]:
@@ -349,10 +352,11 @@ async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, An
         note = knowledge.find_note(Declared(tool_context), _text(note_id))
     except StateError as error:
         return {"error": str(error)}
-    return await _kept(note.text, note.time if note.time is not None else _now(tool_context), tool_context)
+    time = note.time if note.time is not None else _now(tool_context)
+    return await _kept(note.text, time, tool_context, note.kind == "preference")
 
 
-async def _kept(said: str, now: float | None, tool_context: ToolContext) -> dict[str, Any]:
+async def _kept(said: str, now: float | None, tool_context: ToolContext, preference: bool) -> dict[str, Any]:
     """Writes a text into the app's memory service; one that says the same is written over."""
     name = f"remembered_{short(hash_text(said))}"
     entry = MemoryEntry(
@@ -360,9 +364,10 @@ async def _kept(said: str, now: float | None, tool_context: ToolContext) -> dict
         content=types.Content(role="model", parts=[types.Part(text=said)]),
         author=_worker(tool_context),
         timestamp=datetime.fromtimestamp(now, UTC).isoformat() if now is not None else None,
+        custom_metadata={"kind": "preference"} if preference else {},
     )
     try:
-        await asyncio.wait_for(tool_context.add_memory(memories=[entry]), _MEMORY_SECONDS)
+        await within(_MEMORY_SECONDS, tool_context.add_memory(memories=[entry]))
     except Exception as error:
         logger.warning("a memory could not be kept: %s", type(error).__name__, exc_info=error)
         return {"error": "it was not kept: this application has no memory that takes single facts, or it failed"}

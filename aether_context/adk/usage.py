@@ -70,7 +70,7 @@ class Reported:
     """What a provider says that a call used; None is unknown.
 
     Attributes:
-        input_tokens: the prompt, cached tokens included; a provider that says 0 did not say.
+        input_tokens: the prompt, cached tokens included; a provider that says 0 or less did not say.
         tool_use_tokens: results of tools that the provider ran itself, on top of the prompt.
         output_tokens: the answer, thoughts included.
     """
@@ -92,11 +92,12 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     Some providers count thoughts inside the answer and some beside it, so the output is what the total has over the
     input, where there is a total that fits.
     """
-    if usage is None or not usage.prompt_token_count:
+    if usage is None or not usage.prompt_token_count or usage.prompt_token_count < 0:
         return Reported()
-    prompt, used = usage.prompt_token_count, usage.tool_use_prompt_token_count or 0
+    prompt, used = usage.prompt_token_count, max(0, usage.tool_use_prompt_token_count or 0)
     answer, thoughts = usage.candidates_token_count, usage.thoughts_token_count
-    output = (answer or 0) + (thoughts or 0) if answer is not None or thoughts is not None else None
+    known = answer is not None or thoughts is not None
+    output = max(0, answer or 0) + max(0, thoughts or 0) if known else None
     if usage.total_token_count and usage.total_token_count - prompt - used >= (answer or 0):
         output = usage.total_token_count - prompt - used
     return Reported(

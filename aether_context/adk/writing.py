@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
+from pydantic import BaseModel
 
 from aether_context.adk.finding import FindTools
 from aether_context.pack import Outgoing, Pack, Part
@@ -72,10 +74,29 @@ def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wante
     part = (contents[origin].parts or [])[at]
     if pack.source.request.contents[origin].parts[at].wire == wanted.wire:
         return part
-    if part.function_response is None:
-        return types.Part(text=wanted.text)
-    answer = part.function_response.model_copy(update={"response": json.loads(wanted.text)})
-    return part.model_copy(update={"function_response": answer})
+    wire, before = json.loads(wanted.wire), json.loads(pack.source.request.contents[origin].parts[at].wire)
+    return _changed(part, wire, before)
+
+
+def _changed(part: types.Part, wire: dict[str, Any], before: dict[str, Any]) -> types.Part:
+    """A copy of a part with what its wire form says otherwise; whatever else it holds, signatures too, is carried.
+
+    Where the wire form is of another kind, or lacks something that the part holds, only its text is left.
+    """
+    if wire.keys() != before.keys():
+        return types.Part(text=wire.get("text", ""))
+    update: dict[str, Any] = {}
+    for name, value in wire.items():
+        if value == before[name]:
+            continue
+        held = getattr(part, name)
+        if not isinstance(held, BaseModel):
+            update[name] = value
+            continue
+        inside = {key: one for key, one in value.items() if one != before[name].get(key)}
+        gone = dict.fromkeys(before[name].keys() - value.keys())
+        update[name] = held.model_copy(update=inside | gone)
+    return part.model_copy(update=update)
 
 
 def _is_text(part: types.Part) -> bool:

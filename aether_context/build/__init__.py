@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from aether_context.build.assembly import assemble
 from aether_context.build.carry import Carried, carry
 from aether_context.build.choice import Chosen, choose
+from aether_context.build.emergency import within_window
 from aether_context.build.filling import fill
 from aether_context.build.fit import fit
 from aether_context.build.growth import extend_pack
@@ -21,6 +22,7 @@ from aether_context.build.trimming import trim
 from aether_context.counting import Memo, Tally
 from aether_context.pack import Ingredients, Outgoing, Pack
 from aether_context.policy import PackPolicy
+from aether_context.strategies import strategies_of
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 
 __all__ = ["build_pack", "extend_pack", "recount"]
@@ -40,7 +42,10 @@ def build_pack(
 
     Equal arguments give equal packs, byte for byte, on every machine. Where a cut is made, candidates are chosen once
     more: what stood in the conversation may not stand there any longer; and again where those that are chosen push
-    more of it out. So are relevant tools: the prefix ends anyway.
+    more of it out. So are relevant tools: the prefix ends anyway. Where a content is shortened without a cut, what was
+    left out because it stood there is chosen once more, too. Strategies that look at what the host sent do so before
+    there is a payload; where they decide otherwise with what it takes, the pack is built with that. What leaves is
+    counted once more: where it is over the input budget, the pack is built again with so much less room.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
@@ -53,32 +58,90 @@ def build_pack(
     """
     model = source.request.model
     tally = Tally(counter or counter_for(model), memo, recorded, framing=framing_of(model))
+    pack, payload_tokens = _built(source, policy, tally, 0, 0), 0
+    for _ in range(_MOST_ROUNDS):
+        before, payload_tokens = payload_tokens, _payload_tokens(pack)
+        if payload_tokens <= before or not _matters(source, policy, tally, before, payload_tokens):
+            payload_tokens = before
+            break
+        pack = _built(source, policy, tally, 0, payload_tokens)
+    reserve = 0
+    while (over := _over(pack)) > 0 and reserve < 2 * source.window:
+        reserve += over
+        again = _built(source, policy, tally, reserve, payload_tokens)
+        if _over(again) >= over:
+            break
+        pack = again
+    return pack
+
+
+def _over(pack: Pack) -> int:
+    """Tokens by which what leaves passes the input budget, after everything."""
+    used = sum(one.used for one in pack.allocation.layers.values())
+    return 0 if pack.source.hands_off else used - pack.allocation.budget
+
+
+def _payload_tokens(pack: Pack) -> int:
+    """What the payload that a pack makes adds to the human message, where early strategies have yet to count it.
+
+    They decide at an invocation's first call; a payload that a later one makes changes nothing of that.
+    """
+    human = pack.source.request.human
+    if human is None or not pack.chose or not pack.source.first_call:
+        return 0
+    fate = pack.fates[human]
+    return fate.sent_tokens - fate.tokens if fate.sent_tokens is not None else 0
+
+
+def _matters(source: Ingredients, policy: PackPolicy, tally: Tally, before: int, payload_tokens: int) -> bool:
+    """Whether early strategies decide otherwise with a payload of so many tokens."""
+    if source.hands_off or not any(one.early for one in strategies_of(policy.conversation)):
+        return False
     scope = narrow(source, policy, tally)
-    carried = carry(source, policy, scope, tally)
+    one, other = (carry(source, policy, scope, tally, payload_tokens=size).settled for size in (before, payload_tokens))
+    return one.hidden != other.hidden or _lost(one.items, other.items)
+
+
+def _built(source: Ingredients, policy: PackPolicy, tally: Tally, reserve: int, payload_tokens: int) -> Pack:
+    """The stages in their order.
+
+    Args:
+        reserve: tokens that stages could not foresee, and that have to stay free.
+        payload_tokens: what early strategies take a payload to add to the human message.
+    """
+    scope = narrow(source, policy, tally)
+    carried = carry(source, policy, scope, tally, payload_tokens=payload_tokens)
     chosen = choose(source, policy, carried, carried.settled.sent, source.epoch.summary, tally)
     chosen = fill(source, policy, carried, chosen)
     tight = tighten(source, policy, scope, carried, chosen, tally)
     shares = share(source, policy, tight, chosen, tally)
-    fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
-    chooses_again = bool(source.candidates) and not _final(carried, chosen)
-    if fitted.cut and (chooses_again or scope.stands):
+    fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim, reserve=reserve)
+    fitted = within_window(source, policy, tight.carried, fitted, tally)
+    at_cut = bool(fitted.cut) and (scope.stands or (bool(source.candidates) and not _final(carried, chosen)))
+    if at_cut:
         scope = narrow(source, policy, tally, afresh=True)
-        carried = carry(source, policy, scope, tally, afresh=True)
-        for _ in range(_MOST_ROUNDS):
-            tail = fitted.items
-            chosen = choose(source, policy, carried, tail, "", tally)
-            chosen = fill(source, policy, carried, chosen, at_cut=True)
-            tight = tighten(source, policy, scope, carried, chosen, tally, at_cut=True)
-            shares = share(source, policy, tight, chosen, tally, at_cut=True)
-            fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim)
-            if chosen.stands_alone or not _lost(tail, fitted.items):
-                break
+        carried = carry(source, policy, scope, tally, afresh=True, payload_tokens=payload_tokens)
+    summary = "" if at_cut else source.epoch.summary
+    judged = () if at_cut else carried.settled.sent
+    for _ in range(_MOST_ROUNDS):
+        if not at_cut and (chosen.stands_alone or not _lost(judged, fitted.items)):
+            break
+        judged = fitted.items
+        chosen = choose(source, policy, carried, judged, summary, tally)
+        chosen = fill(source, policy, carried, chosen, at_cut=at_cut)
+        tight = tighten(source, policy, scope, carried, chosen, tally, at_cut=at_cut)
+        shares = share(source, policy, tight, chosen, tally, at_cut=at_cut)
+        fitted = fit(source, policy, tight, chosen, shares, tally, trim=trim, reserve=reserve)
+        fitted = within_window(source, policy, tight.carried, fitted, tally)
+        if chosen.stands_alone or not _lost(judged, fitted.items):
+            break
     return assemble(source, policy, tight, chosen, shares, fitted, tally)
 
 
 def _lost(before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
-    """Whether contents that stood in the conversation do not stand there any longer."""
-    return not {item.origin for item in before} <= {item.origin for item in after}
+    """Whether contents that stood in the conversation do not stand there any longer, or in another form."""
+    sent = {item.origin: item.content.digest for item in after}
+    return any(sent.get(item.origin) != item.content.digest for item in before)
 
 
 def _final(carried: Carried, chosen: Chosen) -> bool:

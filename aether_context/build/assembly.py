@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context import payload
-from aether_context.build.carry import Carried, packed_text, summary_tokens
+from aether_context.allocation import spend
+from aether_context.build.carry import Carried, explains_in_payload, packed_text, plan_digest, summary_tokens
 from aether_context.build.choice import Chosen
 from aether_context.build.fit import Fitted
 from aether_context.build.gating import by_hand
 from aether_context.build.normalizing import normalized
-from aether_context.build.rewriting import message, summary_content
+from aether_context.build.proof import addresses_in, covered_by, missing_evidence, validity_of
+from aether_context.build.rewriting import packed_message, summary_content
 from aether_context.build.settling import content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
@@ -33,7 +35,6 @@ from aether_context.pack import (
     Folds,
     Ingredients,
     Layer,
-    LayerTokens,
     Mix,
     Outgoing,
     Pack,
@@ -50,6 +51,8 @@ from aether_context.policy import PackPolicy
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8
 _LEAST_HEAD = 32
+_CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "strategy"}
+"""Why an epoch begins with a cut for a reason, where that is not that a mark was passed."""
 
 
 def assemble(
@@ -63,7 +66,7 @@ def assemble(
 ) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
     scope, carried = tight.scope, tight.carried
-    packed = _packed(source, policy, tight, fitted, tally)
+    packed = _packed(source, policy, tight, chosen, fitted, tally)
     plain = _contents(source, policy, carried, fitted, packed, tally)
     contents = normalized(plain, policy.conversation.stable_prefix, tally) if fitted.normalize else plain
     sent = Sent(
@@ -84,6 +87,7 @@ def assemble(
     )
     fixed = sum(block.tokens for block in (sent.system, *sent.tools))
     mix = mix_of(((one.content, one.tokens) for one in contents), fixed)
+    validity, invalid_reason = validity_of(source, packed)
     return Pack(
         source=source,
         system=carried.system,
@@ -107,11 +111,21 @@ def assemble(
         epoch=epoch,
         epoch_reason=reason,
         prefix=_prefix(source, sent, fitted.made_cut or bool(fitted.acts), _grown_head(source, policy, fitted, tally)),
-        evidence_needed=missing_evidence(source, source.request.contents),
+        validity=validity,
+        invalid_reason=invalid_reason,
+        artifact_uris=addresses_in(
+            source,
+            carried.system,
+            (*(tool.wire for tool in scope.tools), *source.request.other_tools),
+            contents,
+            _text(packed, fitted.summary, policy),
+        ),
+        evidence_needed=missing_evidence(source, _covered(epoch, plain), contents, source.request.contents),
         degradations=tuple(
             filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, mix.tokens + carried.unseen)))
         ),
         request_tokens=request_tokens(source, mix),
+        over_window=max(0, mix.tokens + carried.unseen - shares.allocation.overcounted - source.window),
         mix=mix,
         method=method(source, tally),
         saved=fitted.saved,
@@ -138,16 +152,16 @@ def method(source: Ingredients, tally: Tally) -> Accuracy:
 def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
     changed = tight.carried.changed
-    explained = changed == "system_changed" and tight.carried.contract != source.epoch.contract
     chosen = changed == "tools_changed" and bool(tight.scope.scores)
-    if changed is not None and not (fitted.made_cut and (explained or chosen)):
+    if changed is not None and not (fitted.made_cut and chosen):
         return changed
     if tight.scope.trimmed != frozenset(source.epoch.trimmed):
         return "tools_changed"
     if by_hand(source) and (fitted.made_cut or fitted.acts):
         return "by_hand"
     if fitted.made_cut or tight.carried.begins:
-        return "high_water"
+        cuts = [event.reason for event in fitted.events if event.stage == "cut"]
+        return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
     return "replaced" if any(act.replaced for act in fitted.acts) else None
 
 
@@ -173,7 +187,7 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally:
 
 
 def _packed(
-    source: Ingredients, policy: PackPolicy, tight: Tight, fitted: Fitted, tally: Tally
+    source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, fitted: Fitted, tally: Tally
 ) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
     human, scope, carried = source.request.human, tight.scope, tight.carried
@@ -193,13 +207,34 @@ def _packed(
         memory=fitted.memory,
         summary=inside,
         settings=policy.payload,
+        explains=explains_in_payload(policy, carried.contract),
     )
     used = {"memory": _cost(fitted.memory), "evidence": _cost(fitted.evidence)}
-    made = PackedMessage(of=raw.digest, invocation=source.identity.invocation, before="", after="", used=used)
+    made = PackedMessage(
+        of=raw.digest,
+        invocation=source.identity.invocation,
+        before="",
+        after="",
+        used=used,
+        place=source.request.positions[human],
+        plan=plan_digest(source),
+    )
     if rendered is not None:
         before, after = _within(rendered, request, fitted.task_ceiling, tally)
-        return replace(made, before=before, after=after)
+        standing = [one.candidate for one in chosen.evidence.left if one.reason == "already_in_conversation"]
+        return replace(made, before=before, after=after, covers=covered_by(before + after, fitted.evidence, standing))
     return replace(made, before=request, used={}) if fitted.request is not None else None
+
+
+def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
+    """The acceptance items whose proof stands in the payloads that are sent."""
+    sent = {item.raw.digest for item in contents if item.outcome == "payload"}
+    return frozenset(item for one in epoch.payloads if one.of in sent for item in one.covers)
+
+
+def _text(packed: PackedMessage | None, summary: str, policy: PackPolicy) -> str:
+    """The payload as it is sent; nothing where there is none."""
+    return packed_text(packed, summary, policy) if packed is not None and packed.before else ""
 
 
 def _cost(candidates: Sequence[Candidate]) -> int:
@@ -217,8 +252,9 @@ def _contents(
     out: list[Outgoing] = []
     for item in fitted.items:
         if item.origin == source.request.human and packed is not None and packed.before:
-            content = message(item.raw, packed_text(packed, fitted.summary, policy))
-            item = replace(item, content=content, outcome="payload", tokens=tally.content(content))
+            text = packed_text(packed, fitted.summary, policy)
+            content, members = packed_message(item.raw, item.origin, text, fitted.parts)
+            item = replace(item, content=content, outcome="payload", tokens=tally.content(content), members=members)
         out.append(item)
     if fitted.summary and policy.conversation.summary == "head":
         content = summary_content(payload.summary_message(fitted.summary))
@@ -267,7 +303,7 @@ def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[
     """What is sent of each content that came in, before it was merged with its neighbours."""
     if plain is contents:
         return {item.origin: item for item in plain}
-    whole = {item.origin for item in contents if not item.members}
+    whole = {item.origin for item in contents}
     left = whole.union(origin for item in contents for origin, _ in item.members)
     return {item.origin: item for item in plain if item.origin in left}
 
@@ -337,7 +373,9 @@ def content_fate(
 
 
 def speaker(content: Content) -> str:
-    """Who said a content: ``user``, ``model``, a ``tool``, or the model with ``calls``."""
+    """Who said a content: ``user``, ``model``, a ``tool``, the model with ``calls``, or another agent by its name."""
+    if content.agent:
+        return content.agent
     if content.responses:
         return "tool"
     return "calls" if content.calls else content.role
@@ -360,6 +398,7 @@ def _candidate_fate(
         time=candidate.time,
         uri=candidate.uri,
         covers=candidate.covers,
+        content_hash=candidate.content_hash,
     )
 
 
@@ -405,12 +444,8 @@ def _spent(
         "evidence": evidence,
         "memory": memory,
         "conversation": said + inside,
-        "slack": 0,
     }
-    layers: Mapping[Layer, LayerTokens] = {
-        layer: tokens.using(real[layer]) for layer, tokens in shares.allocation.layers.items()
-    }
-    return replace(shares.allocation, layers=layers)
+    return spend(shares.allocation, real, lending=policy.budget.lending)
 
 
 def _epoch(
@@ -429,7 +464,7 @@ def _epoch(
         summary_place=fitted.summary_place if fitted.summary else 0,
         contract=carried.contract,
         trimmed=tuple(sorted(tight.scope.trimmed)),
-        payloads=_payloads(source, policy, fitted, packed),
+        payloads=_payloads(carried, fitted, packed),
         marks=carried.marks,
         strategies=fitted.states,
         asked=source.asked,
@@ -437,7 +472,8 @@ def _epoch(
     )
     live = {item.raw.digest for item in fitted.items}
     extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}
-    changed = replace(changed, extracts=extracts)
+    parts = {digest: kept for digest, kept in fitted.parts.items() if digest in live}
+    changed = replace(changed, extracts=extracts, parts=parts)
     if not fitted.cut:
         return changed
     last = max(item.origin for item in fitted.cut)
@@ -457,15 +493,10 @@ def _epoch(
     )
 
 
-def _payloads(
-    source: Ingredients, policy: PackPolicy, fitted: Fitted, packed: PackedMessage | None
-) -> tuple[PackedMessage, ...]:
+def _payloads(carried: Carried, fitted: Fitted, packed: PackedMessage | None) -> tuple[PackedMessage, ...]:
     """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
-    here = source.identity.invocation
-    past: tuple[PackedMessage, ...] = ()
-    if policy.conversation.past_payloads == "packed" and not fitted.made_cut:
-        live = {item.raw.digest for item in fitted.items}
-        past = tuple(one for one in source.epoch.payloads if one.invocation != here and one.of in live)
+    live = {item.raw.digest for item in fitted.items}
+    past = () if fitted.made_cut else tuple(one for one in carried.past if one.of in live)
     return (*past, packed) if packed is not None else past
 
 
@@ -506,24 +537,6 @@ def _breaker(source: Ingredients, sent: Sent, cut: bool) -> PrefixBreak:
     if source.rewritten:
         return "history_rewritten"
     return "new_invocation" if source.first_call else "payload_changed"
-
-
-def missing_evidence(source: Ingredients, contents: Sequence[Content], known: Sequence[str] = ()) -> tuple[str, ...]:
-    """What evidence is missing: acceptance items that need it and have none, and tools that were used without a record.
-
-    The latter as ``tool:NAME``, where a plan is at work and its session holds no evidence at all.
-
-    Args:
-        contents: where to look for calls.
-        known: what was missing before; its tools are missing still.
-    """
-    records = [one for one in source.candidates if one.layer == "evidence"]
-    covered = {name for one in records for name in one.covers}
-    items = tuple(item.id for item in source.step.acceptance if item.needs_evidence and item.id not in covered)
-    if records or source.validity == "unplanned":
-        return items
-    tools = {f"tool:{part.name}" for content in contents for part in content.calls}
-    return items + tuple(sorted(tools.union(name for name in known if name.startswith("tool:"))))
 
 
 def _faults(shares: Shares, fitted: Fitted, total: int) -> tuple[str, ...]:

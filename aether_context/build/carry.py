@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from aether_context import payload
-from aether_context.build.rewriting import asked, message, shortened, summary_content
+from aether_context.build.returning import matched, still_packed
+from aether_context.build.rewriting import Parts, asked, packed_message, reduced, summary_content, thinned
 from aether_context.build.scope import Scope
 from aether_context.build.settling import Settled, settle
 from aether_context.canonical import hash_text, short
-from aether_context.conversation import is_human
+from aether_context.conversation import units
 from aether_context.counting import Tally
-from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outcome, Outgoing, PackedMessage
+from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoing, PackedMessage
 from aether_context.policy import PackPolicy
 
 _SEAMS = 8
@@ -24,7 +26,8 @@ class Carried:
     """The state of a pack before anything is chosen.
 
     ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
-    has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything.
+    has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything. ``past``
+    are the packed messages of earlier invocations that are sent in that form again.
     ``begins`` says that an epoch begins with this pack, whatever is chosen for it. ``unseen`` are the tokens of the
     system layer that the provider counts beyond the count here. ``measures_frame`` says that the task layer holds what
     a payload costs besides its sections.
@@ -38,6 +41,7 @@ class Carried:
     begins: bool
     keeps: bool
     packed: PackedMessage | None
+    past: tuple[PackedMessage, ...]
     marks: Mapping[str, str]
     summary_tokens: int
     unseen: int
@@ -52,15 +56,23 @@ class Carried:
         return self.items[human].tokens if human is not None else 0
 
 
-def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *, afresh: bool = False) -> Carried:
+def carry(
+    source: Ingredients,
+    policy: PackPolicy,
+    scope: Scope,
+    tally: Tally,
+    *,
+    afresh: bool = False,
+    payload_tokens: int = 0,
+) -> Carried:
     """Applies what the epoch has decided, and measures the layers that are not chosen but given.
 
     Args:
         afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
+        payload_tokens: as of `settle`.
     """
-    contract = _contract(source, policy, afresh)
-    system = _system(source.request.system, contract)
-    marks = _marks(source, scope, system)
+    standing = source.epoch.contract and _explains_in_system(source, policy)
+    marks = _marks(source, scope, _system(source.request.system, standing))
     changed = _changed(source, marks)
     keeps = (
         not afresh
@@ -73,11 +85,17 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
             "acceptance_changed",
         )
     )
+    contract = standing or (not keeps and _begins_contract(source, policy, marks))
+    system = _system(source.request.system, contract)
+    marks["system"] = short(hash_text(system))
     packed = _packed(source) if keeps else None
-    settled = settle(source, policy, _items(source, policy, tally, keeps), tally)
+    texts, past = _packed_texts(source, policy, tally, keeps=keeps, goes_on=not afresh and changed is None)
+    items = _items(source, texts, tally)
+    settled = settle(source, policy, items, tally, system=system, payload_tokens=payload_tokens)
     items = settled.items
     framed = not keeps and source.request.human is not None and _has_payload(source, policy)
-    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally, framed)
+    frame = frame_tokens(source, policy, tally, contract=contract) if framed else 0
+    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally, frame)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
     summary = summary_tokens(source.epoch.summary, policy, tally)
@@ -97,6 +115,7 @@ def carry(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, *
         begins=afresh or changed is not None,
         keeps=keeps,
         packed=packed,
+        past=past,
         marks=marks,
         summary_tokens=summary,
         unseen=unseen,
@@ -110,20 +129,48 @@ def _has_payload(source: Ingredients, policy: PackPolicy) -> bool:
     return source.validity != "unplanned" or bool(source.candidates) or inside
 
 
-def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, framed: bool) -> int:
-    """What a payload would add to the human message, its evidence and memories aside."""
+def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, frame: int) -> int:
+    """What a payload would add to the human message, its evidence and memories aside.
+
+    Args:
+        frame: what `frame_tokens` gives, 0 where there will be no payload.
+    """
     task = tally.count(payload.step_text(source.step))
-    if not framed:
+    if not frame:
         return task
     if policy.payload.tool_lines:
         task += sum(tally.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
-    return task + frame_tokens(policy, tally)
+    return task + frame
 
 
-def frame_tokens(policy: PackPolicy, tally: Tally) -> int:
-    """What a payload costs besides its sections: first line, headers, and the contract where it stands there."""
-    contract = tally.count(payload.SYSTEM_CONTRACT) if policy.payload.contract == "payload" else 0
-    return tally.count(_SCAFFOLD) + _SEAMS + contract
+def frame_tokens(source: Ingredients, policy: PackPolicy, tally: Tally, *, contract: bool) -> int:
+    """What a payload costs at most besides its sections: first line, headers, and what explains it.
+
+    Args:
+        contract: whether the system instruction explains it.
+    """
+    said = ""
+    if explains_in_payload(policy, contract):
+        layers = {candidate.layer for candidate in source.candidates}
+        lines = payload.rules(
+            step=source.validity != "unplanned",
+            evidence="evidence" in layers,
+            memory="memory" in layers,
+            standing=any(candidate.kind == "standing" for candidate in source.candidates),
+            summary=policy.conversation.summary == "payload",
+            tools=policy.payload.tool_lines,
+        )
+        said = payload.explanation(lines)
+    return tally.count(_SCAFFOLD) + _SEAMS + tally.count(said)
+
+
+def explains_in_payload(policy: PackPolicy, contract: bool) -> bool:
+    """Whether a payload explains itself.
+
+    Args:
+        contract: whether the system instruction explains it.
+    """
+    return policy.payload.contract == "payload" or (policy.payload.contract == "system" and not contract)
 
 
 def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
@@ -135,16 +182,21 @@ def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
     return tally.content(summary_content(payload.summary_message(summary)))
 
 
-def _contract(source: Ingredients, policy: PackPolicy, afresh: bool) -> bool:
-    """Whether the system instruction explains the pack: from the first call that could carry one, and then always.
+def _explains_in_system(source: Ingredients, policy: PackPolicy) -> bool:
+    return policy.payload.contract == "system" and source.request.system_is_text and not source.hands_off
 
-    Candidates that turn up at a later call of an invocation are not chosen from there, so they call for none yet.
+
+def _begins_contract(source: Ingredients, policy: PackPolicy, marks: Mapping[str, str]) -> bool:
+    """Whether the system instruction explains the pack from now on: where there is a plan, and no prefix to keep.
+
+    Elsewhere a payload explains itself, in as many words as its sections need.
     """
-    if policy.payload.contract != "system" or not source.request.system_is_text or source.hands_off:
+    epoch = source.epoch
+    if source.validity == "unplanned" or not _explains_in_system(source, policy):
         return False
-    chooses = afresh or source.first_call or not source.epoch.number
-    likely = source.validity != "unplanned" or (chooses and bool(source.candidates))
-    return likely or source.epoch.contract or policy.conversation.summary == "payload"
+    return (
+        not epoch.number or source.rewritten or any(marks[at] != epoch.marks.get(at, "") for at in ("system", "tools"))
+    )
 
 
 def _system(text: str, contract: bool) -> str:
@@ -196,46 +248,75 @@ def _packed(source: Ingredients) -> PackedMessage | None:
     return next((one for one in source.epoch.payloads if (one.of, one.invocation) == (digest, invocation)), None)
 
 
-def _items(source: Ingredients, policy: PackPolicy, tally: Tally, keeps: bool) -> tuple[Outgoing, ...]:
+def _items(source: Ingredients, texts: Mapping[int, str], tally: Tally) -> tuple[Outgoing, ...]:
     epoch, request = source.epoch, source.request
-    texts = _packed_texts(source, policy, keeps)
-    sent: list[tuple[Content, Outcome]] = []
+    sent: list[Outgoing] = []
+    torn = _torn(request.contents, epoch.parts)
     for index, raw in enumerate(request.contents):
-        content: Content = raw
-        outcome: Outcome = "verbatim"
+        parts = epoch.parts if index not in torn else {}
+        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
         if index in texts:
-            content, outcome = message(raw, texts[index]), "payload"
-        elif raw.digest in epoch.extracts:
-            query = asked(request.contents, index)
-            content, outcome = shortened(raw, epoch.extracts[raw.digest], query, tally), "extract"
-        sent.append((content, outcome))
-    counts = tally.contents([content for content, _ in sent])
+            content, members = packed_message(raw, index, texts[index], epoch.parts)
+            item = replace(item, content=content, outcome="payload", members=members)
+        elif raw.digest in epoch.extracts or raw.digest in parts:
+            item = reduced(item, epoch.extracts.get(raw.digest), parts, asked(request.contents, index), tally)
+        sent.append(item)
+    counts = tally.contents([item.content for item in sent])
     return tuple(
-        Outgoing(content=content, raw=raw, origin=index, outcome=outcome, tokens=tokens)
-        for index, (raw, (content, outcome), tokens) in enumerate(zip(request.contents, sent, counts, strict=True))
+        item if item.tokens == tokens else replace(item, tokens=tokens)
+        for item, tokens in zip(sent, counts, strict=True)
     )
 
 
-def _packed_texts(source: Ingredients, policy: PackPolicy, keeps: bool) -> dict[int, str]:
-    """The packed text of each human message that has one, by index; equal messages take theirs from the latest."""
-    epoch, request = source.epoch, source.request
-    left = [one for one in epoch.payloads if one.before]
-    here = source.identity.invocation
-    texts: dict[int, str] = {}
-    for index in range(len(request.contents) - 1, -1, -1):
-        raw = request.contents[index]
-        if not left or not is_human(raw):
+def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
+    """Indices of contents that stay whole, since their exchange would lack calls or responses with these parts alone.
+
+    Parts are known by the content's digest, and another exchange may hold an equal content beside others.
+    """
+    found: set[int] = set()
+    for unit in units(contents) if parts else ():
+        if all(contents[index].digest not in parts for index in unit.indices):
             continue
-        current = index == request.human
-        if (current and not keeps) or (not current and policy.conversation.past_payloads == "raw"):
-            continue
-        match = next(
-            (one for one in reversed(left) if one.of == raw.digest and (one.invocation == here) == current), None
-        )
-        if match is not None:
-            left.remove(match)
-            texts[index] = packed_text(match, epoch.summary, policy)
-    return texts
+        whole = [contents[index] for index in unit.indices]
+        left = [thinned(one, parts[one.digest])[0] if one.digest in parts else one for one in whole]
+        lacking = _unanswered(left)
+        if any(lacking.values()) and lacking != _unanswered(whole):
+            found.update(unit.indices)
+    return frozenset(found)
+
+
+def _unanswered(contents: Sequence[Content]) -> Counter[str]:
+    """How many calls more than responses there are, by their names: a response may lack the id of its call."""
+    calls = Counter(call.name for one in contents for call in one.calls)
+    calls.subtract(response.name for one in contents for response in one.responses)
+    return calls
+
+
+def _packed_texts(
+    source: Ingredients, policy: PackPolicy, tally: Tally, *, keeps: bool, goes_on: bool
+) -> tuple[dict[int, str], tuple[PackedMessage, ...]]:
+    """The packed text of each human message that is sent in one, by index; then the earlier ones among them.
+
+    Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
+    """
+    request = source.request
+    found = matched(source)
+    texts = {index: packed_text(one, source.epoch.summary, policy) for index, one in found.items()}
+    past = {index: one for index, one in found.items() if index != request.human}
+    if not goes_on:
+        past = {}
+    elif not keeps:
+        parts = source.epoch.parts
+        sent = {index: packed_message(request.contents[index], index, texts[index], parts)[0] for index in past}
+        stay = still_packed(source, policy, past, sent, plan_digest(source), tally)
+        past = {index: past[index] for index in stay}
+    shown = {index: one for index, one in found.items() if index in past or (keeps and index == request.human)}
+    return {index: texts[index] for index in shown}, tuple(past[index] for index in sorted(past))
+
+
+def plan_digest(source: Ingredients) -> str:
+    """What tells a payload's plan from another's: a short digest of all that the step says."""
+    return short(hash_text(payload.step_text(source.step)))
 
 
 def packed_text(packed: PackedMessage, summary: str, policy: PackPolicy) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from aether_context.counting import Tally
 from aether_context.pack import Candidate, Ingredients, Outgoing, Part, recalled_id
 from aether_context.policy import PackPolicy
 
+_MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _NOTHING = retrieval.Found(chosen=(), left=())
 
 
@@ -38,7 +40,8 @@ def choose(
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
     Args:
-        kept: the contents that are sent; a candidate that stands in them verbatim is left out.
+        kept: the contents that are sent, in the form in which they are; a candidate that stands there verbatim is left
+            out.
         summary: what stands for those that were cut; the same holds for it.
     """
     if carried.keeps or source.hands_off or not source.candidates:
@@ -46,23 +49,24 @@ def choose(
     if source.request.human is None:
         return Chosen(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
     query = retrieval.query_for(source)
-    tail = "\n".join([*(_readable(part) for item in kept for part in _parts(item)), summary])
-    standing = {
+    candidates = _placed(source, tally)
+    tail = "\n".join([*(_readable(part) for item in kept for part in item.content.parts), summary])
+    sent = {
         recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
     }
 
     def found(layer: str, k: int, more: int = 0) -> retrieval.Found:
         result = retrieval.retrieve(
-            [one for one in source.candidates if one.layer == layer],
+            [one for one in candidates if one.layer == layer],
             query,
             k=k,
             more=more,
             settings=policy.retrieval,
             tail=tail,
-            standing=standing,
+            sent=sent,
             now=source.identity.last_event_time,
         )
-        return replace(result, chosen=_priced(result.chosen, tally))
+        return replace(result, chosen=_priced(result.chosen, tally), more=_priced(result.more, tally))
 
     most = policy.retrieval.memory_k
     return Chosen(
@@ -72,15 +76,26 @@ def choose(
     )
 
 
+def _placed(source: Ingredients, tally: Tally) -> list[Candidate]:
+    """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
+    now = source.identity.last_event_time
+    standing = [one for one in source.candidates if one.kind == "standing" and not (one.expires or now) < now]
+    standing.sort(key=lambda one: (-(one.time if one.time is not None else math.inf), one.id))
+    room, placed = int(source.window * _STANDING_SHARE), set()
+    for one in _priced(standing[:_MOST_STANDING], tally):
+        if one.tokens <= room:
+            room -= one.tokens
+            placed.add(one.id)
+    return [
+        replace(one, kind="own") if one.kind == "standing" and one.id not in placed else one
+        for one in source.candidates
+    ]
+
+
 def _nowhere(source: Ingredients, layer: str) -> retrieval.Found:
     """Nothing of a layer: there is no human message to write a payload into."""
     left = (one for one in source.candidates if one.layer == layer)
     return retrieval.Found(chosen=(), left=tuple(retrieval.Left(candidate=one, reason="no_message") for one in left))
-
-
-def _parts(item: Outgoing) -> tuple[Part, ...]:
-    """What is sent of a content, and what it says itself where that is part of it."""
-    return (*item.raw.parts, *item.content.parts) if item.outcome == "payload" else item.raw.parts
 
 
 def _readable(part: Part) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from aether_context import conversation
 from aether_context.build.carry import summary_tokens
+from aether_context.build.returning import gain
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.compression import Summaries, level
 from aether_context.counting import Tally
@@ -111,7 +112,9 @@ def pays(*, freed: int, kept: int, growth: float, cached_price: float) -> bool:
         growth: tokens that a model call adds.
         cached_price: price of cached input as a share of that of uncached input, over 0 and up to 1.
     """
-    return cached_price * freed * freed >= 2 * (1 - cached_price) * kept * growth
+    if not growth:
+        return True
+    return gain(saved=freed / 2, calls=freed / growth, resent=kept, cached_price=cached_price) >= 0
 
 
 def _spare(responses: Sequence[int]) -> int:
@@ -132,7 +135,9 @@ def _left(
     ceiling = _ceiling([tokens for index in made.shortened for tokens in responses[index]], made.excess)
     raws = [item.raw for item in items]
     short = {
-        index: shortened(raws[index], ceiling, asked(raws, index), tally)
+        index: shortened(
+            items[index].content if items[index].members else raws[index], ceiling, asked(raws, index), tally
+        )
         for index in made.shortened
         if responses[index]
     }

@@ -9,9 +9,10 @@ from aether_context.allocation import allocate
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
 from aether_context.build.room import input_budget
-from aether_context.conversation import units
+from aether_context.conversation import is_human, units
 from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals
 from aether_context.policy import PackPolicy
+from aether_context.retrieval import answers
 
 _DAY_SECONDS = 86_400
 RECAP_SHARE = 0.5
@@ -84,9 +85,10 @@ def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocat
 
 
 def _signals(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Signals:
-    step, memory = source.step, chosen.memory.chosen
+    step = source.step
+    memory = tuple(one for one in chosen.memory.chosen if answers(one, policy.retrieval))
     pool = [one.layer for one in source.candidates].count("memory")
-    humans = [item for item in carried.settled.sent if item.content.role == "user" and not item.content.responses]
+    humans = [item for item in carried.settled.sent if item.content.role == "user" and is_human(item.raw)]
     proofs = [item.needs_evidence for item in step.acceptance]
     return Signals(
         checklist_evidence_ratio=sum(proofs) / len(proofs) if proofs else None,

@@ -1,30 +1,28 @@
-"""Making a pack fit: the drop ladder, the cut to the low-water mark, and emergency truncation behind both."""
+"""Making a pack fit: the drop ladder, and the cut to the low-water mark. What still does not is `emergency`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from aether_context import conversation, payload
 from aether_context.build.carry import Carried, frame_tokens, summary_tokens
 from aether_context.build.choice import Chosen
-from aether_context.build.cutting import LEAST_EXTRACT, cut_to, pays
+from aether_context.build.cutting import cut_to, pays
 from aether_context.build.demand import RECAP_SHARE
 from aether_context.build.gating import gated, net_share, past_byte_net
 from aether_context.build.ladder import Press, reduce_evidence, reduce_memory
-from aether_context.build.rewriting import asked, response_tokens, shortened
+from aether_context.build.returning import price_of_cached
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
-from aether_context.canonical import JSON, short
-from aether_context.compression import Summaries, extract, level
+from aether_context.canonical import JSON
+from aether_context.compression import Summaries
 from aether_context.counting import Tally
 from aether_context.pack import (
     RECALLED,
     Act,
     Allocation,
     Candidate,
-    Content,
     Ingredients,
     Outgoing,
     Reason,
@@ -33,9 +31,7 @@ from aether_context.pack import (
 )
 from aether_context.policy import PackPolicy
 
-_LEAST_REQUEST = 96
 _SCARCE_SHARE = 0.02
-_BULLET = "- a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,8 @@ class Fitted:
     contents are to be normalized. ``summary_place`` is that of `Epoch`. ``summaries`` are the ids of candidates that
     are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was
     taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None
-    where it is whole. ``wishes`` are the summaries that a model could write.
+    where it is whole. ``wishes`` are the summaries that a model could write. ``parts`` are those of `Epoch`. ``marks``
+    are what the conversation was to fit.
     """
 
     items: tuple[Outgoing, ...]
@@ -74,6 +71,8 @@ class Fitted:
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
     wishes: tuple[Wish, ...] = ()
+    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    marks: Marks | None = None
 
     @property
     def made_cut(self) -> bool:
@@ -116,8 +115,13 @@ def fit(
     tally: Tally,
     *,
     trim: Trimmer,
+    reserve: int = 0,
 ) -> Fitted:
-    """Leaves out only what must be: each layer inside its allocation stays as it is."""
+    """Leaves out only what must be: each layer inside its allocation stays as it is.
+
+    Args:
+        reserve: tokens that are spent besides what is measured.
+    """
     carried, settled = tight.carried, tight.carried.settled
     if source.hands_off:
         return Fitted(items=carried.items, degradations=(source.hands_off,))
@@ -140,6 +144,7 @@ def fit(
         summary=source.epoch.summary,
         summary_place=source.epoch.summary_place,
         extracts=source.epoch.extracts,
+        parts=source.epoch.parts,
         events=(
             *settled.events,
             *memory.compressed,
@@ -152,15 +157,17 @@ def fit(
     )
     used = carried.packed.used if carried.packed is not None else {}
     fixed = (
-        sum(carried.measured.values()) + sum(used.values()) + sum(one.tokens for one in (*memory.kept, *evidence.kept))
+        sum(carried.measured.values())
+        + sum(used.values())
+        + sum(one.tokens for one in (*memory.kept, *evidence.kept))
+        + reserve
     )
     budget = _netted(source, policy, marks(policy, shares.allocation, fixed), fitted, tally)
     fitted = trim(source, policy, summaries, budget, fitted, tally)
-    fitted = replace(fitted, wishes=summaries.wishes)
     if _first_payload(source, policy, carried, fitted):
-        budget = replace(budget, fixed=budget.fixed + frame_tokens(policy, tally))
-    fitted = _shorten_responses(source, policy, budget, fitted, tally)
-    return _shorten_request(source, policy, carried, budget, fitted, tally)
+        frame = frame_tokens(source, policy, tally, contract=carried.contract)
+        budget = replace(budget, fixed=budget.fixed + frame)
+    return replace(fitted, wishes=summaries.wishes, marks=budget)
 
 
 def _first_payload(source: Ingredients, policy: PackPolicy, carried: Carried, fitted: Fitted) -> bool:
@@ -229,7 +236,7 @@ def cut_to_low_water(
         fitted,
         items=left.items,
         cut=(*fitted.cut, *left.cut),
-        cut_reason="window" if before > budget.ceiling else "high_water",
+        cut_reason=_cut_reason(before, budget),
         summary=left.summary,
         unpacked=any(one is not other for one, other in zip(items, fitted.items, strict=True)),
         extracts={**fitted.extracts, **left.extracts},
@@ -246,6 +253,13 @@ def cut_to_low_water(
         tokens_after=after,
     )
     return replace(changed, events=(*fitted.events, event))
+
+
+def _cut_reason(tokens: int, budget: Marks) -> Reason:
+    """Why a conversation of so many tokens is cut: only the byte net asks for it below the high-water mark."""
+    if tokens > budget.ceiling:
+        return "window"
+    return "high_water" if tokens > budget.high else "byte_net"
 
 
 def _recap_room(policy: PackPolicy, budget: Marks, fitted: Fitted) -> int:
@@ -275,114 +289,16 @@ def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int,
 def _pays(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tokens: int) -> bool:
     """Whether a cut to the low-water mark saves more than the cached prefix that it breaks."""
     calls = sum(item.content.role == "model" for item in fitted.items)
-    price = policy.conversation.cached_price or source.cached_price
-    return pays(freed=tokens - budget.low, kept=budget.low, growth=tokens / max(1, calls), cached_price=price)
+    return pays(
+        freed=tokens - budget.low,
+        kept=budget.low,
+        growth=tokens / max(1, calls),
+        cached_price=price_of_cached(source, policy),
+    )
 
 
 def unpack(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
     if item.outcome != "payload" or item.origin == human:
         return item
-    return replace(item, content=item.raw, outcome="verbatim", tokens=tally.content(item.raw))
-
-
-def _shorten_responses(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Fitted:
-    """Emergency: responses of the exchange that the model has yet to read become extracts."""
-    over = spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
-    if over <= 0 or not fitted.items:
-        return fitted
-    parts = conversation.units([item.content for item in fitted.items])
-    last = max(parts, key=lambda unit: unit.indices[-1])
-    targets = [at for at in last.indices if fitted.items[at].content.responses]
-    sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, tally)]
-    if not sizes:
-        return fitted
-    beside = spoken(source, policy, fitted, tally) - sum(sizes)
-    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
-    room = (budget.high if enough else budget.budget - budget.fixed) - beside
-    ceiling = max(LEAST_EXTRACT, level(sizes, room))
-    changed = _with_extracts(fitted, targets, ceiling, tally)
-    while ceiling > LEAST_EXTRACT and (over := spoken(source, policy, changed, tally) - room - beside) > 0:
-        ceiling = max(LEAST_EXTRACT, ceiling - over)
-        changed = _with_extracts(fitted, targets, ceiling, tally)
-    if changed.items == fitted.items:
-        return fitted
-    event = TruncationEvent(
-        layer="conversation",
-        stage="emergency",
-        reason="window",
-        item_ids=(),
-        tokens_before=spoken(source, policy, fitted, tally),
-        tokens_after=spoken(source, policy, changed, tally),
-    )
-    return replace(changed, events=(*fitted.events, event))
-
-
-def _with_extracts(fitted: Fitted, targets: Sequence[int], ceiling: int, tally: Tally) -> Fitted:
-    """The responses at ``targets`` as extracts of at most ``ceiling`` tokens each."""
-    raws = [item.raw for item in fitted.items]
-    items = list(fitted.items)
-    extracts = dict(fitted.extracts)
-    for at in targets:
-        made = shortened(raws[at], ceiling, asked(raws, at), tally)
-        if made.digest != items[at].content.digest:
-            items[at] = replace(items[at], content=made, outcome="extract", tokens=tally.content(made))
-            extracts[raws[at].digest] = ceiling
-    return replace(fitted, items=tuple(items), extracts=extracts)
-
-
-def _shorten_request(
-    source: Ingredients, policy: PackPolicy, carried: Carried, budget: Marks, fitted: Fitted, tally: Tally
-) -> Fitted:
-    """Emergency: the middle of an oversized request leaves a note, and goes to the store."""
-    over = spoken(source, policy, fitted, tally) + budget.fixed - budget.budget
-    human = source.request.human
-    if over <= 0:
-        return fitted
-    raw = source.request.contents[human] if human is not None else None
-    size = _request_tokens(carried, raw, tally) if raw is not None else 0
-    if raw is None or size <= _LEAST_REQUEST:
-        return _shorten_task(carried, fitted, over, size)
-    uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
-    kept = "" if policy.record != "full" else f"; the whole of it is {uri}"
-    note = f"[The middle of this message is left out{kept}]"
-    room = max(_LEAST_REQUEST, size - over) - tally.count(note) - 4
-    text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
-    made = tally.count(text)
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(),
-        tokens_before=size,
-        tokens_after=made,
-    )
-    saved = {uri: raw.text} if policy.record == "full" else {}
-    fitted = replace(fitted, request=text, saved=saved, events=(*fitted.events, event))
-    left = over - (size - made)
-    return _shorten_task(carried, fitted, left, made) if left > 0 else fitted
-
-
-def _request_tokens(carried: Carried, raw: Content, tally: Tally) -> int:
-    """Tokens of the user's request as it is sent now: an earlier call of the invocation may have shortened it."""
-    packed = carried.packed
-    if packed is None or not packed.before:
-        return tally.count(raw.text)
-    said = packed.after.partition(payload.REQUEST)[2] if packed.after else packed.before
-    return tally.count(said or packed.after)
-
-
-def _shorten_task(carried: Carried, fitted: Fitted, over: int, request: int) -> Fitted:
-    """Last of all: the plan's own text is cut down, where there is one."""
-    room = carried.measured["task"] - request - over
-    if carried.keeps or carried.measured["task"] - request < 2 * LEAST_EXTRACT:
-        return fitted
-    event = TruncationEvent(
-        layer="task",
-        stage="emergency",
-        reason="window",
-        item_ids=(),
-        tokens_before=carried.measured["task"],
-        tokens_after=max(LEAST_EXTRACT, room) + request,
-    )
-    return replace(fitted, task_ceiling=max(LEAST_EXTRACT, room), events=(*fitted.events, event))
+    return replace(item, content=item.raw, outcome="verbatim", tokens=tally.content(item.raw), members=())

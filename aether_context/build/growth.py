@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from aether_context.build.assembly import checksum, content_fate, method, missing_evidence, request_tokens, speaker
+from aether_context.allocation import spend
+from aether_context.build.assembly import checksum, content_fate, method, request_tokens, speaker
 from aether_context.build.demand import Demand, allocated
 from aether_context.build.fit import Marks, marks
 from aether_context.build.gating import by_hand, gated, past_byte_net
+from aether_context.build.proof import addresses_of, missing_evidence
 from aether_context.build.relevance import asks
 from aether_context.build.settling import content_id
 from aether_context.calibration import mix_of
@@ -19,7 +20,7 @@ from aether_context.canonical import fold
 from aether_context.conversation import is_human
 from aether_context.counting import Memo, Tally
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Block, Folds, Ingredients, Layer, LayerTokens, Outgoing, Pack, Prefix, Sent
+from aether_context.pack import Block, Folds, Ingredients, Layer, Outgoing, Pack, Prefix, Sent
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, framing_of
 
@@ -35,11 +36,19 @@ def extend_pack(
     """
     have = len(before.source.request.contents)
     added = source.request.contents[have:]
-    if any(event.stage == "cut" for event in before.events) or any(map(is_human, added)) or source.hands_off:
+    # What was shortened or thinned is known by its digest, so that an added content can bear on it, or be it.
+    if (
+        any(event.stage == "cut" for event in before.events)
+        or any(is_human(one) or one.agent or one.digest in before.epoch.extracts for one in added)
+        or before.epoch.parts
+        or source.hands_off
+    ):
         return None
     if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
         return None
     if before.scope_mode == "relevant" and asks(before.tools_kept, added):
+        return None
+    if _request_was_shortened(before, source):
         return None
     tally = Tally(counter, memo, framing=framing_of(source.request.model))
     tokens = tally.contents(added)
@@ -63,10 +72,7 @@ def extend_pack(
         return None
     if past_byte_net(source, policy, (*(one.content for one in before.contents), *added)):
         return None
-    layers: Mapping[Layer, LayerTokens] = {
-        layer: account.using(spoken if layer == "conversation" else used[layer])
-        for layer, account in allocation.layers.items()
-    }
+    allocation = spend(allocation, {**used, "conversation": spoken}, lending=policy.budget.lending)
     sent = Sent(
         system=before.sent.system,
         tools=before.sent.tools,
@@ -78,21 +84,21 @@ def extend_pack(
         count=fold(map(str, tokens), before.folds.count),
         sent=fold((content.digest for content in added), before.folds.sent),
     )
+    outgoing = tuple(
+        Outgoing(content=content, raw=content, origin=have + at, outcome="verbatim", tokens=cost)
+        for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
+    )
     rows = before.fates if before.appended is not None else before.fates[:have]
     return replace(
         before,
         source=source,
-        contents=before.contents
-        + tuple(
-            Outgoing(content=content, raw=content, origin=have + at, outcome="verbatim", tokens=cost)
-            for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
-        ),
+        contents=before.contents + outgoing,
         appended=len(added),
         chose=False,
         tool_scores={},
         tool_encoder="",
         signals=signals,
-        allocation=replace(allocation, layers=layers),
+        allocation=allocation,
         fates=rows
         + tuple(
             content_fate(
@@ -111,10 +117,12 @@ def extend_pack(
         events=(),
         acts=(),
         epoch_reason=None,
-        evidence_needed=missing_evidence(source, added, before.evidence_needed),
+        artifact_uris=before.artifact_uris.union(*map(addresses_of, added)),
+        evidence_needed=missing_evidence(source, (), outgoing, added, before.evidence_needed),
         prefix=Prefix(shared_tokens=before.mix.tokens, broken_by=None),
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
         request_tokens=request_tokens(source, mix),
+        over_window=0,
         mix=mix,
         method=method(source, tally),
         saved={},
@@ -131,6 +139,17 @@ def extend_pack(
         },
         checksum=checksum(before.allowed_tools, sent, folds),
         sent=sent,
+    )
+
+
+def _request_was_shortened(before: Pack, source: Ingredients) -> bool:
+    """Whether the user's request is sent in part: what it may hold is then measured anew as the conversation grows."""
+    human = source.request.human
+    payload = next((one for one in before.contents if one.origin == human and one.outcome == "payload"), None)
+    return (
+        human is not None
+        and payload is not None
+        and not payload.content.text.endswith(source.request.contents[human].text)
     )
 
 

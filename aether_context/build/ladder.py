@@ -16,6 +16,7 @@ from aether_context.compression import Summaries, level, shorten
 from aether_context.counting import Tally
 from aether_context.pack import RECALLED, Candidate, Layer, Step, TruncationEvent
 from aether_context.policy import CompressSettings
+from aether_context.retrieval import rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,11 @@ class Reduced:
 
 
 def reduce_memory(chosen: Sequence[Candidate], room: int, press: Press) -> Reduced:
-    """Memories within ``room`` tokens: the longest are shortened to one ceiling, then the lowest scores go."""
-    ranked = sorted(chosen, key=lambda one: (-one.score, one.id))
+    """Memories within ``room`` tokens: the longest are shortened to one ceiling, then the lowest scores go.
+
+    Of what a search found all goes before any of what the app put there.
+    """
+    ranked = sorted(chosen, key=lambda one: (rank(one), -one.score, one.id))
     if sum(one.tokens for one in ranked) <= room:
         return Reduced(kept=tuple(chosen))
     least = _staying(ranked, room, press)
@@ -88,9 +92,9 @@ def reduce_evidence(chosen: Sequence[Candidate], room: int, step: Step, press: P
 def least_tokens(candidate: Candidate, press: Press) -> int:
     """Tokens that a candidate always can be shortened to; `briefest` may be a little less.
 
-    What was said in the conversation returns word for word or not at all.
+    What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
     """
-    if not press.settings.enabled or candidate.source == RECALLED:
+    if not press.settings.enabled or candidate.source == RECALLED or candidate.kind == "standing":
         return candidate.tokens
     return min(candidate.tokens, _overhead(candidate, press.tally) + press.settings.least_tokens)
 

@@ -35,6 +35,8 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, tally: Tally) -> Out
 
 def _member(item: Outgoing, place: int) -> tuple[int, int]:
     """Where a part of an outgoing content comes from: origin and place there, -1 for what was made here."""
+    if item.members:
+        return item.members[place]
     if item.origin < 0:
         return (-1, -1)
     if item.outcome != "payload":

@@ -1,28 +1,29 @@
-"""Contents made anew: a packed message, a response cut down to an extract, a summary; nothing is edited in place."""
+"""Contents made anew: a packed message, parts cut down to extracts, a summary; nothing is edited in place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
-from aether_context.compression import extract
+from aether_context.compression import extract, level
 from aether_context.conversation import is_human
 from aether_context.counting import Tally
-from aether_context.pack import Content, Part
+from aether_context.pack import Content, Outgoing, Part
+from aether_context.quoting import attributed, requoted
+from aether_context.records import laid_out, parsed
 from aether_context.wire import content_of_parts, part_of
 
 _DOMINANT = 0.8
+_LEAST_TEXT = 8
+"""Tokens under which a text inside arguments is not cut."""
+_LEAST_LEFT = 4
 
 
 def text_part(text: str) -> Part:
     return part_of({"text": text})
-
-
-def message(raw: Content, text: str) -> Content:
-    """A message with its text replaced; whatever is not text stays, behind it."""
-    return content_of_parts(raw.role, [text_part(text), *(part for part in raw.parts if part.kind != "text")])
 
 
 def summary_content(text: str) -> Content:
@@ -33,43 +34,204 @@ def asked(contents: Sequence[Content], index: int) -> str:
     """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
     person's words before them, which stay for as long as it does."""
     before = range(index - 1, -1, -1)
-    called = next((" ".join(part.text for part in contents[at].calls) for at in before if contents[at].calls), "")
+    agent = contents[index].agent
+    called = next((found for at in before if (found := _called(contents[at], agent))), "")
     said = next((contents[at].text for at in before if is_human(contents[at])), "")
     return f"{called}\n{said}"
 
 
+def _called(content: Content, agent: str) -> str:
+    """The arguments that a content calls with, those of another agent where one is given."""
+    if not agent:
+        return " ".join(part.text for part in content.calls)
+    return " ".join(one.text for one in content.quotes if one.kind == "call" and one.agent == agent)
+
+
+Parts: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
+"""Half-open ranges of the parts that are sent, by the digest of a content of which not all are."""
+
+
+def packed_message(raw: Content, origin: int, text: str, parts: Parts) -> tuple[Content, tuple[tuple[int, int], ...]]:
+    """A message with its text replaced; whatever is not text stays, behind it. With the members of `Outgoing`."""
+    kept = parts.get(raw.digest)
+    places = range(len(raw.parts)) if kept is None else _places(raw, kept)
+    others = [at for at in places if raw.parts[at].kind != "text"]
+    content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in others)])
+    return content, () if kept is None else ((-1, -1), *((origin, at) for at in others))
+
+
+def thinned(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[Content, tuple[int, ...]]:
+    """A content with some of its parts alone, and their indices.
+
+    Args:
+        kept: half-open ranges of the parts that stay.
+    """
+    places = _places(raw, kept)
+    return _like(raw, [raw.parts[at] for at in places]), places
+
+
+def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(at for start, stop in kept for at in range(start, min(stop, len(raw.parts))))
+
+
+def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, tally: Tally) -> Outgoing:
+    """A content with those of its parts that are still sent, each at most about ``ceiling`` tokens; uncounted."""
+    content, members = item.raw, item.members
+    if item.raw.digest in parts:
+        content, places = thinned(item.raw, parts[item.raw.digest])
+        members = tuple((item.origin, at) for at in places)
+    if ceiling is not None:
+        content = shortened(content, ceiling, query, tally)
+    return replace(item, content=content, outcome="extract", members=members)
+
+
 def shortened(raw: Content, ceiling: int, query: str, tally: Tally) -> Content:
-    """A content whose responses of more than ``ceiling`` tokens are extracts of at most that many."""
-    key = f"{raw.digest}:{ceiling}:{hash_text(query)}"
+    """A content each of whose parts holds at most ``ceiling`` tokens, about: what is longer is an extract.
+
+    Calls keep their names and the keys of their arguments; media and parts of unknown kinds that are larger leave a
+    note. Of another agent's turn only what is quoted is shortened.
+    """
+    key = f"{raw.digest}:{raw.agent}:{ceiling}:{hash_text(query)}"
+    for part in raw.parts:
+        tally.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
     found = tally.remembered(key)
     if found is None:
-        found = content_of_parts(raw.role, [_shortened(part, ceiling, query, tally) for part in raw.parts])
+        if raw.agent:
+            parts = _quoted(raw, ceiling, query, tally)
+        else:
+            parts = [_shortened(part, ceiling, query, tally) for part in raw.parts]
+        found = _like(raw, parts)
         tally.remember(key, found)
     return found
 
 
+def _like(raw: Content, parts: list[Part]) -> Content:
+    """A content of the same role and the same agent as another."""
+    made = content_of_parts(raw.role, parts)
+    return attributed(made) if raw.agent else made
+
+
 def response_tokens(content: Content, tally: Tally) -> list[int]:
-    """Tokens of each response in a content."""
-    return [tally.count(part.text) for part in content.parts if part.kind == "response"]
+    """Tokens of each response in a content, media aside; of each quoted one where it is another agent's."""
+    quoted = [quote.text for quote in content.quotes if quote.kind == "response"]
+    return tally.count_all([*(part.text for part in content.responses), *quoted])
+
+
+def part_tokens(content: Content, tally: Tally) -> list[int]:
+    """Tokens of each part of a content that `shortened` can shorten, about."""
+    if content.agent:
+        media = [tally.media(part) for part in content.parts if part.kind not in ("text", "thought")]
+        return [*tally.count_all([quote.text for quote in content.quotes]), *media]
+    texts = tally.count_all([part.text for part in content.parts])
+    return [max(said, tally.media(part)) for said, part in zip(texts, content.parts, strict=True)]
+
+
+def _quoted(raw: Content, ceiling: int, query: str, tally: Tally) -> list[Part]:
+    parts = list(raw.parts)
+    for quote in raw.quotes:
+        if tally.count(quote.text) > ceiling:
+            said = _text_within(quote.text, ceiling, query, tally)
+            parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], said))
+    return [_shortened(part, ceiling, query, tally) if part.kind not in ("text", "thought") else part for part in parts]
 
 
 def _shortened(part: Part, ceiling: int, query: str, tally: Tally) -> Part:
-    if part.kind != "response" or tally.count(part.text) <= ceiling:
+    large, media = tally.count(part.text) > ceiling, tally.media(part)
+    if not large and media <= ceiling:
         return part
-    wire = json.loads(part.wire)
-    held = wire["function_response"]
-    held["response"] = _extracted(held.get("response"), ceiling, query, tally)
-    return replace(part, text=canonical_json(held["response"]), wire=canonical_json(wire))
+    if part.kind in ("text", "thought"):
+        return _with_text(part, _text_within(part.text, ceiling, query, tally))
+    wire: dict[str, Any] = json.loads(part.wire)
+    if part.kind == "response":
+        held = wire["function_response"]
+        tokens, size = media, part.size_bytes
+        if large:
+            held["response"] = _extracted(held.get("response"), ceiling, query, tally)
+        if tokens > ceiling:
+            held.pop("parts", None)
+            tokens, size = 0, 0
+        text = canonical_json(held["response"]) if large else part.text
+        return replace(part, text=text, wire=canonical_json(wire), media_tokens=tokens, size_bytes=size)
+    if part.kind == "call":
+        wire["function_call"]["args"] = clipped(wire["function_call"].get("args") or {}, ceiling, tally)
+        return part_of(wire)
+    for name in _CODE:
+        if name in wire and media <= ceiling:
+            made = part_of({**wire, name: clipped(wire[name], ceiling, tally)})
+            if tally.count(made.text) <= 2 * ceiling:
+                return made
+    tokens = max(media, tally.count(part.text))
+    return text_part(f"[{part.mime_type or 'a part'} of {tokens} tokens is left out]")
+
+
+_CODE = ("executable_code", "code_execution_result", "tool_call", "tool_response")
+"""Kinds of parts whose texts can be cut, by their field."""
+
+
+def _with_text(part: Part, text: str) -> Part:
+    return part_of({**json.loads(part.wire), "text": text})
+
+
+def _text_within(text: str, ceiling: int, query: str, tally: Tally) -> str:
+    """An extract of a text; where it is the text of a value, with records on lines of their own."""
+    value = parsed(text)
+    laid = text if value is None else laid_out(value)
+    return extract(laid, max_tokens=max(1, ceiling), counter=tally, query=query).text
+
+
+def clipped(value: JSON, ceiling: int, tally: Tally) -> JSON:
+    """A JSON object of about ``ceiling`` tokens: its longest texts end early and say so, its keys stay.
+
+    Where there are so many keys that they alone are too much, an extract of it stands under one key.
+    """
+    leaves = [(path, text) for path, text in strings(value) if path and path[-1] not in _NAMES]
+    sizes = tally.count_all([text for _, text in leaves])
+    room = ceiling - (tally.count(canonical_json(value)) - sum(sizes))
+    while room > _LEAST_LEFT * len(leaves):
+        most = max(_LEAST_TEXT, level(sizes, room))
+        made = _replaced_all(
+            value, [(path, _ended(text, size, most)) for (path, text), size in zip(leaves, sizes, strict=True)]
+        )
+        used = tally.count(canonical_json(made))
+        if used <= ceiling:
+            return made
+        room -= max(used - ceiling, 1 + room // 8)
+    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=tally).text
+    return {"left_out": said} if isinstance(value, dict) and not _NAMES.intersection(value) else value
+
+
+_NAMES = frozenset({"id", "name", "language", "outcome", "tool_type"})
+"""Keys whose texts are names that a provider reads, never cut."""
+
+
+def _ended(text: str, size: int, most: int) -> str:
+    """The beginning of a text of ``size`` tokens, about ``most`` of them, and how much is missing."""
+    if size <= most:
+        return text
+    keep = max(1, len(text) * max(1, most - _LEAST_TEXT) // size)
+    return f"{text[:keep]}[… {len(text) - keep} characters left out]"
+
+
+def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]]) -> JSON:
+    made = json.loads(canonical_json(value))
+    for path, text in texts:
+        held: Any = made
+        for step in path[:-1]:
+            held = held[step]
+        held[path[-1]] = text
+    return made
 
 
 def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
-    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a value a line."""
+    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line."""
     whole = canonical_json(response)
     leaf = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=None)
-    if leaf is not None and len(leaf[1]) >= _DOMINANT * len(whole):
+    if leaf is not None and leaf[0] and len(leaf[1]) >= _DOMINANT * len(whole):
         path, text = leaf
+        value = parsed(text)
+        text = text if value is None else laid_out(value)
     else:
-        response, path, text = {"extract": ""}, ("extract",), json.dumps(response, ensure_ascii=False, indent=1)
+        response, path, text = {"extract": ""}, ("extract",), laid_out(response)
     budget = ceiling
     while True:
         chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
@@ -78,7 +240,6 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
         if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
         if budget <= 1:
-            whole = json.dumps(response, ensure_ascii=False, indent=1)
-            response, path, text, budget = {"extract": ""}, ("extract",), whole, ceiling
+            response, path, text, budget = {"extract": ""}, ("extract",), laid_out(response), ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -13,8 +13,10 @@ from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.counting import Tally
 from aether_context.pack import Ingredients, Keep, Reason, Tool
 from aether_context.policy import PackPolicy, ToolSettings
+from aether_context.spellings import folded, spellings_of
 
-_EXAMPLE = re.compile(r"(?is)\n?\s*(?:examples?\b[^\n]*:|e\.g\.|for example\b|```).*")
+_EXAMPLE = re.compile(r"(?i)(?P<colon>examples?\b)|e\.g\.|for example\b|```")
+_MOST_NAMED, _LONGEST_NAME = 8, 60
 _DESCRIPTION = 200
 _ARGUMENT = 80
 
@@ -67,19 +69,42 @@ def narrow(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: boo
 
 
 def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
-    """Which declarations are sent. A step whose tools are all unknown to the host narrows nothing."""
+    """Which declarations are sent.
+
+    A step that names tools has no others, even where none of the names is known: then only the essential tools and
+    those of ``tools.always`` are left.
+    """
     tools, named = source.request.tools, source.step.tools
-    mode = ("prune" if named else "off") if settings.scope == "auto" else settings.scope
-    wanted = {*(named or ()), *settings.always}
-    if mode == "off" or source.hands_off or not any(tool.name in wanted for tool in tools):
+    mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
+    if mode == "off" or source.hands_off or (named is None and not any(one.name in settings.always for one in tools)):
         return Scope(tools=tools)
+    found = {name: _meant(name, tools) for name in named or ()}
+    wanted = {*found.values(), *settings.always}
     inside = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
+    unknown = [name for name, meant in found.items() if meant is None]
+    problem = ""
+    if unknown:
+        told = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in unknown[:_MOST_NAMED])
+        problem = f"tool scope: the step names what is not declared: {told}"
+    elif not found and named is not None:
+        problem = "tool scope: the step names no tools, so only those that no step leaves out are declared"
     if mode == "mask" and not source.can_mask:
         return Scope(tools=tools, problem="tool scope mask: this model or request takes no list of allowed names")
     if mode == "mask":
-        return Scope(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside))
+        return Scope(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside), problem=problem)
     left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in inside}
-    return Scope(tools=inside, mode="prune", left_out=left_out)
+    return Scope(tools=inside, mode="prune", left_out=left_out, problem=problem)
+
+
+def _meant(name: str, tools: Sequence[Tool]) -> str | None:
+    """The declared tool that a name means: that one, or the only one that is spelled alike; None for none."""
+    if any(tool.name == name for tool in tools):
+        return name
+    for spelled in spellings_of(name):
+        alike = [tool.name for tool in tools if folded(tool.name) == spelled]
+        if len(alike) == 1:
+            return alike[0]
+    return None
 
 
 def _chosen(source: Ingredients, found: Relevant | None) -> Scope:
@@ -130,8 +155,29 @@ def _brief_schema(schema: JSON) -> JSON:
 
 
 def _brief(text: str, most: int) -> str:
-    bare = " ".join(_EXAMPLE.sub("", text).split()) or " ".join(text.split())
+    bare = " ".join(text[: _example(text)].split()) or " ".join(text.split())
     if len(bare) <= most:
         return bare
     end = max(bare.rfind(mark, 0, most) for mark in (". ", "; ", "! ", "? "))
     return bare[: end + 1] if end > 0 else bare[:most].rsplit(" ", 1)[0]
+
+
+def _example(text: str) -> int:
+    """Where the first example begins; the end of the text where there is none.
+
+    The word alone begins one only where a colon follows on its line.
+    """
+    colon = line_end = -1
+    for found in _EXAMPLE.finditer(text):
+        if found["colon"]:
+            at = found.end()
+            if colon < at:
+                colon = text.find(":", at) if colon != len(text) else colon
+                colon = len(text) if colon < 0 else colon
+            if line_end < at:
+                line_end = text.find("\n", at)
+                line_end = len(text) if line_end < 0 else line_end
+            if colon >= line_end:
+                continue
+        return found.start()
+    return len(text)

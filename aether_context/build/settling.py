@@ -40,13 +40,26 @@ class Settled:
         return tuple(item for item in self.items if item.origin not in self.hidden)
 
 
-def settle(source: Ingredients, policy: PackPolicy, items: tuple[Outgoing, ...], tally: Tally) -> Settled:
-    """Applies the policy's early strategies, in their order."""
+def settle(
+    source: Ingredients,
+    policy: PackPolicy,
+    items: tuple[Outgoing, ...],
+    tally: Tally,
+    *,
+    system: str,
+    payload_tokens: int = 0,
+) -> Settled:
+    """Applies the policy's early strategies, in their order.
+
+    Args:
+        system: the system instruction as it is sent.
+        payload_tokens: what a payload adds to the human message, where that is not packed yet.
+    """
     settled = Settled(items=items, states=source.epoch.strategies)
     early = [one for one in strategies_of(policy.conversation) if one.early]
     if not early or source.hands_off:
         return settled
-    conversation = _conversation(source, policy, items, tally)
+    conversation = _conversation(source, policy, items, tally, system, payload_tokens)
     origins = tuple(range(len(items)))
     for strategy in early:
         result = strategy.trim(conversation)
@@ -80,29 +93,44 @@ def _settled(source: Ingredients, before: Settled, result: Trimmed, origins: Seq
     )
 
 
-def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgoing], tally: Tally) -> Conversation:
-    """The conversation as the host sent it: packed messages in their own words, extracts as they are sent."""
+def _conversation(
+    source: Ingredients,
+    policy: PackPolicy,
+    items: Sequence[Outgoing],
+    tally: Tally,
+    system: str,
+    payload_tokens: int,
+) -> Conversation:
+    """The conversation as the host sent it: packed messages in their own words, extracts as they are sent.
+
+    The tokens of packed messages are those of what is sent.
+    """
     request, water = source.request, policy.conversation
     contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
-    tokens = tuple(tally.contents(contents))
+    packed = {item.origin: item.tokens for item in items if item.outcome == "payload"}
+    tokens = tuple(packed.get(item.origin, count) for item, count in zip(items, tally.contents(contents), strict=True))
+    if request.human is not None and request.human not in packed:
+        tokens = tuple(count + payload_tokens * (at == request.human) for at, count in enumerate(tokens))
     slack = room.slack(source, policy)
-    unseen = source.calibration.unseen if source.calibration is not None else 0
+    known = source.calibration
+    unseen, overcounted = (known.unseen, known.overcounted) if known is not None else (0, 0)
     declares = bool(request.tools or request.other_tools)
-    fixed = tally.system(request.system, declares=declares) + sum(tally.tools(request.tools)) + unseen
+    fixed = tally.system(system, declares=declares) + sum(tally.tools(request.tools)) + unseen
     fixed += sum(tally.count_all(request.other_tools))
+    budget = Budget.of(
+        source.window,
+        slack=slack,
+        fixed=fixed,
+        high_water=water.high_water,
+        low_water=water.low_water,
+    )
     return Conversation(
         contents=contents,
         tokens=tokens,
         human=request.human,
         positions=request.positions,
         digests=tuple(item.raw.digest for item in items),
-        budget=Budget.of(
-            source.window,
-            slack=slack,
-            fixed=fixed,
-            high_water=water.high_water,
-            low_water=water.low_water,
-        ),
+        budget=replace(budget, ceiling=max(0, budget.ceiling + overcounted)),
         counter=tally,
         system=request.system,
         tools=request.tools,
@@ -110,7 +138,7 @@ def _conversation(source: Ingredients, policy: PackPolicy, items: Sequence[Outgo
         state=source.epoch.strategies,
         opens=source.first_call,
         forced=by_hand(source),
-        gated=gated(source, policy, fixed + sum(tokens), source.window - slack),
+        gated=gated(source, policy, fixed + sum(tokens), source.window - slack + overcounted),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from aether_context.build import room
 from aether_context.build.carry import summary_tokens
+from aether_context.build.emergency import NET
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
@@ -32,9 +33,6 @@ from aether_context.strategies import (
     strategies_of,
 )
 from aether_context.strategies.recap import recap
-
-NET = "emergency"
-"""What the net is called among the strategies of a manifest."""
 
 _NET_SHARE = 0.25
 """How far above the low-water mark the net stops, as a share of the way to the ceiling."""
@@ -177,7 +175,8 @@ def _cut(
     """A cut to the low-water mark around the anchors, with an act that names the strategy."""
     held, lost = _anchored(source, policy, budget, fitted)
     aside = sum(item.tokens for item in held)
-    rest = tuple(item for item in fitted.items if item not in held) if held else fitted.items
+    apart = {item.origin for item in held}
+    rest = tuple(item for item in fitted.items if item.origin not in apart) if held else fitted.items
     marks = replace(
         budget,
         fixed=budget.fixed + aside,

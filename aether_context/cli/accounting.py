@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from rich.text import Text
+
 from aether_context.canonical import JSON
+from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json
 from aether_context.errors import AetherContextError
 from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
@@ -16,6 +19,10 @@ from aether_context.store import PackStore
 
 BY = ("agent", "day", "model", "session")
 """What calls can be grouped by."""
+
+
+_ROOM_FOR_ESTIMATES = 120
+"""Columns from which on a row also says how close estimates were."""
 
 
 @dataclass(slots=True)
@@ -69,8 +76,11 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
 
     Args:
         by: names from `BY`, the columns that calls are grouped by.
+
+    Raises:
+        StoreError: the store is not there, or could not be listed.
     """
-    store = PackStore(url)
+    store = lookup.require(PackStore(url))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, _Acts] = defaultdict(_Acts)
     unreadable = []
@@ -85,8 +95,8 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
             strategies[act.strategy].add(act)
         groups[tuple(_key(manifest, name) for name in by)].add(manifest, outcome if isinstance(outcome, dict) else None)
     whole = _Group()
-    for one in groups.values():
-        whole.merge(one)
+    for group in groups.values():
+        whole.merge(group)
     rows = sorted(groups.items())
     if as_json:
         listed = [dict(zip(by, key, strict=True)) | _value(one) for key, one in rows]
@@ -94,7 +104,8 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         found = {"by": list(by), "groups": listed, "all": _value(whole), "strategies": acts}
         print_json(found | {"unreadable": len(unreadable)})
     elif not groups:
-        console(stderr=True).print(cell(f"no packs in {store.url}"))
+        told = lookup.whose(app=app, user=user, session=session)
+        console(stderr=True).print(cell(f"no packs{told} in {store.url}"), soft_wrap=True)
     else:
         _print(by, [*rows, (("all", *[""] * (len(by) - 1)), whole)], whole)
         _print_acts(strategies)
@@ -177,25 +188,26 @@ def _value(group: _Group) -> dict[str, JSON]:
 
 
 def _print(by: Sequence[str], rows: Iterable[tuple[tuple[str, ...], _Group]], whole: _Group) -> None:
-    table = grid(
-        *by, ">calls", ">estimated", ">reported", ">p50", ">p95", ">bias", ">input", ">output", ">cached", ">cost"
-    )
+    out = console()
+    narrow = out.width < _ROOM_FOR_ESTIMATES
+    estimates = () if narrow else (">estimated", ">reported", ">p50", ">p95", ">bias")
+    table = grid(*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost")
     for key, group in rows:
         totals, close = group.totals, accuracy(group.pairs)
+        sums = (sum(pair[at] for pair in group.pairs) for at in (0, 1))
         table.add_row(
             *(cell(name, limit=60) for name in key),
             number(totals.calls),
-            number(sum(estimated for estimated, _ in group.pairs)),
-            number(sum(reported for _, reported in group.pairs)),
-            *_errors(close),
+            *(() if narrow else (*map(number, sums), *_errors(close))),
             _about(totals.input_tokens, totals.estimated_inputs),
             _about(totals.output_tokens, totals.estimated_outputs),
             "unknown" if totals.cached_share is None else f"{totals.cached_share:.0%}",
             _dollars(totals),
             style="bold" if group is whole else "",
         )
-    out = console()
     out.print(table)
+    if narrow:
+        out.print(Text(f"estimates and their errors are shown from {_ROOM_FOR_ESTIMATES} columns on", style="dim"))
     for note in _notes(whole):
         out.print(cell(note, "dim"))
 

@@ -18,14 +18,15 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from aether_context import __version__
-from aether_context.cli.sizes import size
+from aether_context.cli.sizes import AMOUNT, SHARE, size
 from aether_context.errors import (
     AetherContextError,
     BudgetExceededError,
     ChecksumMismatch,
     ContextOptimizationError,
     PolicyError,
-    ReplayMismatch,
+    ReplayError,
+    ReplayIncomplete,
 )
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
@@ -36,7 +37,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def _exit_code(error: AetherContextError) -> int:
     if isinstance(error, PolicyError):
         return WRONG_USAGE
-    failed = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayMismatch)
+    if isinstance(error, ReplayIncomplete):
+        return NOT_THERE
+    failed = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayError)
     return FAILED if isinstance(error, failed) else NOT_THERE
 
 
@@ -125,13 +128,14 @@ def inspect(pack_id: str | None, url: str, everything: bool, as_json: bool) -> N
     """
     from aether_context.cli import inspection
 
-    whole = inspection.show(url, pack_id, everything=everything, as_json=as_json)
-    _end(0 if whole else NOT_THERE)
+    problem = inspection.show(url, pack_id, everything=everything, as_json=as_json)
+    _end({"": 0, "gap": NOT_THERE, "fault": FAILED}[problem])
 
 
 @main.command(
     epilog=_examples(
         "replay pack_20250102T0304",
+        "replay 9f86d081 --all",
         "replay 9f86d081 --json",
         "replay 9f86d081 --policy research",
         "replay 9f86d081 --policy my.toml",
@@ -142,16 +146,20 @@ def inspect(pack_id: str | None, url: str, everything: bool, as_json: bool) -> N
 @click.option(
     "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same material."
 )
+@click.option("--all", "everything", is_flag=True, help="Every line of every text, none of them shortened.")
 @_json_option("The request as canonical JSON; with --policy, a comparison with the other request.")
-def replay(pack_id: str, url: str, policy: str | None, as_json: bool) -> None:
+def replay(pack_id: str, url: str, policy: str | None, everything: bool, as_json: bool) -> None:
     """Builds a pack's request again, checks it against the recorded checksum, and prints it.
+
+    The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
     What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
     policy names one.
     """
     from aether_context.cli import replaying
 
-    replaying.show(url, pack_id, policy=policy, as_json=as_json)
+    is_whole = replaying.show(url, pack_id, policy=policy, everything=everything, as_json=as_json)
+    _end(0 if is_whole else FAILED)
 
 
 @main.command(epilog=_examples("verify", "verify --replay", "verify 9f86d081 --store memory://packs"))
@@ -161,7 +169,8 @@ def replay(pack_id: str, url: str, policy: str | None, as_json: bool) -> None:
 def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
     """Checks that packs are what was written: digests of manifests, the texts that they name, the packs they extend.
 
-    Without PACK_IDS all packs are checked. The exit code is 1 where any failed.
+    A pack whose request passed its window fails, too. Without PACK_IDS all packs are checked. The exit code is 1 where
+    any failed.
     """
     from aether_context.cli import verification
 
@@ -338,7 +347,7 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
 @click.option(
     "--mmr",
     "mmr_lambda",
-    type=click.FloatRange(0, 1),
+    type=SHARE,
     default=1.0,
     show_default=True,
     help="Weight of relevance against diversity; 1 is relevance alone.",
@@ -368,20 +377,16 @@ def search(
 @_store_option
 @click.option("--app", help="Users of this application only.")
 @click.option("--user", help="This user only.")
-@click.option("--pack-days", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Age of a pack.")
-@click.option(
-    "--evidence-days", type=click.FloatRange(min=0), default=14.0, show_default=True, help="Age of raw evidence."
-)
-@click.option("--cache-days", type=click.FloatRange(min=0), default=7.0, show_default=True, help="Age of a cache.")
+@click.option("--pack-days", type=AMOUNT, default=30.0, show_default=True, help="Age of a pack.")
+@click.option("--evidence-days", type=AMOUNT, default=14.0, show_default=True, help="Age of raw evidence.")
+@click.option("--cache-days", type=AMOUNT, default=7.0, show_default=True, help="Age of a cache.")
 @click.option(
     "--max-bytes",
     type=size,
     metavar="SIZE",
     help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
 )
-@click.option(
-    "--grace-minutes", type=click.FloatRange(min=0), default=60.0, show_default=True, help="What is younger stays."
-)
+@click.option("--grace-minutes", type=AMOUNT, default=60.0, show_default=True, help="What is younger stays.")
 @click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
 @_json_option("A JSON object with a row per user.")
 def gc(

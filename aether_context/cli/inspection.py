@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from aether_context.canonical import JSON, short
+from aether_context.canonical import JSON, canonical_json, short
 from aether_context.cli import lookup
-from aether_context.cli.terminal import bar, cell, console, difference, grid, moment, number, percent, print_json
-from aether_context.errors import PackNotFound
+from aether_context.cli.terminal import bar, cell, console, difference, grid, moment, number, percent, plain, print_json
+from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
 from aether_context.manifest import Manifest, Row, ToolScope
 from aether_context.pack import LAYERS
 from aether_context.resolution import Resolved, Resolver
 from aether_context.store import PackStore
+from aether_context.wire import content_from_wire
 
 _FEW = 12
 _FEW_ITEMS = 3
+_BAR, _ROOM_FOR_BAR = 32, 96
+"""Cells of a bar, and the columns from which on there is room for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """A manifest, its rows with those of its ancestors, and what the model answered.
 
-    ``gap`` says which ancestor is missing; the rows are then the manifest's own.
+    ``texts`` are those that the rows stand for, by row, as far as they were recorded. ``gaps`` say what is missing or
+    unreadable; where an ancestor is, the rows are the manifest's own. ``fault`` says that the manifest is not what was
+    written.
     """
 
     manifest: Manifest
     rows: tuple[Row, ...]
     outcome: Mapping[str, JSON] | None
-    gap: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    gaps: tuple[str, ...] = ()
+    fault: str = ""
 
 
-def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> bool:
-    """Prints a pack; False where an ancestor is missing and so part of the rows.
+def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> str:
+    """Prints a pack.
+
+    Returns:
+        ``gap`` where part of it is missing or unreadable, ``fault`` where its manifest is not what was written, else
+        nothing.
 
     Raises:
         PackNotFound: there is no such pack, or, where JSON is asked for, an ancestor is missing.
@@ -45,13 +58,17 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> b
     manifest = store.read(lookup.find(store, pack_id))
     resolver = Resolver(store)
     if as_json:
+        fault = _fault(manifest)
         print_json(_filled(resolver.resolve(manifest)).model_dump(mode="json"))
-        return True
-    seen = _see(store, resolver, manifest)
-    _show(seen, everything)
-    if seen.gap:
-        console(stderr=True).print(cell(f"{seen.gap}: rows of earlier packs are not shown", "red"))
-    return not seen.gap
+        gaps: tuple[str, ...] = ()
+    else:
+        seen = _see(store, resolver, manifest)
+        _show(seen, everything)
+        fault, gaps = seen.fault, seen.gaps
+    for problem in (*gaps, fault):
+        if problem:
+            console(stderr=True).print(cell(problem, "red"), soft_wrap=True)
+    return "fault" if fault else "gap" if gaps else ""
 
 
 def show_alone(manifest: Manifest, *, everything: bool, as_json: bool) -> None:
@@ -64,7 +81,7 @@ def show_alone(manifest: Manifest, *, everything: bool, as_json: bool) -> None:
 
 def _show(seen: _Seen, everything: bool) -> None:
     out = console()
-    for title, parts in _sections(seen, everything):
+    for title, parts in _sections(seen, everything, out.width):
         _print(out, title, parts)
 
 
@@ -78,16 +95,57 @@ def _filled(resolved: Resolved) -> Manifest:
 
 
 def _see(store: PackStore, resolver: Resolver, manifest: Manifest) -> _Seen:
-    rows, gap = manifest.rows, ""
+    rows, outcome, texts, gaps = manifest.rows, None, {}, []
     try:
         rows = tuple(resolver.resolve(manifest).rows.values())
-    except PackNotFound as error:
-        gap = str(error)
+    except (AetherContextError, ValueError, LookupError) as error:
+        gaps.append(f"{error}: rows of earlier packs are not shown")
+    else:
+        try:
+            texts = _texts(store, resolver, manifest, rows)
+        except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
+            gaps.append(f"{error}: texts are not shown")
     try:
         outcome = store.outcome(manifest)
-    except ValueError:
-        outcome = None
-    return _Seen(manifest=manifest, rows=rows, outcome=outcome if isinstance(outcome, dict) else None, gap=gap)
+    except StoreError as error:
+        gaps.append(str(error))
+    return _Seen(
+        manifest=manifest,
+        rows=rows,
+        outcome=outcome if isinstance(outcome, dict) else None,
+        texts=texts,
+        gaps=tuple(gaps),
+        fault=_fault(manifest),
+    )
+
+
+def _fault(manifest: Manifest) -> str:
+    try:
+        manifest.verify()
+    except ChecksumMismatch as error:
+        return str(error)
+    return ""
+
+
+def _texts(store: PackStore, resolver: Resolver, manifest: Manifest, rows: Sequence[Row]) -> dict[str, str]:
+    """The texts that rows stand for, by the rows' ids, from the manifest's recording and those of its ancestors."""
+    wanted = {row.id: row.hash for row in rows}
+    found: dict[str, str] = {}
+    for one in resolver.line(manifest):
+        if not one.texts or found.keys() == wanted.keys():
+            break
+        held = json.loads(store.blob(one, one.texts[0]))
+        candidates = {candidate["id"]: candidate["text"] for candidate in held["candidates"]}
+        contents = {name: value for name, value in held.get("contents", {}).items() if name in wanted.values()}
+        for name, digest in wanted.items():
+            if name in found:
+                continue
+            if name in candidates:
+                found[name] = candidates[name]
+            elif digest in contents:
+                parts = content_from_wire(canonical_json(contents[digest])).parts
+                found[name] = " ".join(part.text for part in parts if part.text)
+    return found
 
 
 def _print(out: Console, title: str, parts: Sequence[RenderableType]) -> None:
@@ -99,14 +157,14 @@ def _print(out: Console, title: str, parts: Sequence[RenderableType]) -> None:
     out.print()
 
 
-def _sections(seen: _Seen, everything: bool) -> Iterator[tuple[str, Sequence[RenderableType]]]:
+def _sections(seen: _Seen, everything: bool, width: int) -> Iterator[tuple[str, Sequence[RenderableType]]]:
     """Titles and what stands under them; a section with nothing in it is left out."""
     one = seen.manifest
     yield f"PACK {cell(one.pack_id).plain}", [_facts(one)]
-    yield "LAYERS", [_layers(one)]
+    yield "LAYERS", [_layers(one, _BAR if width >= _ROOM_FOR_BAR else _BAR // 2)]
     yield "SIGNALS", [_signals(one)]
     yield "CACHE", [_cache(seen)]
-    yield "CANDIDATES", list(_candidates(seen.rows, everything))
+    yield "CANDIDATES", list(_candidates(seen, everything, width - 2))
     yield "TRUNCATION EVENTS", [_events(one, everything)] if one.truncation_events else ["none"]
     yield "TOOLS", list(_tools(one, everything))
     yield "EVIDENCE NEEDED", [cell(f"- {item}") for item in one.evidence_needed]
@@ -129,7 +187,8 @@ def _facts(one: Manifest) -> RenderableType:
         "plan": f"{plan} · {step}" if step else plan,
         "model": f"{one.model} · window {number(one.window)}",
         "request": f"{number(one.request_tokens)} tokens ({one.request_tokens_method}, by {one.counter}) · "
-        f"{percent(one.request_tokens, one.window)} of the window",
+        f"{percent(one.request_tokens, one.window)} of the window"
+        + (f", {number(one.over_window)} over it" if one.over_window else ""),
         "meaning": " · ".join(f"{what} by {name}" for what, name in _encoders(one)),
         "policy": f"{one.profile} · {short(one.policy)}",
         "epoch": f"{one.epoch.number}, " + (f"begun here: {one.epoch_reason}" if one.epoch_reason else "going on"),
@@ -149,18 +208,20 @@ def _encoders(one: Manifest) -> Iterator[tuple[str, str]]:
             yield what, name
 
 
-def _layers(one: Manifest) -> RenderableType:
+def _layers(one: Manifest, cells: int) -> RenderableType:
     table = grid("layer", "of the window", ">floor", ">nominal", ">lent", ">final", ">used")
     for layer in (layer for layer in LAYERS if layer in one.allocation):
         tokens = one.allocation[layer]
         lent = difference(0, tokens.lent)
         over = tokens.used > tokens.final
         used = Text(number(tokens.used), style="red" if over else "")
-        picture = Text(bar(tokens.used, tokens.final, one.window), style="red" if over else "cyan")
+        picture = Text(bar(tokens.used, tokens.final, one.window, cells), style="red" if over else "cyan")
         table.add_row(layer, picture, number(tokens.floor), number(tokens.nominal), lent, number(tokens.final), used)
     final = sum(tokens.final for tokens in one.allocation.values())
     used_whole = sum(tokens.used for tokens in one.allocation.values())
-    table.add_row("all", bar(used_whole, final, one.window), "", "", "", number(final), number(used_whole), style="dim")
+    table.add_row(
+        "all", bar(used_whole, final, one.window, cells), "", "", "", number(final), number(used_whole), style="dim"
+    )
     return table
 
 
@@ -225,44 +286,77 @@ def _prefix(one: Manifest) -> Text:
     return Text(text, style="yellow" if broken else "")
 
 
-def _candidates(rows: Sequence[Row], everything: bool) -> Iterator[RenderableType]:
+def _candidates(seen: _Seen, everything: bool, width: int) -> Iterator[RenderableType]:
+    """A line for each candidate, and below it what that line has no room for, and its text."""
+    rows = seen.rows
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.state] = counts.get(row.state, 0) + 1
     tally = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     yield cell(f"{number(len(rows))} in all: {tally}" if rows else "none")
-    table = grid("layer", "id", "source", ">tokens", "state", "reason", "scores", "more")
+    lines: list[tuple[list[Text], Row] | Text] = []
     for layer in LAYERS:
         here = [row for row in rows if row.layer == layer]
         kept = [row for row in here if row.state == "kept" and row.sent_tokens is None]
         collapsed = len(here) > _FEW and len(kept) > 1 and not everything
         for row in here:
-            if collapsed and row.state == "kept" and row.sent_tokens is None:
-                continue
-            table.add_row(*_row(row))
+            if not collapsed or row not in kept:
+                lines.append((_cells(row), row))
         if collapsed:
-            note = Text(f"… and {number(len(kept))} kept whole (--all shows them)", style="dim")
-            table.add_row(layer, note, "", number(sum(row.tokens for row in kept)), Text("kept", style="green"))
-    if table.row_count:
-        yield table
+            tokens = number(sum(row.tokens for row in kept))
+            note = f"{layer}: … and {number(len(kept))} kept whole (--all shows them), {tokens} tokens"
+            lines.append(Text(note, style="dim"))
+    titles = [Text(title, style="dim") for title in ("layer", "id", "source", "tokens", "state", "reason")]
+    table = [titles, *(line[0] for line in lines if not isinstance(line, Text))]
+    if len(table) == 1:
+        yield from (line for line in lines if isinstance(line, Text))
+        return
+    widths = [max(one.cell_len for one in column) for column in zip(*table, strict=True)]
+    yield _aligned(titles, widths)
+    for entry in lines:
+        if isinstance(entry, Text):
+            yield entry
+            continue
+        cells, row = entry
+        line, more = _aligned(cells, widths), _more(row)
+        room = width - line.cell_len - 2
+        if more and len(more) <= room:
+            line.append(f"  {more}")
+            more = ""
+        yield line
+        yield from (cell(f"    {piece}", "dim") for piece in textwrap.wrap(more, width - 4, break_on_hyphens=False))
+        if row.id in seen.texts:
+            yield cell(f"    “{plain(seen.texts[row.id])}”", limit=None if everything else width)
 
 
-def _row(row: Row) -> list[RenderableType]:
+def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    """Cells in columns, the fourth one of numbers."""
+    line = Text()
+    for at, (one, width) in enumerate(zip(cells, widths, strict=True)):
+        gap = " " * (width - one.cell_len)
+        line = Text.assemble(line, *((gap, one) if at == 3 else (one, gap)), "  ")
+    line.rstrip()
+    return line
+
+
+def _cells(row: Row) -> list[Text]:
     colour = {"kept": "green", "dropped": "red", "redacted": "red"}.get(row.state, "yellow")
     sent = f" → {number(row.sent_tokens)}" if row.sent_tokens is not None else ""
-    scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
-    covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-    more = " · ".join(piece for piece in (moment(row.time), row.uri, covers) if piece)
     return [
-        row.layer,
-        cell(row.id, limit=60),
+        Text(row.layer),
+        cell(row.id, limit=40),
         cell(row.source, limit=24),
-        number(row.tokens) + sent,
+        Text(number(row.tokens) + sent),
         Text(row.state, style=colour),
-        row.reason or "",
-        cell(scores, limit=60),
-        cell(more, limit=120),
+        Text(row.reason or ""),
     ]
+
+
+def _more(row: Row) -> str:
+    """Scores, time, address and what it covers."""
+    scores = (f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
+    covers = f"covers {', '.join(row.covers)}" if row.covers else ""
+    return plain(" · ".join(piece for piece in (" ".join(scores), moment(row.time), row.uri, covers) if piece))
 
 
 def _events(one: Manifest, everything: bool) -> RenderableType:

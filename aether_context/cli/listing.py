@@ -11,20 +11,28 @@ from aether_context.errors import AetherContextError
 from aether_context.manifest import Manifest
 from aether_context.store import PackStore
 
-_ROOM_FOR_IDS = 130
-"""Columns from which on a row shows the whole id."""
+_ROOM_FOR_ALL = 130
+"""Columns from which on a row shows whole ids."""
+_ROOM_FOR_EPOCHS = 96
+_UNBOUNDED = 1_000
+"""The width of a table that is piped: wide enough that nothing is folded."""
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> bool:
-    """Prints the list; False where a manifest in it could not be read."""
-    store = PackStore(url)
+    """Prints the list; False where a manifest in it could not be read.
+
+    Raises:
+        StoreError: the store is not there, or could not be listed.
+    """
+    store = lookup.require(PackStore(url))
     known = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
     shown = known[-limit:] if limit else known
     found = [(place, _read(store, place)) for place in shown]
     if as_json:
         print_json([_value(store, place, one) for place, one in found])
     elif not found:
-        console(stderr=True).print(cell(f"no packs in {store.url}"))
+        told = lookup.whose(app=app, user=user, session=session)
+        console(stderr=True).print(cell(f"no packs{told} in {store.url}"), soft_wrap=True)
     else:
         _print(found, len(known) > len(shown))
     return not any(isinstance(one, AetherContextError) for _, one in found)
@@ -38,39 +46,53 @@ def _read(store: PackStore, place: str) -> Manifest | AetherContextError:
 
 
 def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool) -> None:
+    """A row each. On a terminal the pack is the hash at the end of its id, by which it is found as well."""
     out = console()
-    narrow = out.width < _ROOM_FOR_IDS
-    table = grid("pack", "time (UTC)", "agent", ">call", ">tokens / window", ">full", "epoch", ">events", "validity")
+    narrow = out.width < _ROOM_FOR_ALL
+    whole = not narrow and not out.is_terminal
+    if whole:
+        out.width = _UNBOUNDED
+    only_wide = (">call", ">full", ">events", "validity", *(("epoch",) if out.width < _ROOM_FOR_EPOCHS else ()))
+    columns = ("pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">full", "epoch")
+    shown = [name for name in (*columns, ">events", "validity") if not (narrow and name in only_wide)]
+    table = grid(*shown)
+    unreadable = []
     for place, one in found:
+        name = lookup.name(place) if whole else lookup.name(place).rsplit("_", 1)[-1]
         if isinstance(one, AetherContextError):
-            table.add_row(_named(place, narrow), cell(f"unreadable: {one}", "red"))
+            table.add_row(cell(name), Text("unreadable", style="red"))
+            unreadable.append(f"{name} unreadable: {one}")
             continue
-        table.add_row(
-            _named(place, narrow),
-            moment(one.last_event_time),
-            cell(one.agent, limit=24),
-            number(one.call),
-            f"{number(one.request_tokens)} / {number(one.window)}",
-            percent(one.request_tokens, one.window),
-            cell(f"{one.epoch.number} {one.epoch_reason or ''}".rstrip(), "yellow" if one.epoch_reason else ""),
-            number(len(one.truncation_events)),
-            cell(one.validity, "red" if one.validity == "invalid" else ""),
-        )
+        epoch_style = "yellow" if one.epoch_reason else ""
+        cells: dict[str, Text | str] = {
+            "pack": cell(name),
+            "time (UTC)": moment(one.last_event_time),
+            "app": cell(one.app, limit=60 if whole else 12),
+            "session": cell(one.session, limit=60 if whole else 9 if narrow else 20),
+            "agent": cell(one.agent, limit=24 if whole else 14),
+            ">call": number(one.call),
+            ">tokens / window": f"{number(one.request_tokens)} / {number(one.window)}",
+            ">full": cell(
+                f"{percent(one.request_tokens, one.window)}{' over' if one.over_window else ''}",
+                "red" if one.over_window else "",
+            ),
+            "epoch": cell(" ".join(filter(None, (str(one.epoch.number), one.epoch_reason))), epoch_style),
+            ">events": number(len(one.truncation_events)),
+            "validity": cell(one.validity, "red" if one.validity == "invalid" else ""),
+        }
+        table.add_row(*(cells[column] for column in shown))
     out.print(table)
+    for line in unreadable:
+        out.print(cell(line, "red"), soft_wrap=True)
     if earlier:
         out.print("… and earlier ones")
-
-
-def _named(place: str, narrow: bool) -> Text:
-    """The id, or, where a line is too short for it, the hash at its end, by which a pack is found as well."""
-    return cell(lookup.name(place).rsplit("_", 1)[-1] if narrow else lookup.name(place))
 
 
 def _value(store: PackStore, place: str, one: Manifest | AetherContextError) -> JSON:
     if isinstance(one, AetherContextError):
         return {"pack_id": lookup.name(place), "error": plain(one)}
     same = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
-    tokens = ("request_tokens", "request_tokens_method", "last_event_time", "validity", "epoch_reason")
+    tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(one, field) for field in (*same, *tokens)} | {
         "epoch": one.epoch.number,
         "events": len(one.truncation_events),

@@ -76,7 +76,7 @@ def show(
     elif as_json:
         print_canonical(request_json(made.pack))
     else:
-        replaying.show_request(made.pack, plain(manifest.pack_id))
+        replaying.show_request(made.pack, plain(manifest.pack_id), everything=everything)
 
 
 def show_strategies(

@@ -12,8 +12,9 @@ from aether_context.build import build_pack
 from aether_context.canonical import JSON, short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, difference, grid, number, plain, print_canonical, print_json
+from aether_context.cli.verification import Verifier
 from aether_context.manifest import Manifest
-from aether_context.pack import LAYERS, Fate, Outgoing, Pack, Part
+from aether_context.pack import LAYERS, Fate, Pack, Part
 from aether_context.playback import Replayer, request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -21,10 +22,17 @@ from aether_context.store import PackStore
 _MOST_LINES, _MOST_CHARACTERS = 8, 140
 
 
-def show(url: str, pack_id: str, *, policy: str | None, as_json: bool) -> None:
+def show(url: str, pack_id: str, *, policy: str | None, everything: bool, as_json: bool) -> bool:
     """Prints a request that was built again, or how another policy's request differs from it.
 
+    Args:
+        everything: whether texts are printed whole.
+
+    Returns:
+        Whether what was replayed is what was written; False where `verify` would refuse the pack.
+
     Raises:
+        ReplayError: what is recorded cannot be built from.
         PolicyError: the other policy is none.
         ReplayIncomplete: the recording lacks what a replay needs.
         ReplayMismatch: a stage gave another result than the recorded one.
@@ -32,18 +40,25 @@ def show(url: str, pack_id: str, *, policy: str | None, as_json: bool) -> None:
     """
     other = PackPolicy.load(policy) if policy is not None else None
     store = PackStore(url)
-    manifest = store.read(lookup.find(store, pack_id))
+    place = lookup.find(store, pack_id)
+    manifest = store.read(place)
     replayer = Replayer(store)
     replayed = replayer.replay(manifest)
+    fault = Verifier(store).fault(place, replays=True)
     if other is not None:
         _show_other(replayed.pack, _rebuilt(replayer, manifest, other), other, as_json)
     elif as_json:
         print_canonical(replayed.request)
     else:
         pack = replayed.pack
-        show_request(pack, plain(replayed.manifest.pack_id))
-        checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
-        console().print(Text(checked, style="green"))
+        show_request(pack, plain(replayed.manifest.pack_id), everything=everything)
+        if not fault:
+            checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
+            console().print(Text(checked, style="green"))
+    if fault:
+        told = f"Error: nobody can tell whether this is what was sent, since the pack does not verify: {fault}"
+        console(stderr=True).print(cell(told, "red"), soft_wrap=True)
+    return not fault
 
 
 def _rebuilt(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pack:
@@ -63,32 +78,40 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
     return min(cap, stated or manifest.window)
 
 
-def show_request(pack: Pack, name: str) -> None:
-    """Prints a request, long texts shortened."""
+def show_request(pack: Pack, name: str, *, everything: bool) -> None:
+    """Prints a request, long texts shortened unless ``everything`` is asked for."""
     out = console()
     out.print(Text(f"REQUEST of {name}", style="bold"))
     out.print(Text(f"system · {number(pack.sent.system.tokens)} tokens", style="cyan"))
-    _print_lines(out, _shortened(pack.system))
-    names = ", ".join(tool.name for tool in pack.tools)
+    cut = [_print_text(out, pack.system, everything)]
     out.print(Text(f"tools · {len(pack.sent.tools)}", style="cyan"))
-    _print_lines(out, [names[: 4 * _MOST_CHARACTERS]] if names else [])
+    if everything:
+        for tool in pack.tools:
+            _print_text(out, tool.wire, everything)
+    else:
+        cut = [_print_text(out, ", ".join(tool.name for tool in pack.tools), everything), *cut]
     if pack.allowed_tools is not None:
-        _print_lines(out, [f"calls restricted to: {', '.join(pack.allowed_tools)}"])
+        _print_text(out, f"calls restricted to: {', '.join(pack.allowed_tools)}", everything)
     for at, one in enumerate(pack.contents):
         title = f"[{at}] {one.content.role} · {number(one.tokens)} tokens · {one.outcome}"
         out.print(cell(title, "cyan"))
-        _print_lines(out, _lines(one))
+        cut += [_print_text(out, _said(part), everything) for part in one.content.parts]
+    if any(cut):
+        out.print(Text("long texts are shortened: --all shows them whole", style="dim"))
     out.print()
 
 
-def _print_lines(out: Console, lines: Sequence[str]) -> None:
-    """Lines of a text, set in, so that none of them can pass for a heading."""
+def _print_text(out: Console, text: str, everything: bool) -> bool:
+    """Prints the lines of a text, set in, so that none of them can pass for a heading; whether any were shortened."""
+    whole = [plain(line) for line in text.split("\n")] if text else []
+    lines = whole if everything else _shortened(text)
     for line in lines:
-        out.print(cell(f"    {line}"), no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _lines(one: Outgoing) -> list[str]:
-    return [line for part in one.content.parts for line in _shortened(_said(part))]
+        shown = Text(f"    {line}")
+        if everything:
+            out.print(shown, soft_wrap=True)
+        else:
+            out.print(shown, no_wrap=True, overflow="ellipsis", crop=True)
+    return lines != whole
 
 
 def _said(part: Part) -> str:

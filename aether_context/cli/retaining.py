@@ -23,9 +23,9 @@ def collect(url: str, rules: Rules, *, app: str | None, user: str | None, delete
     """Prints what the rules delete, and deletes it where ``delete`` says so; False where a manifest is unreadable.
 
     Raises:
-        StoreError: the store could not be read or written.
+        StoreError: the store is not there, or could not be read or written.
     """
-    store = PackStore(url)
+    store = lookup.require(PackStore(url))
     plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
     if delete:
         with _progress("deleting", sum(len(one.files) for one in plans)) as step:
@@ -44,13 +44,11 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
         PackNotFound: it keeps nothing of them.
         StoreError: the store could not be read or written.
     """
-    store = PackStore(url)
+    store = lookup.require(PackStore(url))
     files = forget(store, app, user, session)
-    whose = " ".join(
-        f"{name} {value!r}" for name, value in (("app", app), ("user", user), ("session", session)) if value
-    )
+    whose = lookup.whose(app=app, user=user, session=session)
     if not files:
-        raise PackNotFound(f"nothing of {whose} is in {store.url}")
+        raise PackNotFound(f"nothing{whose} is in {store.url}")
     if delete:
         with _progress("deleting", len(files)) as step:
             carry_out_forgetting(store, files, step)
@@ -60,7 +58,7 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
         print_json({"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size})
         return
     done = "deleted" if delete else "would be deleted"
-    console().print(cell(f"{number(len(files))} files, {number(size)} bytes of {whose} {done}"))
+    console().print(cell(f"{number(len(files))} files, {number(size)} bytes{whose} {done}"))
     _hint(delete)
 
 
@@ -71,7 +69,8 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
         PackNotFound: it, or a pack that it extends, is not there.
         StoreError: a store could not be read or written.
     """
-    store, other = PackStore(url), PackStore(target)
+    store, other = lookup.require(PackStore(url)), PackStore(target)
+    other.files.is_there()  # a file in its place is told before anything is copied
     exported = export_pack(store, store.read(lookup.find(store, pack_id)), other, raw=raw)
     names = [one.pack_id for one in exported.manifests]
     if as_json:

@@ -1,9 +1,11 @@
-"""Sizes as people write them: ``10GB``, ``500MiB``, ``1.5 TB``, or plain bytes."""
+"""Numbers as people write them: sizes such as ``10GB``, ``500MiB`` or plain bytes, amounts and shares."""
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
+from typing import Any
 
 import click
 
@@ -14,6 +16,20 @@ _UNITS = {
     **{f"{letter}ib": 1_024**power for power, letter in enumerate("kmgtp", 1)},
 }
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]{0,3})", re.IGNORECASE)
+
+
+class _Number(click.FloatRange):
+    """A number in a range. What is no number ("nan") is in none, though it compares as false with both ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+AMOUNT = _Number(min=0)
+SHARE = _Number(0, 1)
 
 
 def size(said: str) -> int:

@@ -23,6 +23,7 @@ from aether_context.canonical import JSON, canonical_json
 PIPED_WIDTH = 160
 """Columns where the output is no terminal."""
 
+_LEAST_WIDTH = 10
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _ASCII = {"█": "#", "░": ".", "½": "1/2", "→": "->", "…": "...", "·": "|", "−": "-", "━": "-", "─": "-"}
 
@@ -72,11 +73,21 @@ def cell(text: object, style: str = "", limit: int | None = None) -> Text:
 
 
 def grid(*columns: str, title: str = "") -> Table:
-    """A table without lines. A column whose name begins with ``>`` is one of numbers."""
+    """A table without lines. A column whose name begins with ``>`` is one of numbers.
+
+    On a short line the last column of words goes on below; all others keep to one line, so that no word is broken.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
-    for name in columns:
-        number = name.startswith(">")
-        table.add_column(name.removeprefix(">"), justify="right" if number else "left", no_wrap=number, overflow="fold")
+    words = [at for at, name in enumerate(columns) if not name.startswith(">")]
+    for at, name in enumerate(columns):
+        goes_on = at in words[-1:]
+        table.add_column(
+            name.removeprefix(">"),
+            justify="left" if at in words else "right",
+            no_wrap=not goes_on,
+            overflow="fold" if goes_on else "ellipsis",
+            min_width=_LEAST_WIDTH if goes_on else None,
+        )
     return table
 
 

@@ -16,7 +16,7 @@ from aether_context.canonical import short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, number, plain, print_json
 from aether_context.counting import Tally
-from aether_context.errors import PackNotFound
+from aether_context.errors import SessionError, StoreError
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Pack
 from aether_context.playback import Replayer
@@ -59,19 +59,23 @@ def show(
     Args:
         source: the path of a session, a manifest or a text, or a pack's id.
         counters: names of counters; none takes the one that the policy would take, and the estimate.
-        vocabulary: the path of the model's vocabulary.
+        vocabulary: the path of the model's vocabulary, which is then a column beside those that are named.
 
     Raises:
         MissingExtra: a counter that is named needs a package that is not installed.
+        ChecksumMismatch: the pack's manifest is not what was written.
         PackNotFound: there is neither a file nor a pack of that name.
         PolicyError: the policy is wrong, or nobody has registered a counter of that name.
         SessionError: the session cannot be packed.
-        TokenCountingError: a counter that is named cannot count.
+        TokenCountingError: a counter that is named cannot count, or the vocabulary cannot be read.
     """
     counted = _read(source, model, url)
     loaded = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None).tokens
-    settings = loaded if vocabulary is None else loaded.model_copy(update={"files": {counted.model: vocabulary}})
-    columns = {one.name: (one, _layers(counted, one)) for one in _counters(counted.model, counters, settings)}
+    settings, names = loaded, list(counters)
+    if vocabulary is not None:
+        settings = loaded.model_copy(update={"files": {counted.model: vocabulary}})
+        names = names if {"file", "tiktoken"} & set(names) else ["file", *(names or ["estimate"])]
+    columns = {one.name: (one, _layers(counted, one)) for one in _counters(counted.model, names, settings)}
     if as_json:
         print_json(
             {
@@ -107,7 +111,10 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
 
         register_counters()
     if not names:
-        yield Counters(settings, clock=time.monotonic).pick(model).counter
+        pick = Counters(settings, clock=time.monotonic).pick(model)
+        for problem in pick.problems:
+            console(stderr=True).print(cell(f"passed over: {problem}", "yellow"), soft_wrap=True)
+        yield pick.counter
         yield counter_for(model)
     for name in names:
         yield counter_for(model, settings.model_copy(update={"counter": name, "network": True}))
@@ -126,14 +133,23 @@ def _read(source: str, model: str | None, url: str) -> _Counted:
     if not path.is_file():
         store = PackStore(url)
         try:
-            return _of_pack(store, store.read(lookup.find(store, source)), model)
-        except PackNotFound as error:
-            raise PackNotFound(f"{source!r} is neither a file nor a pack: {error}") from error
-    text = path.read_bytes().decode("utf-8", "replace")
+            place = lookup.find(store, source)
+        except StoreError as error:
+            raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
+        return _of_pack(store, store.read(place), model)
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise SessionError(f"{source} cannot be read: {error.strerror or error}") from error
     value = _json_object(text)
     if "pack_id" in value and "schema_version" in value:
-        store = PackStore(path.absolute().parents[_ABOVE_A_PACK])
-        return _of_pack(store, store.manifest(str(value["pack_id"])), model)
+        above = path.absolute().parents
+        if path.name == "manifest.json" and len(above) > _ABOVE_A_PACK and above[1].name == "packs":
+            base = above[_ABOVE_A_PACK]
+            store = PackStore(base)
+            return _of_pack(store, store.read(f"{store.files.root}/{above[0].relative_to(base).as_posix()}"), model)
+        store = PackStore(url)
+        return _of_pack(store, store.read(lookup.find(store, str(value["pack_id"]))), model)
     if "events" in value and ("app_name" in value or "appName" in value):
         return _of_session(source, model or DEFAULT_MODEL)
     return _Counted(title=source, model=model or DEFAULT_MODEL, text=text, recorded={})
@@ -149,6 +165,7 @@ def _json_object(text: str) -> Mapping[str, object]:
 
 
 def _of_pack(store: PackStore, manifest: Manifest, model: str | None) -> _Counted:
+    manifest.verify()
     replayer = Replayer(store)
     pack = replayer.replay(manifest).pack
     counts = replayer.resolve(manifest).counts

@@ -29,6 +29,7 @@ class Verifier:
         self._store = store
         self._replayer = Replayer(store)
         self._session = ""
+        self._over: dict[str, int] = {}
         self._faults: dict[str, str] = {}
         self._manifests: dict[str, Manifest] = {}
         self._lines: set[str] = set()
@@ -46,6 +47,10 @@ class Verifier:
             self._faults, self._manifests, self._lines = {}, {}, set()
         return self._stored(place) or (self._replayed(place) if replays else "")
 
+    def over_window(self, place: str) -> int:
+        """Tokens by which the request of a pack passed its window; 0 where it did not, or nobody can tell."""
+        return self._over.get(place, 0)
+
     def _stored(self, place: str) -> str:
         if place not in self._faults:
             try:
@@ -55,6 +60,7 @@ class Verifier:
                 self._faults[place] = str(error)
             else:
                 self._faults[place], self._manifests[place] = "", manifest
+                self._over[place] = manifest.over_window
         return self._faults[place]
 
     def _check(self, place: str, manifest: Manifest) -> None:
@@ -88,9 +94,6 @@ class Verifier:
             return str(error)
         except AetherContextError as error:
             return str(error)
-        except (ValueError, LookupError, TypeError) as error:
-            # What passed its hashes and still cannot be read was written by another version.
-            return f"it could not be replayed: {type(error).__name__}: {error}"
         return ""
 
     def _ancestors(self, place: str) -> Iterator[str]:
@@ -124,13 +127,15 @@ def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
     store = PackStore(url)
     places = [lookup.find(store, one) for one in pack_ids] or store.folders()
     if not places:
-        raise PackNotFound(f"no packs in {store.url}")
+        raise PackNotFound(f"no packs in {lookup.require(store).url}")
     verifier = Verifier(store)
     faults = {place: verifier.fault(place, replays=replays) for place in _watched(sorted(places))}
     out = console()
     failed = 0
     for place, fault in faults.items():
-        if fault:
+        over = verifier.over_window(place)
+        if fault or over:
+            fault = fault or f"the request passes the window by {number(over)} tokens"
             failed += 1
             out.print(cell(f"failed  {lookup.name(place)}: {fault}", "red"), soft_wrap=True)
     what = "manifests, texts and replays" if replays else "manifests and texts"

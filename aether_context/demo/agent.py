@@ -23,24 +23,24 @@ from pydantic import PrivateAttr
 
 from aether_context.adk import ContextPackPlugin
 from aether_context.demo.folder import Folder
+from aether_context.demo.meter import Meter, Reached
 from aether_context.demo.script import Move, Play, Results, researcher
 from aether_context.demo.task import FOLLOW_UP, INSTRUCTION, KNOWLEDGE, QUESTION, STEPS, plan_at
-from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
 
 _APP, _USER = "demo", "reader"
-_SCRIPTED = "gemini-2.5-flash-scripted"
-"""Named after the model whose token counts it is given."""
+LIKE = "gemini-2.5-flash"
+"""The model whose token counts and prices the script is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished run: whose packs to look for, and the pairs of question and answer."""
+    """A finished run: whose packs to look for, the pairs of question and answer, and what reached a scripted model."""
 
     app: str
     user: str
     session: str
     answers: tuple[tuple[str, str], ...]
+    requests: tuple[Reached, ...]
 
 
 class ScriptedModel(BaseLlm):
@@ -48,10 +48,17 @@ class ScriptedModel(BaseLlm):
 
     _play: Play = PrivateAttr(default_factory=researcher)
     _begun: bool = PrivateAttr(default=False)
+    _meter: Meter = PrivateAttr(default_factory=lambda: Meter(LIKE))
+
+    @property
+    def requests(self) -> tuple[Reached, ...]:
+        """What it got to read."""
+        return tuple(self._meter.requests)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
+        self._meter.take(llm_request)
         move = self._play.send(_results(llm_request)) if self._begun else next(self._play)
         self._begun = True
         # 0 is "no data" to the packs; without any usage ADK logs a warning at every call.
@@ -72,15 +79,21 @@ def _results(request: LlmRequest) -> Results:
     return tuple(str(next(iter((response or {"": ""}).values()))) for response in responses)
 
 
-async def research(*, model: str | None, policy: PackPolicy, store: PackStore, folder: Path) -> Run:
-    """Runs the agent over a folder of Python files, once through its plan and once for a question."""
+async def research(*, model: str | None, plugin: ContextPackPlugin | None, folder: Path) -> Run:
+    """Runs the agent over a folder of Python files, once through its plan and once for a question.
+
+    Args:
+        model: a live model; None for the script.
+        plugin: None sends requests as ADK makes them.
+    """
+    scripted = ScriptedModel(model=f"{LIKE}-scripted")
     agent = LlmAgent(
         name="researcher",
-        model=model or ScriptedModel(model=_SCRIPTED),
+        model=model or scripted,
         instruction=INSTRUCTION,
         tools=_tools(Folder(folder, without="demo")),
     )
-    app = App(name=_APP, root_agent=agent, plugins=[ContextPackPlugin(policy=policy, store=store)])
+    app = App(name=_APP, root_agent=agent, plugins=[plugin] if plugin is not None else [])
     sessions = InMemorySessionService()
     runner = Runner(
         app=app,
@@ -93,7 +106,7 @@ async def research(*, model: str | None, policy: PackPolicy, store: PackStore, f
     )
     answers = [(question, await _ask(runner, session.id, question)) for question in (QUESTION, FOLLOW_UP)]
     await runner.close()
-    return Run(app=_APP, user=_USER, session=session.id, answers=tuple(answers))
+    return Run(app=_APP, user=_USER, session=session.id, answers=tuple(answers), requests=scripted.requests)
 
 
 async def _ask(runner: Runner, session: str, question: str) -> str:

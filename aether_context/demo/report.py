@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,9 +15,12 @@ from aether_context.manifest import Manifest, Row
 from aether_context.manifest.schema import Event
 from aether_context.pack import LAYERS, Reason
 from aether_context.playback import Replayer
+from aether_context.prices import prices_of
 from aether_context.store import PackStore
 
-_DEFAULT_STORE = "artifacts"
+if TYPE_CHECKING:
+    from aether_context.demo.meter import Reached
+
 _MOST_LINES = 12
 
 WHY: Mapping[Reason, str] = {
@@ -27,6 +30,7 @@ WHY: Mapping[Reason, str] = {
     "expired": "it had expired",
     "over_allocation": "its layer would have passed its tokens",
     "high_water": "the request had passed the high-water mark",
+    "byte_net": "the request had too many bytes, and no usage was reported",
     "window": "it would not have fitted the window",
     "compression_off": "the policy allows no shorter form of it",
     "already_in_conversation": "it stands in the conversation anyway",
@@ -39,6 +43,21 @@ WHY: Mapping[Reason, str] = {
     "strategy": "a registered strategy left it out",
 }
 """Each reason for leaving something out, as the end of a sentence."""
+
+
+_COLUMNS = {
+    "sent": "the whole request",
+    "sys": "the agent's instruction",
+    "task": "the step of the plan, its acceptance list, and the user's request",
+    "tools": "the declarations of the tools",
+    "evid": "records of proof that the agent made",
+    "mem": "notes, and memories of earlier sessions",
+    "conv": "messages, tool calls and their results",
+    "prefix": "the beginning that it shares with the call before, which a provider's cache serves for less",
+    "events": "cut: old parts of the conversation left together. emergency: what was too large by itself became an "
+    "extract. first call, step changed: the request was arranged anew",
+}
+"""What a column of the table holds."""
 
 
 def _title(console: Console, text: str) -> None:
@@ -54,7 +73,7 @@ def opening(console: Console, *, model: str | None, window: int) -> None:
     """Says what is about to run."""
     who = model or "a script in the model's place, offline"
     _title(console, "A research agent reads this package's source")
-    _line(console, f"model: {who} · window: {window:,} tokens · profile: research\n")
+    _line(console, f"model: {who} · window: {window:,} tokens · policy: the profile research\n")
 
 
 def answers(console: Console, said: Sequence[tuple[str, str]]) -> None:
@@ -64,9 +83,9 @@ def answers(console: Console, said: Sequence[tuple[str, str]]) -> None:
 
 
 def table(console: Console, manifests: Sequence[Manifest]) -> None:
-    """A row for each pack; ``prefix`` are the tokens in common with the request before, from the start."""
+    """A row for each pack, and below what the columns mean."""
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
-    title = "Packs, one for each model call (tokens)"
+    title = "What each model call was sent, in tokens"
     grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     used = [layer for layer in LAYERS if layer != "slack"]
     grid.add_column("call", justify="right", no_wrap=True)
@@ -85,12 +104,87 @@ def table(console: Console, manifests: Sequence[Manifest]) -> None:
             _happened(one),
         )
     console.print(grid)
+    meanings = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    meanings.add_column(no_wrap=True, style="dim")
+    meanings.add_column(style="dim")
+    for name, meaning in _COLUMNS.items():
+        meanings.add_row(name, meaning)
+    console.print(meanings)
+    console.print()
 
 
 def _happened(manifest: Manifest) -> str:
     stages = [event.stage for event in manifest.truncation_events]
     began = manifest.epoch_reason
     return ", ".join([*([began.replace("_", " ")] if began and began != "high_water" else []), *stages])
+
+
+def comparison(
+    console: Console, packed: Sequence[Reached], plain: Sequence[Reached], *, window: int, model: str
+) -> None:
+    """What reached the model with the plugin beside what reaches it without."""
+    _title(console, "The same run without the plugin")
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for name in ("with the plugin", "without"):
+        table.add_column(name, justify="right", no_wrap=True)
+    runs = (packed, plain)
+    rows: dict[str, list[str]] = {
+        "model calls": [f"{len(run):,}" for run in runs],
+        "input tokens": [f"{sum(one.tokens for one in run):,}" for run in runs],
+        "largest request": [f"{max((one.tokens for one in run), default=0):,}" for run in runs],
+        "larger than the window": [f"{sum(one.tokens > window for one in run)} calls" for run in runs],
+        "same beginning as the call before": [_share(run) for run in runs],
+        "cost of the input": [_cost(run, model) for run in runs],
+    }
+    for name, cells in rows.items():
+        table.add_row(f"  {name}", *cells)
+    console.print(table)
+    _line(
+        console,
+        f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning. A model\n"
+        "  with this window would have refused the calls that are larger than it.\n",
+    )
+
+
+def _share(run: Sequence[Reached]) -> str:
+    whole = sum(one.tokens for one in run)
+    return f"{sum(one.shared for one in run) / whole:.0%}" if whole else "-"
+
+
+def _cost(run: Sequence[Reached], model: str) -> str:
+    prices = prices_of(model)
+    if prices is None:
+        return "unknown"
+    costs = [prices.cost(input_tokens=one.tokens, output_tokens=0, cached_tokens=one.shared) for one in run]
+    return f"${sum(costs):.4f}"
+
+
+def too_large(console: Console, manifests: Sequence[Manifest]) -> bool:
+    """Says which requests are larger than the window, and what they consist of; True where none is."""
+    over = [(number, one) for number, one in enumerate(manifests, start=1) if one.request_tokens > one.window]
+    if not over:
+        return True
+    _, largest = max(over, key=lambda pair: pair[1].request_tokens)
+    must = " + ".join(
+        f"{layer} {largest.allocation[layer].used:,}"
+        for layer in ("system", "task", "tools")
+        if layer in largest.allocation
+    )
+    calls = ", ".join(str(number) for number, _ in over)
+    _title(console, "Larger than the window")
+    _line(
+        console,
+        f"  {len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
+        f"{largest.window:,} tokens: calls {calls}.",
+    )
+    _line(
+        console,
+        f"  The largest takes {largest.request_tokens:,} tokens. {must} tokens of it are never cut, since without them "
+        "the agent has no instruction, no task or no tools.",
+    )
+    _line(console, "  A live model of that window would refuse them. Choose a larger --window.\n")
+    return False
 
 
 def left_out(console: Console, manifests: Sequence[Manifest]) -> None:
@@ -103,7 +197,7 @@ def left_out(console: Console, manifests: Sequence[Manifest]) -> None:
     acts += sorted({f"{note} ({one.step_id})" for one in manifests for note in one.degradations})
     tools = {name: reason for one in manifests for name, reason in one.tools.left_out.items()}
     unsent = [*map(_row, _never_sent(manifests)), *(f"tool {name}: {_why(reason)}" for name, reason in tools.items())]
-    _title(console, "Left out, and why")
+    _title(console, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
     if not acts and not unsent:
         _line(console, "  nothing: everything fitted")
     for lines in (acts, unsent):
@@ -172,7 +266,6 @@ def next_commands(console: Console, store: PackStore, manifests: Sequence[Manife
         return
     shown = next((one for one in manifests if one.truncation_events), manifests[-1])
     place = store.uri(shown).rsplit("/packs/", 1)[0]
-    option = "" if store.url == _DEFAULT_STORE else f" --store {shlex.quote(store.url)}"
     _title(console, "Packs")
     _line(console, f"  {place}/packs")
     if store.url.startswith("memory://"):
@@ -180,4 +273,4 @@ def next_commands(console: Console, store: PackStore, manifests: Sequence[Manife
         return
     _title(console, "Next")
     for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-        _line(console, f"  aether-context {command}{option}")
+        _line(console, f"  {store.command(command)}")

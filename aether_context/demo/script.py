@@ -108,8 +108,9 @@ def _report(findings: list[Finding | str]) -> str:
 
 
 def _answer(found: str) -> str:
-    hits = _HIT.findall(found)
+    hits = [hit for hit in _HIT.findall(found) if "texts" in hit[2]]
     if not hits:
         return "Unknown: no tool showed where the store keeps texts."
-    path, first, _ = hits[0]
-    return "\n".join([f"The layout is written down in {path}, from line {first}:", *(line for _, _, line in hits)])
+    return "\n".join(
+        ["In the folder that the store's layout names:", *(f"- {path}:{at}: {line}" for path, at, line in hits)]
+    )

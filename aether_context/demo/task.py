@@ -94,9 +94,6 @@ KNOWLEDGE: dict[str, Any] = {
         _note("m-reasons", "An earlier audit found that a reason is recorded whenever something is left out.", 2),
         _note("m-settings", "The settings of the budget are frozen models, one for each stage.", 3),
         _note("m-replay", "A recorded request can be built again: replay compares it with its checksum.", 4),
-        _note("m-lunch", "Lunch moved to Thursday noon, eight people, two vegetarians.", 5),
-        _note("m-toner", "Second-floor printer needs toner again.", 6),
-        _note("m-flight", "Anna flies home Sunday evening.", 7),
     ],
     "evidence": [
         {

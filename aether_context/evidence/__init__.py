@@ -1,7 +1,13 @@
 """Evidence: what tools and files gave, kept whole in the store, shown as extracts, and read back by lines."""
 
 from aether_context.evidence.offload import ARTIFACT_KEY, Offloaded, offload
-from aether_context.evidence.record import EvidenceRecord, addresses, evidence_key, evidence_uri, superseded
+from aether_context.evidence.record import (
+    EvidenceRecord,
+    artifact_uris,
+    evidence_key,
+    evidence_uri,
+    superseded,
+)
 from aether_context.evidence.registry import Extractor, check_rules, register_extractor
 
 __all__ = [
@@ -9,7 +15,7 @@ __all__ = [
     "EvidenceRecord",
     "Extractor",
     "Offloaded",
-    "addresses",
+    "artifact_uris",
     "check_rules",
     "evidence_key",
     "evidence_uri",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from aether_context.canonical import JSON
 
 MOST_LAYERS = 4
+_DEEPEST = 1_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_REDRAWN = re.compile(r"[^\n]*\r(?=[^\n\r])")
 _TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
 _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
@@ -44,8 +45,13 @@ def printable(text: str) -> str:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "\r" in text:
-        text = _REDRAWN.sub("", text.replace("\r\n", "\n"))
+        text = "\n".join(map(_redrawn, text.replace("\r\n", "\n").split("\n")))
     return text
+
+
+def _redrawn(line: str) -> str:
+    """What a line shows last: what stands behind its last carriage return that anything follows."""
+    return line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :]
 
 
 def read_json(text: str) -> tuple[JSON, bool] | None:
@@ -71,8 +77,9 @@ def read_json(text: str) -> tuple[JSON, bool] | None:
 def _closed(text: str) -> Iterator[str]:
     """A JSON text that was cut off with everything closed that is open at its end: as it is, then without the last
     value or key, of which there may be too little."""
-    opened: list[str] = []
-    sound, outside = 0, ""
+    opened: _Opened = None
+    depth = 0
+    sound, outside = 0, opened
     end, inside = len(text), ""
     for found in _MARK.finditer(text):
         mark = found.group()[0]
@@ -82,14 +89,32 @@ def _closed(text: str) -> Iterator[str]:
             body = _STRING_BODY.match(text, found.start())
             end, inside = (body.end() if body is not None else len(text)), '"'
         elif mark in "{[":
-            opened.append("}" if mark == "{" else "]")
-            sound, outside = found.end(), "".join(reversed(opened))
+            depth += 1
+            if depth > _DEEPEST:
+                return
+            opened = ("}" if mark == "{" else "]", opened)
+            sound, outside = found.end(), opened
         elif mark == ",":
-            sound, outside = found.start(), "".join(reversed(opened))
-        elif not opened or opened.pop() != mark:
+            sound, outside = found.start(), opened
+        elif opened is None or opened[0] != mark:
             return
-    yield text[:end] + inside + "".join(reversed(opened))
-    yield text[:sound] + outside
+        else:
+            depth -= 1
+            opened = opened[1]
+    yield text[:end] + inside + _closers(opened)
+    yield text[:sound] + _closers(outside)
+
+
+_Opened: TypeAlias = tuple[str, Any] | None
+"""What closes the innermost of all that is open, and the same of what that stands in: to keep it costs no copy."""
+
+
+def _closers(opened: _Opened) -> str:
+    closers: list[str] = []
+    while opened is not None:
+        closer, opened = opened
+        closers.append(closer)
+    return "".join(closers)
 
 
 def closing(text: str) -> str:

@@ -22,7 +22,7 @@ _TEXT = re.compile(r"text/.+|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|x-yaml|
 _LOOKED_AT = 20_000
 _LEAST_DATA = 400
 _DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.-]+)*;base64,")
-_ENCODED = re.compile(r"[A-Za-z0-9+/_\s-]{400,}={0,2}\s*")
+_ENCODED = re.compile(r"[A-Za-z0-9+/_\s-]{400,}={0,2}")
 _LOG_LINE = re.compile(
     r"""\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d                                  # 2025-01-31T10:00
       | \[?\d\d:\d\d:\d\d
@@ -66,7 +66,7 @@ def is_data(text: str) -> bool:
     """Whether a text is binary data in base64, in hexadecimal, or as it came."""
     if _DATA_URI.match(text):
         return True
-    if len(text) >= _LEAST_DATA and _ENCODED.fullmatch(text):
+    if len(text) >= _LEAST_DATA and _ENCODED.fullmatch(text.rstrip()):
         longest = max(map(len, text.split(None, 200)[:200]))
         return longest >= 60 and len(set(text)) > 9 and not text.isdigit()
     strange = text.count("\0") + text.count("\ufffd")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
+from aether_context.compression import shorten
 from aether_context.evidence.extracting import Shown, show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, data_type
 from aether_context.evidence.lines import view_of
@@ -22,6 +23,8 @@ SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
 NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
+_ABOUT = (ARTIFACT_KEY, NOTE_KEY, SUPERSEDES_KEY, NAMES_KEY)
+_GIST_CHARACTERS, _GIST_TOKENS = 2_000, 40
 _DOMINANT = 0.8
 _ERROR_KEYS = ("error", "errors", "error_message", "isError", "is_error")
 _ERROR_STATES = frozenset({"error", "failed", "failure"})
@@ -91,6 +94,13 @@ def offload(
         return kept
     form: Form = "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract"
     return replace(kept, response=changed, shown_tokens=used, form=form)
+
+
+def gist(found: Offloaded, *, counter: TokenCounter, query: str = "") -> str:
+    """A line or two of what is shown of a result, in its own words."""
+    text = _dominant({key: value for key, value in found.response.items() if key not in _ABOUT})[1]
+    shown = shorten(" ".join(text[:_GIST_CHARACTERS].split()), max_tokens=_GIST_TOKENS, counter=counter, query=query)
+    return shown[:_GIST_CHARACTERS]
 
 
 def is_error(response: Mapping[str, JSON]) -> bool:

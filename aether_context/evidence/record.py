@@ -20,6 +20,9 @@ READ, SEARCH = "read_artifact", "search_artifact"
 _FOLDER = f"{SCHEME}evidence/"
 _DIGITS = 16
 _URI = re.compile(rf"{_FOLDER}([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
+_ANY = re.compile(rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;]*""")
+"""An address as a whole JSON string, which may hold blanks, or up to the next character that no address has."""
+_CLOSING = ".:!?*…"
 _LARGEST = 1_000_000_000_000
 
 
@@ -56,6 +59,10 @@ class EvidenceRecord(BaseModel):
     """What of it stands in the prompt."""
     query: str = ""
     """What the agent was after, by which the lines of an extract were chosen."""
+    step: str = ""
+    """The step that called for it, by its key; empty without a plan."""
+    summary: str = ""
+    """A line or two of it."""
 
     @property
     def call(self) -> str:
@@ -79,9 +86,9 @@ def evidence_key(uri: str) -> str | None:
     return found.group(1) if found is not None else None
 
 
-def addresses(text: str) -> list[str]:
-    """The addresses of evidence in a text, in their order, a repeated one each time."""
-    return [found.group() for found in _URI.finditer(text)] if _FOLDER in text else []
+def artifact_uris(text: str) -> list[str]:
+    """Every address of an artifact in a text, whoever made it, in their order; a repeated one each time."""
+    return [found.group().rstrip(_CLOSING) for found in _ANY.finditer(text)] if SCHEME in text else []
 
 
 def arguments_hash(arguments: Mapping[str, JSON]) -> str:

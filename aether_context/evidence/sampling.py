@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import accumulate
 
 from aether_context.compression import LONG_LINE, PIECE, lines_of
@@ -15,7 +16,7 @@ from aether_context.compression import LONG_LINE, PIECE, lines_of
 HEAD_CHARACTERS = 12_000
 TAIL_CHARACTERS = 4_000
 _HITS_A_WORD = 4
-_MOST_WORDS = 12
+_MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
 _AFTER = 4
 _WORD = re.compile(r"[\w./@-]{4,60}")
 
@@ -81,8 +82,8 @@ def line_count(text: str) -> int:
 
 
 def query_words(query: str) -> list[str]:
-    """The words of a query, the longest first: they tell the most."""
-    return sorted(set(_WORD.findall(query)), key=lambda word: (-len(word), word))
+    """The words of a query, at most 200, the longest first: they tell the most."""
+    return nsmallest(_MOST_QUERY_WORDS, set(_WORD.findall(query)), key=lambda word: (-len(word), word))
 
 
 def long_lines(text: str) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import statistics
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -302,11 +302,18 @@ class TokenLedger:
     # after a call
 
     def track(self, call: CallUsage, *, invocation: str, agent: str, branch: str = "") -> None:
-        """Books what a call used. A second report of the same call takes the place of the first."""
+        """Books what a call used. A second report of the same call takes the place of the first.
+
+        A negative amount is none. Input that was reported once is not taken back by a lower report of the same call.
+        """
+        call = call.least_zero()
         opened = self._open.get((branch, agent))
         before = None
         if opened is not None and opened.invocation == invocation:
-            before, opened.counted, opened.planned = opened.counted, call, None
+            before = opened.counted
+            if before is not None and not before.input_estimated and call.input_tokens < before.input_tokens:
+                call = replace(call, input_tokens=before.input_tokens)
+            opened.counted, opened.planned = call, None
         change = Totals.of(call) if before is None else Totals.of(call).minus(Totals.of(before))
         for scope, name in _names(invocation, agent):
             self._spent.put(scope, name, self._spent.get(scope, name).plus(change))
@@ -340,6 +347,7 @@ class TokenLedger:
         if standing is not None and self._is_booked(standing):
             self.confirm(standing, invocation=invocation, agent=agent)
             return
+        call = call.least_zero()
         booked = self._spent.get("session", "").total_tokens
         for scope, name in _names(invocation, agent):
             recorded = Totals.from_record(standing.get(scope)) if standing is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
@@ -40,6 +40,15 @@ class CallUsage:
     system_tokens: int = 0
     tool_tokens: int = 0
     formatting_tokens: int = 0
+
+    def least_zero(self) -> CallUsage:
+        """The call without negative amounts: what a provider reports wrongly never makes an account smaller."""
+        amounts = {
+            name: value * 0
+            for name in ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
+            if (value := getattr(self, name)) is not None and value < 0
+        }
+        return replace(self, **amounts) if amounts else self
 
     def record(self) -> dict[str, JSON]:
         """The call as JSON; None is unknown."""

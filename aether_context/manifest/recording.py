@@ -20,7 +20,6 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation import as_ranges
-from aether_context.evidence import addresses
 from aether_context.manifest.schema import (
     AnchorRecord,
     CalibrationRecord,
@@ -39,7 +38,6 @@ from aether_context.manifest.schema import (
 from aether_context.pack import (
     Allocation,
     Candidate,
-    Content,
     Epoch,
     Fate,
     Identity,
@@ -56,8 +54,8 @@ from aether_context.pack import (
 if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
 
-_LATER = "superseded_by"
-_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate) if one.name != _LATER)
+_RARE = ("superseded_by", "content_hash", "kind")
+_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate) if one.name not in _RARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +130,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         if fate.layer in ("conversation", "task"):
             counts.pop(short(fate.digest, 16), None)
     identity = pack.identity
-    uris = _uris(pack)
+    uris = tuple(sorted(pack.artifact_uris))
     manifest, text = Manifest(
         pack_id=pack_id(identity, step),
         parent=parent.pack_id if parent is not None else None,
@@ -141,8 +139,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
-        validity=source.validity,
-        invalid_reason=source.invalid_reason,
+        validity=pack.validity,
+        invalid_reason=pack.invalid_reason,
+        plan_validity=source.validity if source.validity != pack.validity else None,
         model=source.request.model,
         window=source.window,
         output_tokens=source.output_tokens,
@@ -168,12 +167,14 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         contents=contents,
         positions=as_ranges(source.request.positions),
         human=source.request.human,
+        others=as_ranges(at for at, content in enumerate(source.request.contents) if content.agent),
         first_call=source.first_call,
         chose=pack.chose,
         rewritten=source.rewritten,
         cached_price=source.cached_price,
         can_mask=source.can_mask,
         can_find=source.can_find,
+        can_read=source.can_read,
         hands_off=source.hands_off,
         rows=rows,
         truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
@@ -191,6 +192,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
         counted_tokens=pack.mix.tokens,
+        over_window=pack.over_window,
         calibration=_calibration(source),
         counts=counts,
         summaries={key: hash_text(text) for key, text in source.summaries.items()},
@@ -268,6 +270,9 @@ def epoch_record(epoch: Epoch) -> EpochRecord:
             text=hash_text(one.before + one.after),
             split=len(one.before),
             used=dict(one.used),
+            place=one.place,
+            plan=one.plan,
+            covers=one.covers,
         )
         for one in epoch.payloads
     )
@@ -282,6 +287,7 @@ def epoch_record(epoch: Epoch) -> EpochRecord:
         contract=epoch.contract,
         trimmed=epoch.trimmed,
         extracts=dict(epoch.extracts),
+        parts=dict(epoch.parts),
         payloads=payloads,
         marks=dict(epoch.marks),
         strategies={name: dict(held) for name, held in epoch.strategies.items()},
@@ -301,7 +307,14 @@ def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
         text = texts[one.text]
         payloads.append(
             PackedMessage(
-                of=one.of, invocation=one.invocation, before=text[: one.split], after=text[one.split :], used=one.used
+                of=one.of,
+                invocation=one.invocation,
+                before=text[: one.split],
+                after=text[one.split :],
+                used=one.used,
+                place=one.place,
+                plan=one.plan,
+                covers=one.covers,
             )
         )
     return Epoch(
@@ -315,6 +328,7 @@ def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
         contract=record.contract,
         trimmed=record.trimmed,
         extracts=record.extracts,
+        parts=record.parts,
         payloads=tuple(payloads),
         marks=record.marks,
         strategies=record.strategies,
@@ -347,20 +361,6 @@ def _content_list(source: Ingredients, tip: Tip | None, grown: int | None) -> Co
     return ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
 
 
-def _uris(pack: Pack) -> tuple[str, ...]:
-    """The addresses that a pack refers to: of its rows, of what was taken out of messages, and of extracts."""
-    found = {fate.uri for fate in pack.fates if fate.uri and fate.state == "kept"} | set(pack.saved)
-    if pack.source.evidence:
-        shown = {uri for one in pack.contents for uri in _addresses(one.content)}
-        found |= shown & pack.source.evidence.keys()
-    return tuple(sorted(found))
-
-
-@lru_cache(maxsize=4_096)
-def _addresses(content: Content) -> tuple[str, ...]:
-    return tuple(uri for part in content.parts for uri in addresses(part.text))
-
-
 def _account(tokens: LayerTokens) -> LayerAccount:
     return LayerAccount(
         floor=tokens.floor, nominal=tokens.nominal, lent=tokens.lent, final=tokens.final, used=tokens.used
@@ -382,13 +382,24 @@ def _row(fate: Fate) -> Row:
         time=fate.time,
         uri=fate.uri,
         covers=fate.covers,
+        content_hash=fate.content_hash,
     )
 
 
 def _budgets(allocation: Allocation) -> dict[Layer, LayerBudget]:
-    window = allocation.window
+    """The budgets in tokens and as shares of the window; where more may be counted than that, of what may be."""
+    whole = max(allocation.window + allocation.overcounted, sum(one.final for one in allocation.layers.values()))
+
+    def share(tokens: int) -> float:
+        return tokens * 10_000 // whole / 10_000
+
     return {
-        layer: LayerBudget(tokens=tokens.final, share=tokens.final * 10_000 // window / 10_000)
+        layer: LayerBudget(
+            tokens=tokens.final,
+            share=share(tokens.final),
+            nominal_tokens=tokens.nominal,
+            nominal_share=share(tokens.nominal),
+        )
         for layer, tokens in allocation.layers.items()
     }
 
@@ -429,7 +440,7 @@ def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> by
 def _plain(candidate: Candidate) -> dict[str, JSON]:
     """As `asdict`, which copies every value of the many candidates of a pack."""
     held = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
-    return {**held, _LATER: candidate.superseded_by} if candidate.superseded_by else held
+    return held | {name: value for name in _RARE if (value := getattr(candidate, name))}
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:

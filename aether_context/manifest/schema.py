@@ -37,11 +37,15 @@ class _Record(BaseModel):
 
 
 class LayerBudget(_Record):
-    """A layer's ceiling."""
+    """A layer's budget before and after lending. The shares of all layers sum to at most 1."""
 
     tokens: int
     """Tokens, after lending."""
     share: float
+    """The same as a share of the window, 0 to 1, rounded down."""
+    nominal_tokens: int | None = None
+    """Tokens before lending: the floor, or what the layer needs beyond it, or its share of the rest."""
+    nominal_share: float | None = None
     """The same as a share of the window, 0 to 1, rounded down."""
 
 
@@ -89,6 +93,8 @@ class Row(_Record):
     """Where the whole of it is kept."""
     covers: tuple[str, ...] = ()
     """Acceptance items that it proves."""
+    content_hash: str = ""
+    """Tagged hash of the whole that ``uri`` stands for, where it is known."""
 
 
 class Event(_Record):
@@ -190,6 +196,12 @@ class PayloadRecord(_Record):
     """Characters before the place of the conversation summary."""
     used: Mapping[str, int] = {}
     """Tokens of evidence and memory in it."""
+    place: int = -1
+    """Index of the message in the host's list; -1 where it is not known."""
+    plan: str = ""
+    """Short hash of what it says of the plan."""
+    covers: tuple[str, ...] = ()
+    """Acceptance items whose proof was sent with it."""
 
 
 class EpochRecord(_Record):
@@ -214,7 +226,9 @@ class EpochRecord(_Record):
     trimmed: tuple[str, ...] = ()
     """Declarations that are sent without examples and with short descriptions, by name."""
     extracts: Mapping[str, int] = {}
-    """Tokens that the responses of a content were shortened to, by its hash."""
+    """Tokens that the responses of a content, or its parts, were shortened to, by its hash."""
+    parts: Mapping[str, tuple[tuple[int, int], ...]] = {}
+    """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
     payloads: tuple[PayloadRecord, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = {}
@@ -282,9 +296,12 @@ class Manifest(_Record):
     role: str = ""
     """The role the step is done in."""
     validity: Validity
-    """``unplanned`` without a plan, ``invalid`` where a plan lacks a step or an acceptance list."""
+    """``unplanned`` without a plan; ``invalid`` where a plan lacks a step or an acceptance list, or where these could
+    not be sent whole."""
     invalid_reason: str = ""
     """Why it is invalid."""
+    plan_validity: Validity | None = None
+    """The same of the plan alone; null where it does not differ."""
     model: str
     """The model's name as the host gave it."""
     window: int
@@ -304,7 +321,7 @@ class Manifest(_Record):
     searched: int | None = None
     """Turns among which those that a cut took were looked for; the rows hold the best. Null where none were."""
     layer_budgets: Mapping[Layer, LayerBudget]
-    """The ceiling of each layer."""
+    """The budget of each layer, before and after lending."""
     allocation: Mapping[Layer, LayerAccount]
     """The full account of each layer."""
     weights: Mapping[str, float]
@@ -319,6 +336,8 @@ class Manifest(_Record):
     """Their index ranges in the host's list."""
     human: int | None = None
     """Index of the final human message among them."""
+    others: tuple[tuple[int, int], ...] = ()
+    """Index ranges among them of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
     """Whether this was the invocation's first model call."""
     chose: bool = False
@@ -331,6 +350,8 @@ class Manifest(_Record):
     """Whether the model takes a list of allowed function names."""
     can_find: bool = False
     """Whether the host carries out ``find_tools``."""
+    can_read: bool = True
+    """Whether a tool is declared that reads what an address stands for."""
     hands_off: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...]
@@ -352,9 +373,10 @@ class Manifest(_Record):
     prefix: PrefixReport
     """Cache stability against the request before."""
     evidence_needed: tuple[str, ...] = ()
-    """Acceptance items that need evidence and have none."""
+    """Acceptance items that need evidence and whose proof is not in the request; as ``tool:NAME``, tools that the step
+    used and of whose results the session keeps none."""
     artifact_uris: tuple[str, ...] = ()
-    """Evidence that the pack refers to."""
+    """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
     superseded: Mapping[str, str] = {}
     """Of these, results that a later one of the same call, or a later text from the same place, differs from: the
     address of the latest by theirs."""
@@ -366,6 +388,8 @@ class Manifest(_Record):
     """How they were estimated."""
     counted_tokens: int = 0
     """What the counter made of the request, before calibration."""
+    over_window: int = 0
+    """Tokens by which the request passes the window, since what is never cut leaves no room; 0 where it does not."""
     calibration: CalibrationRecord | None = None
     """What the estimate stands on; null where no usage was known."""
     counts: Mapping[str, int] = {}
@@ -397,12 +421,12 @@ class Manifest(_Record):
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"not a manifest: {error}") from error
         version = value.get("schema_version") if isinstance(value, dict) else None
-        if not isinstance(version, int):
+        if type(version) is not int or version < 1:
             raise ManifestError("not a manifest: it has no schema_version")
         if version > SCHEMA_VERSION:
             raise SchemaVersionError(
                 f"this manifest has schema version {version} and this installation reads up to {SCHEMA_VERSION}: "
-                "upgrade aether-context"
+                "upgrade aether-context-adk"
             )
         try:
             return cls.model_validate(value)

@@ -25,6 +25,7 @@ from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes
 from aether_context.errors import StoreError
+from aether_context.spellings import is_preference
 from aether_context.tokens.vocabulary import sound
 
 FILE_NAME = "memories.sqlite"
@@ -34,7 +35,11 @@ _FORMAT = 2
 _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
 _NEVER = 2**63 - 1
+_MOST_NAMED = 1_000
 _NO_METADATA = canonical_json({})
+_NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
+"""What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
+_PREFERENCES = f"CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED}"
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS memories (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -52,6 +57,7 @@ _TABLES = (
         first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL,
         data BLOB NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows)",
+    _PREFERENCES,
     """CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
         DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
         END""",
@@ -186,6 +192,19 @@ class MemoryFile:
                 rows = database.execute(query, (*some, sound(app), sound(user))).fetchall()
                 found.update((number, _memory(row)) for number, *row in rows)
         return found
+
+    def preferences(self, app: str, user: str, limit: int, *, longest: int) -> list[Memory]:
+        """A user's preferences, the newest first: what was written with a `kind` that says so.
+
+        Args:
+            limit: how many at most.
+            longest: characters of one at most; longer ones are passed over.
+        """
+        query = f"""SELECT {_COLUMNS} FROM memories
+            WHERE app = ? AND user = ? AND {_NAMED} AND length(text) <= ? ORDER BY number DESC LIMIT ?"""
+        with self._reading() as database:
+            rows = database.execute(query, (sound(app), sound(user), longest, _MOST_NAMED)).fetchall()
+        return [found for found in map(_memory, rows) if is_preference(found.metadata)][:limit]
 
     def holds_more(self, app: str, user: str, count: int) -> bool:
         """Whether there are more rows of a user than so many."""
@@ -372,6 +391,7 @@ def _prepare(database: sqlite3.Connection, path: Path | None) -> None:
     """
     (held,) = database.execute("PRAGMA user_version").fetchone()
     if held == _FORMAT:
+        database.execute(_PREFERENCES)
         return
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if held not in (0, 1) or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:

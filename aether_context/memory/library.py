@@ -18,6 +18,8 @@ from aether_context.retrieval.slots import SlotIndex
 from .file import Memory, MemoryFile
 from .scope import Remembered, Scope, searched
 
+_LONGEST_PREFERENCE = 2_000
+
 
 class Memories:
     """The memories of all users; nothing of one is ever found for another. Threads and processes may share the file.
@@ -108,6 +110,14 @@ class Memories:
         found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda, also=also)
         self._save_soon(scope)
         return found
+
+    def preferences(self, app: str, user: str, limit: int = 20) -> list[Memory]:
+        """A user's preferences, the newest first; the longest are passed over.
+
+        Raises:
+            StoreError: the file could not be read.
+        """
+        return self.file.preferences(app, user, limit, longest=_LONGEST_PREFERENCE)
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .ranking import Found, Left, bm25, diversify, query_for, retrieve, score, tokenize
+from .ranking import Found, Left, answers, bm25, diversify, query_for, rank, retrieve, score, tokenize, weakest
 
 if TYPE_CHECKING:
     from .catalogue import tool_encoder, tool_scores
@@ -20,14 +20,17 @@ __all__ = [
     "HybridIndex",
     "Left",
     "SearchSettings",
+    "answers",
     "bm25",
     "diversify",
     "query_for",
+    "rank",
     "retrieve",
     "score",
     "tokenize",
     "tool_encoder",
     "tool_scores",
+    "weakest",
 ]
 
 _HOMES = {

@@ -69,11 +69,15 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
     found: set[Span] = set()
     rest = question
     for form in _FORMS:
+        pieces: list[str] = []
+        done = 0
         for match in form.finditer(rest):
             span = _span(match, asked)
             if span is not None:
                 found.add(span)
-                rest = rest[: match.start()] + " " * (match.end() - match.start()) + rest[match.end() :]
+                pieces += [rest[done : match.start()], " " * (match.end() - match.start())]
+                done = match.end()
+        rest = "".join([*pieces, rest[done:]])
     found.update(_relative(question, asked))
     return tuple(sorted(found, key=lambda span: (span.start, span.end)))
 

@@ -59,12 +59,16 @@ class Hit:
 
 def repeats(entry: Entry, other: Entry) -> bool:
     """Whether an entry says what another one says: by the same speaker, the same numbers, nine in ten words alike."""
-    words, others = _words(entry.text), _words(other.text)
-    if entry.speaker != other.speaker or any(not word.isalpha() for word in words ^ others):
+    words, numbers = _words(entry.text)
+    others, other_numbers = _words(other.text)
+    if entry.speaker != other.speaker or numbers != other_numbers:
         return False
-    return len(words & others) >= _REPEATED_SHARE * len(words | others)
+    fewer, more = sorted((len(words), len(others)))
+    return fewer >= _REPEATED_SHARE * more and len(words & others) >= _REPEATED_SHARE * len(words | others)
 
 
 @lru_cache(maxsize=1_000)
-def _words(text: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(text.casefold()))
+def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The words of a text, and those among them that are not of letters alone."""
+    words = frozenset(_WORD.findall(text.casefold()))
+    return words, frozenset(word for word in words if not word.isalpha())

@@ -1,22 +1,23 @@
-"""Which notes, memories and evidence could enter a pack: ranked, diverse, above a floor, at most k."""
+"""Which notes, memories and evidence could enter a pack: ranked, diverse, at most k."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
 
-from aether_context.pack import Candidate, Ingredients, Reason
+from aether_context.pack import RECALLED, Candidate, CandidateKind, Ingredients, Reason
 from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
 
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
 _K1, _B = 1.5, 0.75
 _ENOUGH_WORDS = 8
+_FAIR_MATCH = 1 / 3
+_RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
 _STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -37,10 +38,11 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Candidates of one layer, best first, and those left out."""
+    """Candidates of one layer, best first, and those left out; ``more`` enter where they find room whole."""
 
     chosen: tuple[Candidate, ...]
     left: tuple[Left, ...]
+    more: tuple[Candidate, ...] = ()
 
 
 def retrieve(
@@ -51,47 +53,82 @@ def retrieve(
     settings: RetrievalSettings,
     more: int = 0,
     tail: str = "",
-    standing: Collection[str] = (),
+    sent: Collection[str] = (),
     now: float = 0.0,
 ) -> Found:
     """Ranks one layer's candidates for a query.
 
-    Candidates that carry a recorded ``similarity`` keep it; the others are scored by BM25. Memories under the floor
-    stay out; evidence has none, since its records were made on purpose. Ties break on id.
+    Candidates that carry a recorded ``similarity`` keep it; the others are scored by BM25. Ties break on id. What the
+    app put into the session's state comes first and passes no floor, and neither does evidence: both are there on
+    purpose. What has no place of its own has to answer the request: turns of the conversation, which left it for want
+    of room, and what a search found beyond ``k``.
 
     Args:
-        k: how many are chosen by relevance and diversity.
-        more: how many are chosen behind these by relevance alone.
+        k: how many are chosen by relevance and diversity, of what the app put there and of what was found each; 0
+            chooses none.
+        more: how many of those that were found are chosen behind these by relevance alone.
         tail: text that is sent anyway; what stands in it verbatim is left out.
-        standing: ids of candidates that are sent anyway, with all their passages.
+        sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
-    ordered = sorted(candidates, key=attrgetter("id"))
+    ordered = sorted(candidates, key=lambda one: (rank(one), one.id))
     left: list[Left] = []
     fresh: list[Candidate] = []
     seen: set[str] = set()
     for candidate in ordered:
-        reason = _outright(candidate, seen, tail, now)
-        if standing and candidate.id.partition("#")[0] in standing:
+        reason = _outright(candidate, seen, "" if candidate.kind == "standing" else tail, now)
+        if sent and candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
         seen.add(candidate.digest)
         if reason is None:
             fresh.append(candidate)
         else:
             left.append(Left(candidate=candidate, reason=reason))
-    relevant = []
-    for candidate in score(fresh, query, masker(settings.redact_before_retrieval)):
-        if candidate.layer == "memory" and candidate.score < settings.floor:
-            left.append(Left(candidate=candidate, reason="below_floor"))
-        else:
-            relevant.append(candidate)
-    ranked = diversify(relevant, weight=settings.mmr_lambda, k=k)
-    names = {candidate.id for candidate in ranked}
-    rest = sorted((one for one in relevant if one.id not in names), key=lambda one: (-one.score, one.id))
-    ranked += rest[:more]
-    names |= {candidate.id for candidate in ranked}
-    left += [Left(candidate=one, reason="beyond_k") for one in relevant if one.id not in names]
-    return Found(chosen=tuple(ranked), left=tuple(left))
+    scored = score(fresh, query, masker(settings.redact_before_retrieval))
+    chosen: list[Candidate] = []
+    further: list[Candidate] = []
+    standing = [one for one in scored if one.kind == "standing"]
+    chosen += standing if k else ()
+    own = [one for one in scored if one.kind == "own"]
+    chosen += diversify(own, weight=settings.mmr_lambda, k=k)
+    further += _rest(own, chosen) if k else ()
+    found = [one for one in scored if not one.kind]
+    weak = {one.id for one in found if one.layer == "memory" and not answers(one, settings)}
+    ranked = diversify(
+        [one for one in found if not (one.source == RECALLED and one.id in weak)], weight=settings.mmr_lambda, k=k
+    )
+    chosen += ranked
+    further += _rest([one for one in found if one.id not in weak], ranked)[:more]
+    names = {one.id for one in (*chosen, *further)}
+    left += [
+        Left(candidate=one, reason="below_floor" if one.id in weak else "beyond_k")
+        for one in scored
+        if one.id not in names
+    ]
+    return Found(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
+
+
+def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[Candidate]:
+    """Those that are not chosen, by relevance alone."""
+    names = {one.id for one in chosen}
+    return sorted((one for one in candidates if one.id not in names), key=lambda one: (-one.score, one.id))
+
+
+def rank(candidate: Candidate) -> int:
+    """The place of a candidate's kind: wishes that hold always, then what the app put there, then what was found."""
+    return _RANKS[candidate.kind]
+
+
+def answers(candidate: Candidate, settings: RetrievalSettings) -> bool:
+    """Whether a candidate has something to do with the request: beside a fair match it is above the floor."""
+    return candidate.score >= settings.floor * _FAIR_MATCH
+
+
+def weakest(candidates: Sequence[Candidate], settings: RetrievalSettings) -> list[Candidate]:
+    """Memories that a search found and that are under the floor beside the best of them."""
+    found = [one for one in candidates if not one.kind and one.layer == "memory"]
+    floor = settings.floor * max((one.score for one in found), default=0.0)
+    return [one for one in found if one.score < floor]
 
 
 def _outright(candidate: Candidate, seen: set[str], tail: str, now: float) -> Reason | None:

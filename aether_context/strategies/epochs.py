@@ -38,5 +38,5 @@ class Epochs:
             summary_ceiling=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
             worthwhile=int(SCARCE_SHARE * budget.input),
-            reason="window" if conversation.used > budget.ceiling else "high_water",
+            reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
         )

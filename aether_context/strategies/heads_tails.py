@@ -2,8 +2,8 @@
 
 Nothing is torn: an exchange counts as one message and stays or goes whole, and the message that opens a turn outlives
 the turn's answers. Anchors in the middle stay. It acts above the high-water mark and goes down to the low-water mark in
-one act, so that the next one is far away. Where head and tail are so large that hardly any room would be left, they
-hold fewer messages: those nearest to the middle go first.
+one act, so that the next one is far away. Where head and tail are so large that hardly any room would be left, the tail
+holds fewer messages; the head does only where it does not fit at all. Those nearest to the middle go first.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ class HeadsTails:
             conversation,
             self.name,
             parts,
-            stay=self._frozen(conversation, parts, (budget.low + budget.ceiling) // 2 - summary),
+            stay=self._frozen(conversation, parts),
             target=budget.low,
             summary_ceiling=summary,
             last_turns=self.settings.last_turns,
             worthwhile=budget.high - budget.low,
-            reason="middle",
+            reason=conversation.reason(budget.high, "middle"),
         )
 
-    def _frozen(self, conversation: Conversation, parts: Sequence[Unit], room: int) -> frozenset[int]:
-        """The places of head and tail, from both ends towards the middle while they have room; half of it for each."""
-        settings = self.settings.heads_tails
+    def _frozen(self, conversation: Conversation, parts: Sequence[Unit]) -> frozenset[int]:
+        """The places of head and tail, from both ends towards the middle while they have room.
+
+        The head comes first, since its loss is for good. Both may take all that fits; the summary gets what they leave.
+        """
+        settings, budget = self.settings.heads_tails, conversation.budget
         sizes = [sum(conversation.tokens[index] for index in unit.indices) for unit in parts]
-        always = protected(parts, conversation.human)
-        left = room - sum(sizes[at] for at in always)
+        taken = set(protected(parts, conversation.human))
+        used = sum(sizes[at] for at in taken)
         head = range(min(settings.head, len(parts)))
         tail = range(len(parts) - 1, max(len(parts) - settings.tail, 0) - 1, -1)
-        taken = set(always)
-        for order, share in ((head, left // 2), (tail, left)):
-            for at in order:
-                cost = sizes[at] if at not in taken else 0
-                if cost > min(share, left):
-                    break
-                taken.add(at)
-                share -= cost
-                left -= cost
+        for at in (*head, *tail):
+            cost = sizes[at] if at not in taken else 0
+            if used + cost > budget.ceiling:
+                break
+            taken.add(at)
+            used += cost
         return frozenset(taken)

@@ -8,12 +8,11 @@ tools.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aether_context.conversation import is_human
 from aether_context.pack import Content, Part
 from aether_context.wire import content_of_parts, part_of
 
@@ -34,8 +33,9 @@ def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), em
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     A content that needs none of it comes back as the same object. Of several responses to one call the last stays, at
-    the place of the first. The call is known by the response's id; without one, by name and position: the n-th response
-    of a name answers the n-th call of that name before it, and what goes beyond the calls answers them over again.
+    the place of the first. The call is known by the response's id, without one by its name, and by position: the n-th
+    response of an id or a name answers the n-th call of it before, and what goes beyond the calls answers them over
+    again.
 
     Args:
         strip_tags: names of XML elements that are taken out, with what is between their tags.
@@ -73,33 +73,37 @@ def _groups(contents: Sequence[Content]) -> Iterable[list[int]]:
 def _kind(content: Content) -> tuple[str, str]:
     if content.responses:
         return ("tool", content.role)
-    return ("human" if is_human(content) else "model", content.role)
+    return ("human" if content.role == "user" and not content.calls else "model", content.role)
 
 
 def _answered_once(pieces: Sequence[tuple[int, int, Part]], asked: Sequence[Part]) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    calls: dict[str, int] = defaultdict(int)
-    for call in asked:
-        calls[call.name] += not call.call_id
-    seen: dict[str, int] = defaultdict(int)
-    places: dict[tuple[str, str, int], int] = {}
+    calls = Counter(_named(call) for call in asked)
+    seen: Counter[tuple[str, str]] = Counter()
+    places: dict[tuple[tuple[str, str], int], int] = {}
     out: list[tuple[int, int, Part]] = []
     for piece in pieces:
         part = piece[2]
         if part.kind != "response":
             out.append(piece)
             continue
-        key = ("id", part.call_id, 0)
-        if not part.call_id:
-            number = seen[part.name]
-            seen[part.name] += 1
-            key = ("name", part.name, number % calls[part.name] if calls[part.name] else number)
+        name = _named(part)
+        number = seen[name]
+        seen[name] += 1
+        if calls[name] or part.call_id:
+            number %= max(1, calls[name])
+        key = (name, number)
         if key in places:
             out[places[key]] = piece
         else:
             places[key] = len(out)
             out.append(piece)
     return out
+
+
+def _named(part: Part) -> tuple[str, str]:
+    """What a call and its response are known by."""
+    return ("id", part.call_id) if part.call_id else ("name", part.name)
 
 
 def _stripped(content: Content, tags: tuple[str, ...], empty: str) -> Content:
@@ -111,11 +115,32 @@ def _stripped(content: Content, tags: tuple[str, ...], empty: str) -> Content:
 
 
 def _without(part: Part, tags: tuple[str, ...], empty: str) -> Part:
-    text = _elements(tags).sub("", part.text)
+    text = _without_elements(part.text, tags)
     return part if text == part.text else part_of({"text": text if text.strip() else empty})
 
 
+def _without_elements(text: str, tags: tuple[str, ...]) -> str:
+    """A text without the elements that are closed; from a tag that opens one, the next that closes it counts.
+
+    A name that nothing closes any more is not looked for again, so that openers without end cost one look.
+    """
+    kept: list[str] = []
+    done = 0
+    open_ended: set[str] = set()
+    for opener in _openers(tags).finditer(text):
+        name = opener.group(1)
+        if opener.start() < done or name in open_ended:
+            continue
+        closer = f"</{name}>"
+        end = text.find(closer, opener.end())
+        if end < 0:
+            open_ended.add(name)
+            continue
+        kept.append(text[done : opener.start()])
+        done = end + len(closer)
+    return "".join([*kept, text[done:]])
+
+
 @lru_cache(maxsize=64)
-def _elements(tags: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(re.escape(tag) for tag in tags)
-    return re.compile(rf"<({names})>.*?</\1>", re.DOTALL)
+def _openers(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<({'|'.join(map(re.escape, tags))})>")

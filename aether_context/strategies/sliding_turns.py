@@ -1,9 +1,9 @@
 """Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
 
-What is left out follows from the host's own history up to the message that the model answers, its system instruction,
-its declarations and the ceiling. Every call of an invocation therefore comes to the same result as its first one, any
-reader can compute it, and a higher ceiling brings the turns back. The ceiling is not a target, and the latest turn
-stays even where it alone is above it.
+What is left out follows from the host's own history up to the message that the model answers, what a payload adds to
+that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore comes to
+the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back. The ceiling is
+not a target, and the latest turn stays even where it alone is above it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Placeholders up to a boundary that never moves back, so that the beginning of the request stays the same.
 
 Texts of the model and responses of tools become a placeholder; messages of users and of the system, calls and media
-stay. Nothing happens until the estimate passes a share of the window. Then everything older than the last messages of
-the model goes in one act, and further ones, one at a time, while the estimate is still above it. The boundary is a
-count of the host's own contents, with the hash of the last content below it.
+stay. Nothing happens until the estimate, or the pack's own count, passes a share of the window. Then everything older
+than the last messages of the model goes in one act, and further ones, one at a time, while either is still above it.
+The boundary is a count of the host's own contents, with the hash of the last content below it.
 
 Departures from the design that this follows: the exchange that the model has yet to read is never replaced, nor is a
 text that is no longer than the placeholder; the output reserve is at most the slack, so that small windows have room.
@@ -53,11 +53,12 @@ class StablePrefix:
         sizes = [estimate(content, settings) for content in conversation.contents]
         for one in held:
             sizes[one.index] = estimate(one.content, settings)
-        room = self._room(conversation)
+        counts = list(conversation.tokens)
+        for one in held:
+            counts[one.index] = conversation.counter.content(one.content)
         end = begin
-        over = _with_safety(sum(sizes), settings) > room
-        if conversation.forced or (over and not conversation.gated):
-            end = self._advance(conversation, begin, sizes, room, blank)
+        if conversation.forced or (self._over(conversation, sum(sizes), sum(counts)) and not conversation.gated):
+            end = self._advance(conversation, begin, sizes, counts, blank)
         reason: Reason = "by_hand" if conversation.forced else "threshold"
         return decided(
             conversation,
@@ -68,24 +69,35 @@ class StablePrefix:
             note=note,
         )
 
+    def _over(self, conversation: Conversation, estimated: int, counted: int) -> bool:
+        """Whether more is replaced: by this strategy's own estimate of the messages, or by the pack's count of them.
+
+        The estimate takes numbers and ids for fewer tokens than they are; a cut would then take messages of users.
+        """
+        over = _with_safety(estimated, self.settings.stable_prefix) > self._room(conversation)
+        return over or counted > conversation.budget.ceiling
+
     def _room(self, conversation: Conversation) -> int:
-        """Tokens of the messages above which more is replaced."""
+        """Tokens of the messages above which more is replaced, in the strategy's own estimate."""
         settings, budget = self.settings.stable_prefix, conversation.budget
         reserve = min(settings.output_reserve_tokens, budget.slack)
         window = budget.window - bytes_to_tokens(len(conversation.system.encode()), settings) - reserve
         return int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
 
-    def _advance(self, conversation: Conversation, begin: int, sizes: Sequence[int], room: int, blank: _Blank) -> int:
-        """The new boundary: at the last messages to keep, or further where the estimate asks for it."""
+    def _advance(
+        self, conversation: Conversation, begin: int, sizes: Sequence[int], counts: Sequence[int], blank: _Blank
+    ) -> int:
+        """The new boundary: at the last messages to keep, or further where estimate or count asks for it."""
         settings = self.settings.stable_prefix
-        left = sum(sizes)
+        estimated, counted = sum(sizes), sum(counts)
         stop = _unread(conversation)
         keep = min(_first_kept(conversation.contents, settings.keep_last_messages), stop)
         end = begin
-        while end < stop and (end < keep or _with_safety(left, settings) > room):
+        while end < stop and (end < keep or self._over(conversation, estimated, counted)):
             made = blank(end)
             if made is not None:
-                left += estimate(made, settings) - sizes[end]
+                estimated += estimate(made, settings) - sizes[end]
+                counted += conversation.counter.content(made) - counts[end]
             end += 1
         return end
 

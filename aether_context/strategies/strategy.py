@@ -184,6 +184,11 @@ class Conversation:
         """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
         return self.forced or self.heavy or (self.used > mark and not self.gated)
 
+    def reason(self, mark: int, usual: Reason) -> Reason:
+        """Why a strategy acts that looks at a mark: the byte net, where nothing else calls for it."""
+        netted = self.heavy and not self.forced and (self.used <= mark or self.gated)
+        return "byte_net" if netted else usual
+
     @property
     def anchored(self) -> frozenset[int]:
         """The indices of anchors."""

@@ -36,7 +36,7 @@ class Summarize:
             summary_ceiling=min(int(settings.summary_share * budget.input), MOST_TOKENS),
             last_turns=1,
             worthwhile=mark(budget, settings.trigger) - target,
-            reason="high_water",
+            reason=conversation.reason(mark(budget, settings.trigger), "high_water"),
         )
 
     def _latest(self, conversation: Conversation, parts: Sequence[Unit], room: int) -> frozenset[int]:

@@ -84,6 +84,9 @@ class RemoteCounter:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         self._remembered.put(counts)
+        for fault in faults:
+            if not isinstance(fault, Exception):  # an exit ends the program, in whatever thread it was raised
+                raise fault
         if faults:
             raise TokenCountingError(self.name, f"{type(faults[0]).__name__}: {faults[0]}") from faults[0]
         if len(counts) < len(texts):

@@ -1,0 +1,115 @@
+"""What a provider reports decides over what is counted; and what strategies do where counts and estimates differ."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from scripted import Chat, Scripted, call
+
+from aether_context import PackPolicy
+from aether_context.ledger import CallUsage, TokenLedger
+
+WINDOW = 16_000
+
+
+def rows(start: int) -> dict[str, Any]:
+    """Reads rows of numbers and ids."""
+    return {"rows": [f"{at * 7919 % 100_003:06}-{at * 104_729 % 1_000_003:07}" for at in range(start, start + 60)]}
+
+
+class Frugal(Scripted):
+    """Reports a token for every four bytes of what it was sent, which for digits is far less than is counted."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        size = sum(len(content.model_dump_json(exclude_none=True)) for content in llm_request.contents) // 4
+        async for response in super().generate_content_async(llm_request, stream):
+            usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=size, candidates_token_count=5)
+            yield response.model_copy(update={"usage_metadata": usage})
+
+
+def frugal(calls: int, **settings: Any) -> Chat:
+    llm = Frugal(script=[*(call("rows", start=at * 60) for at in range(calls)), "done"], sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.", tools=[rows])
+    chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=WINDOW, **settings))
+    chat.say("Read all of it")
+    return chat
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "heads_tails", "summarize"])
+def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(strategy: str) -> None:
+    chat = frugal(20, conversation={"strategy": strategy})
+    counted = 0
+    for manifest in chat.manifests():
+        acted = [event for event in manifest.truncation_events if event.layer == "conversation"]
+        known = manifest.calibration
+        if known is None or known.beyond is None:
+            continue
+        used = sum(layer.used for layer in manifest.allocation.values())
+        counted = max(counted, used)
+        if acted:
+            before = used + acted[0].tokens_before - acted[-1].tokens_after
+            assert before + known.beyond >= 0.6 * WINDOW, strategy
+    assert counted > 0.9 * WINDOW, "the count alone passes the budget"
+    chat.replays()
+
+
+def test_a_session_that_only_counts_beyond_its_budget_is_not_cut() -> None:
+    chat = frugal(20)
+    assert all(one.epoch_reason in (None, "first_call") for one in chat.manifests())
+
+
+def test_placeholders_come_before_a_cut_takes_messages_of_users_where_the_estimate_is_low() -> None:
+    script = [part for at in range(30) for part in (call("rows", start=at * 60), f"read {at}")]
+    policy = PackPolicy(max_input_tokens=WINDOW, conversation={"strategy": "stable_prefix"})
+    chat = Chat(script=script, tools=[rows], policy=policy)
+    chat.llm.usage = False
+    chat.say(*(f"Read page {at} and remember code-{at}" for at in range(30)))
+    last = chat.sent[-1]
+    assert [f"Read page {at} and" in last.text for at in range(30)] == [True] * 30
+    assert "CONVERSATION SUMMARY" not in last.text
+    assert any(event.stage == "replace" for one in chat.manifests() for event in one.truncation_events)
+    chat.replays()
+
+
+@pytest.mark.parametrize("window", [1_500, 2_000, 3_000, 4_000, 8_000])
+def test_heads_and_tails_keep_their_head_in_small_windows(window: int) -> None:
+    words = " ".join(f"word{at}" for at in range(40))
+    script = [f"Answer {at}: {words}" for at in range(40)]
+    policy = PackPolicy(max_input_tokens=window, conversation={"strategy": "heads_tails"})
+    chat = Chat(script=script, policy=policy)
+    chat.say("Always answer in German.", *(f"Question {at}: {words}" for at in range(1, 40)))
+    last = chat.sent[-1].contents
+    assert [content.parts[0].text.partition(":")[0] for content in last[:3]] == [
+        "Always answer in German.",
+        "Answer 0",
+        "Question 1",
+    ]
+
+
+def spent(*reports: int) -> int:
+    ledger = TokenLedger()
+    for at, tokens in enumerate(reports):
+        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{at}", agent="a")
+    return ledger.snapshot(PackPolicy().limits, invocation="i0", agent="a").session.input.used
+
+
+@pytest.mark.parametrize("reports", [(1_000, -900, 100), (1_000, -5_000), (-900, 1_000), (1_000, 100, -1)])
+def test_a_negative_report_takes_nothing_off_an_account(reports: tuple[int, ...]) -> None:
+    assert spent(*reports) == sum(max(0, one) for one in reports)
+
+
+def test_a_later_report_of_the_same_call_takes_nothing_off_an_account() -> None:
+    ledger = TokenLedger()
+    here = {"invocation": "i1", "agent": "a"}
+    ledger.begin(ledger.estimate(1_000, output_limit=None), **here)
+    for tokens in (1_000, 100, -900):
+        ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), **here)
+    assert ledger.snapshot(PackPolicy().limits, **here).session.input.used == 1_000

@@ -1,0 +1,268 @@
+"""What comes from outside is bounded in number and size before anything looks at it, and deadlines hold."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from scripted import Chat, Memories, call, faults, remembered
+
+from aether_context import PackPolicy
+from aether_context.adk import reading
+from aether_context.adk.deadlines import within
+from aether_context.adk.tools import memory_tools
+from aether_context.conversation import units
+from aether_context.pack import Content
+from aether_context.strategies.normalization import normalize
+from aether_context.strategies.registry import BUILT_IN
+from aether_context.tokens import counter_for
+from aether_context.tokens.estimate import EstimateCounter
+from aether_context.tokens.remote import RemoteCounter
+from aether_context.wire import content_of_parts, part_of
+
+
+def memories_of(chat: Chat) -> list[Any]:
+    return [row for row in chat.manifests()[0].rows if row.layer == "memory"]
+
+
+def test_of_very_many_memories_the_first_are_looked_at() -> None:
+    chat = Chat(memory=Memories(*(remembered(f"fact {n}: item {n} is liked") for n in range(20_000))))
+    chat.say("what do I like about item 7?")
+    assert len(memories_of(chat)) == reading.MOST_MEMORIES
+    assert any("of 20000 entries" in said for said in chat.manifests()[0].degradations)
+    chat.replays()
+
+
+def test_a_memory_of_fifty_megabytes_is_read_from_its_beginning() -> None:
+    chat = Chat(memory=Memories(remembered("item 7 is liked. " * 3_000_000), remembered("item 7 is blue")))
+    chat.say("what do I like about item 7?")
+    assert max(row.tokens or 0 for row in memories_of(chat)) < 50_000
+    assert len(memories_of(chat)) == 2
+    chat.replays()
+
+
+def test_many_large_memories_leave_room_for_no_more_than_a_window_takes() -> None:
+    entries = [remembered(f"{n} item 7 is liked. " * 5_000) for n in range(100)]
+    found = list(reading.found_memories(entries))
+    assert sum(len(one.text) for one in found) <= 400_000
+    assert found[0].text.startswith("0 item 7")
+
+
+def test_preloaded_memories_are_bounded_too() -> None:
+    block = "\n".join(f"Time: 2025-01-0{n % 9 + 1}\nfact {n}" for n in range(50_000))
+    text = (
+        "The following content is from your previous conversations with the user.\n"
+        f"<PAST_CONVERSATIONS>\n{block}\n</PAST_CONVERSATIONS>"
+    )
+    found = reading.preloaded([types.Content(role="user", parts=[types.Part(text=text)])], None)
+    assert found is not None
+    assert len(found.memories) == reading.MOST_MEMORIES
+
+
+def test_of_a_state_with_too_many_notes_the_last_are_read() -> None:
+    chat = Chat(state={"knowledge": {"notes": [f"note {n} on item 7" for n in range(20_000)]}})
+    chat.say("what of item 7?")
+    rows = memories_of(chat)
+    assert len(rows) == 1_000
+    assert any("of 20000 entries" in said for said in chat.manifests()[0].degradations)
+
+
+class Stubborn(Memories):
+    """Goes on when it is cancelled, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(remembered("late"))
+        self.free = asyncio.Event()
+        self.cancelled = 0
+
+    async def go_on(self) -> None:
+        while not self.free.is_set():
+            try:
+                await self.free.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+
+    async def search_memory(self, **query: Any) -> Any:
+        await self.go_on()
+        return await super().search_memory(**query)
+
+    async def add_memory(self, **given: Any) -> None:
+        await self.go_on()
+
+
+def test_a_memory_service_that_swallows_its_cancellation_costs_its_deadline() -> None:
+    async def run() -> None:
+        memory = Stubborn()
+        chat = Chat(memory=memory, policy=PackPolicy(retrieval={"memory_timeout_seconds": 0.05}))
+        await asyncio.wait_for(chat.tell("hello"), 20)
+        assert memory.cancelled == 1
+        assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations
+        memory.free.set()
+
+    asyncio.run(run())
+
+
+def test_remembering_holds_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        memory = Stubborn()
+        memory.free.set()
+        script = [call("remember", text="blue"), "done"]
+        chat = Chat(memory=memory, script=script, tools=memory_tools())
+        await chat.tell("hello")
+        memory.free.clear()
+        chat.llm.script.extend([call("remember", text="red"), "done"])
+        monkeypatch.setattr("aether_context.adk.tools._MEMORY_SECONDS", 0.05)
+        events = await asyncio.wait_for(chat.tell("again"), 20)
+        answers = [one.response or {} for event in events for one in event.get_function_responses()]
+        assert "error" in answers[0]
+        memory.free.set()
+
+    asyncio.run(run())
+
+
+def test_what_is_late_is_forgotten_whatever_it_ends_with() -> None:
+    async def run() -> None:
+        free = asyncio.Event()
+
+        async def fails() -> None:
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                await free.wait()
+            raise ValueError("late and broken")
+
+        with pytest.raises(TimeoutError):
+            await within(0.01, fails())
+        free.set()
+        await asyncio.sleep(0.05)
+
+        async def answers() -> int:
+            return 7
+
+        assert await within(5, answers()) == 7
+
+        async def breaks() -> int:
+            raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            await within(5, breaks())
+
+    asyncio.run(run())
+
+
+def one_id(count: int, *, together: bool, id: str = "x") -> list[Content]:
+    """So many calls of one tool with one id, with their answers: of one message, or one after another."""
+    calls = [part_of({"function_call": {"name": "look_up", "id": id, "args": {"key": str(n)}}}) for n in range(count)]
+    answers = [
+        part_of({"function_response": {"name": "look_up", "id": id, "response": {"n": n}}}) for n in range(count)
+    ]
+    if together:
+        return [content_of_parts("model", calls), content_of_parts("user", answers)]
+    pairs = zip(calls, answers, strict=True)
+    return [
+        content_of_parts(role, [part]) for pair in pairs for role, part in zip(("model", "user"), pair, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("id", ["x", ""])
+def test_calls_with_one_id_pair_in_their_order(id: str) -> None:
+    apart = one_id(3, together=False, id=id)
+    assert [unit.indices for unit in units(apart)] == [(0, 1), (2, 3), (4, 5)]
+    calls, answers = apart[::2], apart[1::2]
+    assert [unit.indices for unit in units([*calls, *answers])] == [(0, 3), (1, 4), (2, 5)]
+    assert [unit.indices for unit in units(one_id(3, together=True, id=id))] == [(0, 1)]
+
+
+@pytest.mark.parametrize("id", ["x", ""])
+def test_parallel_calls_with_one_id_keep_an_answer_each(id: str) -> None:
+    found = normalize(one_id(5, together=True, id=id))
+    assert [len(one.content.parts) for one in found] == [5, 5]
+    calls, answers = one_id(5, together=True, id=id)
+    again = content_of_parts("user", answers.parts[:2])
+    assert [len(one.content.parts) for one in normalize([calls, answers, again])] == [5, 5]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
+@pytest.mark.parametrize("reverse", [True, False], ids=["last first", "in order"])
+def test_pairing_takes_time_in_proportion(together: bool, reverse: bool) -> None:
+    def seconds(count: int) -> float:
+        contents = one_id(count, together=together)
+        if reverse:
+            contents = [*contents[::2], *reversed(contents[1::2])]
+        began = time.thread_time()
+        units(contents)
+        normalize(contents)
+        return time.thread_time() - began
+
+    seconds(10)
+    tries = [(seconds(500), seconds(5_000)) for _ in range(3)]
+    # Ten times the calls; a walk over all that wait for each answer would take a hundred times as long.
+    assert min(long for _, long in tries) < 40 * min(short for short, _ in tries)
+
+
+def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
+    """Looks a key up."""
+    return {"key": key, "value": "v" * 40}
+
+
+@pytest.mark.parametrize("strategy", list(BUILT_IN))
+@pytest.mark.parametrize("id", ["x", None])
+def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
+    def asked(key: str) -> types.Part:
+        return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))
+
+    script = [[asked(f"{turn}-{n}") for n in range(300)] for turn in range(3)]
+    chat = Chat(
+        script=[script[0], "one", script[1], script[2], "two", "three"],
+        tools=[look_many],
+        policy=PackPolicy(max_input_tokens=8_000, conversation={"strategy": (strategy,)}, offload={"mode": "off"}),
+    )
+    chat.say("first", "second", "third")
+    assert len(chat.sent) == 6
+    assert [faults(one.contents) for one in chat.sent] == [[]] * 6
+    chat.replays()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+@pytest.mark.parametrize("place", ["memory", "counter"])
+def test_an_exit_during_a_call_ends_the_run_and_nothing_else(
+    error: BaseException, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memories(remembered("item 7 is blue"))
+    chat = Chat(memory=memory, script=["one", "two"])
+
+    def exits(*_: Any) -> Any:
+        raise error
+
+    if place == "memory":
+        memory.error = error  # type: ignore[assignment]
+    else:
+        monkeypatch.setattr(EstimateCounter, "count_all", exits)
+    with pytest.raises(type(error)):
+        chat.say(f"a text that nobody has counted before: {place} {error!r}")
+    memory.error = None
+    monkeypatch.undo()
+    events = chat.say("item 7?")
+    assert events[-1].content is not None
+    assert not chat.manifests()[-1].degradations
+    chat.replays()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_a_counting_thread_is_no_failed_count(error: type[BaseException]) -> None:
+    def asks(text: str) -> int:
+        raise error(3)
+
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        yield asks
+
+    counter = RemoteCounter("remote", connect, estimate=counter_for(""), timeout_seconds=5)
+    with pytest.raises(error):
+        counter.count_all(["a text"])

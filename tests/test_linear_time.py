@@ -1,0 +1,426 @@
+"""Every function that reads a text from outside takes time in proportion to its length, whatever the text is.
+
+Each is run over hostile families of texts at 10,000 and 100,000 characters. What is quadratic takes a hundred times as
+long for ten times the text, what is linear ten times; the line is drawn between the two, far from both, so that a busy
+machine is not taken for a slow pattern. What takes next to nothing even for the longer text is not looked at further.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from google.adk.events.event import Event
+from google.genai import types
+
+from aether_context import acceptance, artifacts, canonical, compression, entities, payload
+from aether_context.adk import reading, recalling
+from aether_context.adk.acceptance import _read as read_critic
+from aether_context.adk.epochs import storable
+from aether_context.build import scope
+from aether_context.evidence import decoding, extracting, kinds, lines, media, record, rows, sampling
+from aether_context.evidence.offload import offload
+from aether_context.evidence.reading import Searcher
+from aether_context.evidence.urls import _split
+from aether_context.files import segment
+from aether_context.pack import Candidate, Content, Tool
+from aether_context.policy import OffloadSettings, RetrievalSettings
+from aether_context.redaction import PATTERNS, masker
+from aether_context.retrieval import Entry, HybridIndex, dates, entries, ranking, words
+from aether_context.state import read_state
+from aether_context.strategies.normalization import normalize
+from aether_context.tokens import counter_for
+from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
+from aether_context.wire import content_from_wire, content_of_parts, part_of
+
+SHORT, LONG = 10_000, 100_000
+MOST_TIMES = 30
+UNNOTICED_SECONDS = 0.2
+TRIES = 8
+
+UNITS = {
+    "blanks": " ",
+    "tabs": "\t",
+    "line ends": "\n",
+    "carriage returns": "\r",
+    "Windows line ends": "\r\n",
+    "blank lines": " \n",
+    "other spaces": "\u00a0\u2003",
+    "line separators": "\u2028\x85\x1c",
+    "dots": ".",
+    "exclamation marks": "!",
+    "question marks": "? ",
+    "ellipses": "…",
+    "dots and blanks": ". ",
+    "wide stops": "。！？",
+    "semicolons": ";",
+    "colons": ":",
+    "commas": ",",
+    "dashes": "-",
+    "underscores": "_",
+    "hashes": "#",
+    "stars": "*",
+    "equals": "=",
+    "quotes": '"',
+    "single quotes": "'",
+    "escaped quotes": '\\"',
+    "backticks": "`",
+    "backslashes": "\\",
+    "slashes": "/",
+    "pipes": "|",
+    "at signs": "@",
+    "at words": "a@",
+    "dotted word": "a.",
+    "dashed word": "a-",
+    "slashed word": "a/",
+    "plus": "+",
+    "percent": "%41",
+    "letters": "a",
+    "capitals": "A",
+    "mixed case": "aA",
+    "digits": "7",
+    "digits and blanks": "7 ",
+    "digits and dashes": "12-",
+    "digits and dots": "12.",
+    "hexadecimal": "deadbeef",
+    "zero": "0",
+    "words": "word ",
+    "lines": "line of text\n",
+    "numbered lines": "1. item\n",
+    "bullets": "- item\n",
+    "indented": "    x\n",
+    "CJK": "漢字",
+    "kana": "かなカナ",
+    "Hangul": "한국",
+    "Thai": "ภาษา",
+    "Arabic": "العربية ",
+    "combining marks": "e\u0301",
+    "emoji": "👩\u200d👩\u200d👧",
+    "surrogates": "\ud800",
+    "mixed surrogates": "a\udfff",
+    "NUL": "\0",
+    "replacement": "\ufffd",
+    "openers": "<PAST_CONVERSATIONS>\n",
+    "closed memories": "<PAST_CONVERSATIONS>\nTime: 1\nx\n</PAST_CONVERSATIONS>\n",
+    "half closers": "\n</PAST_CONVERSATIONS",
+    "checkpoints": "<checkpoint_id>",
+    "closed checkpoints": "<checkpoint_id>7</checkpoint_id>",
+    "checkpoint closers": "</checkpoint_id>",
+    "less than": "<",
+    "greater than": ">",
+    "tags": "<b></b>",
+    "comments": "<!--",
+    "example": "example",
+    "examples": "examples ",
+    "example lines": "\nexample\n",
+    "e.g.": "e.g",
+    "for example": "for example",
+    "blank examples": "\n  example",
+    "brackets": "[",
+    "closing brackets": "]",
+    "braces": "{",
+    "bracket pairs": "[]",
+    "brace pairs": "{}",
+    "parentheses": "(",
+    "arrays": "[{",
+    "empty arrays": "[ ",
+    "keys": '{"a":',
+    "array keys": '[{"a":',
+    "rows": '{"id": 1, "name": "x"},',
+    "array rows": '[{"id": 1},',
+    "JSON strings": '"a",',
+    "escapes in JSON": "\\u00",
+    "terminal colours": "\x1b[31mx",
+    "open terminal codes": "\x1b[",
+    "long terminal codes": "\x1b[0;",
+    "terminal titles": "\x1b]",
+    "escape characters": "\x1b",
+    "progress": "10%\r",
+    "fences": "```\n",
+    "named fences": "```python\nx\n```\n",
+    "addresses": "https://example.org/a?b=c ",
+    "long addresses": "https://",
+    "artifacts": "artifact://",
+    "evidence": "artifact://evidence/",
+    "evidence records": "artifact://evidence/0123456789abcdef.txt",
+    "file paths": "C:\\a\\",
+    "tables": "| a | b |\n",
+    "CSV": "1,2,3\n",
+    "tabbed": "a\tb\n",
+    "key values": "key: 12\n",
+    "keys without value": "key:",
+    "key equals": "a=1&",
+    "mails": "ann@example.com ",
+    "phones": "+49 30 123456 ",
+    "opened phones": "(030) ",
+    "cards": "4111 1111 1111 1111 ",
+    "ibans": "DE89 3704 0044 0532 0130 00 ",
+    "iban groups": "AB12 CD34 ",
+    "API keys": "sk-",
+    "tokens": "eyJaaaaaaaa.",
+    "private keys": "-----BEGIN ",
+    "IPs": "1.1.1.",
+    "dates": "2024-01-01 ",
+    "months": "May ",
+    "in months": "in  ",
+    "days of": "7 of ",
+    "ago": "2 weeks ",
+    "years": "2024",
+    "last": "last  ",
+    "log": "2025-01-31T10:00:00 ERROR x failed\n",
+    "log prefix": "x - - ",
+    "Apache": "1.1.1.1 - - [",
+    "errors": "Error",
+    "exceptions": "AException",
+    "trace": "Traceback (most recent call last):\n  File x\n",
+    "code": "def f():\n",
+    "export": "export ",
+    "text content": "TextContent(type='text', text=",
+    "notation": "content=[TextContent(type='text', text='x'",
+    "meta": "meta=",
+    "structured": "structuredContent=",
+    "data URI": "data:",
+    "data options": "data:a/b;a=b",
+    "base64": "QUJD",
+    "headers": "CONTEXT PACK\n",
+    "requests": "\nUSER REQUEST:\n",
+    "left out": "- messages left out: 1\n",
+    "used": "- used: a1b2\n",
+    "used comma": "a1/b, ",
+    "Time lines": "Time: 1\nx\n",
+    "For context": "For context:\n",
+    "quoted agents": "`x` tool returned result:\n",
+}
+
+
+def of_unit(unit: str) -> Callable[[int], str]:
+    return lambda size: (unit * (size // len(unit) + 1))[:size]
+
+
+def distinct(form: str) -> Callable[[int], str]:
+    """Texts of ever new words."""
+    return lambda size: "".join(form.format(n) for n in range(size // len(form.format(10_000)) + 1))[:size]
+
+
+FAMILIES: Mapping[str, Callable[[int], str]] = {
+    **{name: of_unit(unit) for name, unit in UNITS.items()},
+    "new words": distinct("w{0} "),
+    "new paths": distinct("/a/{0}/b "),
+    "new lines": distinct("key{0}: {0}\n"),
+    "new errors": distinct("Error x{0}\n"),
+    "new sentences": distinct("Item {0} is done. "),
+    "one new word a dot": distinct("x{0}."),
+    "new addresses": distinct("artifact://evidence/{0:016x}.txt "),
+    "new rows": lambda size: "[" + distinct('{{"id": {0}, "name": "n{0}"}},')(size),
+    "nested arrays": lambda size: "[" * (size // 2) + "]" * (size // 2),
+    "nested objects": lambda size: '{"a":' * (size // 6) + "1" + "}" * (size // 6),
+    "nested to a depth": lambda size: "[" * 50 + of_unit('{"a":[1,2]},')(size) + "1" + "]" * 50,
+    "text then blanks": lambda size: "x" + " " * size,
+    "blanks then text": lambda size: " " * size + "x",
+    "dots then text": lambda size: "." * size + "x",
+    "text then line ends": lambda size: "Find it." + "\n" * size + "x",
+    "blanks between": lambda size: ("a" + " " * 999) * (size // 1000),
+    "dots between": lambda size: ("a" + "." * 999) * (size // 1000),
+    "an opener, then anything": lambda size: "<PAST_CONVERSATIONS>\n" + "\n" * size,
+    "quoted": lambda size: '"' + "\\" * size,
+    "JSON text": lambda size: json.dumps({"text": "line\n" * (size // 6)}),
+    "JSON strings that are escaped": lambda size: json.dumps(json.dumps(json.dumps(["\\" * (size // 9)]))),
+    "protocol": lambda size: json.dumps({"content": [{"type": "text", "text": "x" * (size // 2)}] * 2}),
+    "cut JSON": lambda size: '{"a": [' + '"b", ' * (size // 5),
+    "cut nested JSON": lambda size: '{"a": [[' * (size // 8),
+    "half a string": lambda size: '{"a": "' + "\\u00e" * (size // 6),
+    "envelope": lambda size: "content=[TextContent(type='text', text='" + "\\'" * (size // 2),
+    "a long word, then a mark": lambda size: "a" * size + "!",
+    "a long key": lambda size: '{"' + "k" * size + '": 1}',
+}
+
+COUNTER = counter_for("")
+ALWAYS = OffloadSettings(tools={"t": "always"})
+
+
+def content(text: str, kind: str = "text", role: str = "user") -> Content:
+    if kind == "text":
+        return content_of_parts(role, [part_of({"text": text})])
+    if kind == "call":
+        return content_of_parts("model", [part_of({"function_call": {"name": "t", "args": {"a": text}}})])
+    return content_of_parts("user", [part_of({"function_response": {"name": "t", "response": {"result": text}}})])
+
+
+def words_of(text: str) -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])
+
+
+def declaration(text: str) -> types.FunctionDeclaration:
+    return types.FunctionDeclaration(
+        name="t",
+        description=text,
+        parameters_json_schema={"type": "object", "properties": {"a": {"type": "string", "description": text}}},
+    )
+
+
+def memory(text: str, id: str = "m") -> Candidate:
+    return Candidate(id=id, layer="memory", source="memory", text=text, digest=canonical.hash_text(text))
+
+
+def preload(text: str) -> object:
+    return reading.preloaded(
+        [words_of(f"The following content is from your previous conversations with the user.\n{text}")], None
+    )
+
+
+def search(text: str) -> object:
+    index = HybridIndex("none")
+    index.add_texts(["a", "b"], [text, "something else"])
+    return index.search(text[:2_000], asked=1.7e9)
+
+
+def read_tool(text: str) -> Tool:
+    return reading._tool(declaration(text), frozenset())
+
+
+TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
+    # what a model, a tool or a person writes into a conversation
+    "canonical_json": lambda text: canonical.canonical_json({"a": text}),
+    "content": content,
+    "content_from_wire": lambda text: content_from_wire(content(text).wire),
+    "storable": storable,
+    "count": COUNTER.count,
+    "framing of a call": lambda text: written_call("t", content(text, "call").parts[0].text, framing_of("gpt-4o")),
+    "framing of a response": lambda text: written_response(
+        "t", content(text, "response").parts[0].text, framing_of("claude-sonnet-4")
+    ),
+    "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
+    "Reader.content": lambda text: reading.Reader().content(words_of(text), "gemini-2.5-flash"),
+    "human_index": lambda text: reading.human_index([words_of(text), words_of(text + "x")], words_of("another")),
+    "preloaded": preload,
+    "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
+    "words_of": lambda text: recalling.words_of(words_of(text)),
+    "passages": recalling.passages,
+    "said": lambda text: recalling.said(
+        [recalling.told_of(words_of(text))], [Event(author="user", content=words_of(text))]
+    ),
+    "normalize": lambda text: normalize(
+        [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
+    ),
+    # declarations
+    "_tool": read_tool,
+    "trimmed": lambda text: scope.trimmed(read_tool(text)),
+    # shorter text
+    "extract": lambda text: compression.extract(text, max_tokens=300, counter=COUNTER, query=text[:300]),
+    "shorten": lambda text: compression.shorten(text, max_tokens=100, counter=COUNTER, query=text[:300]),
+    "summarize": lambda text: compression.summarize(
+        [content(text), content(text, role="model")], max_tokens=300, counter=COUNTER, earlier=text
+    ),
+    "split_bullets": compression.split_bullets,
+    "lines_of": compression.lines_of,
+    "relevance": lambda text: compression.relevance(text.split("\n"), text),
+    "entities_of": lambda text: list(entities.entities_of(text)),
+    "entity_table": lambda text: entities.entity_table(
+        [content(text), content(text, "call"), content(text, "response")],
+        max_tokens=300,
+        counter=COUNTER,
+        earlier=text,
+        known=text[:1_000],
+    ),
+    # payloads
+    "bullet": payload.bullet,
+    "fenced": payload.fenced,
+    "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
+    "cited_uris": acceptance.cited_uris,
+    "read_critic": lambda text: quiet(read_critic, text),
+    # evidence
+    "decoded": decoding.decoded,
+    "decoded, in an envelope": lambda text: decoding.decoded(f"content=[TextContent(type='text', text='{text}"),
+    "decoded, from the protocol": lambda text: decoding.decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
+    "printable": decoding.printable,
+    "read_json": decoding.read_json,
+    "closing": lambda text: quiet(decoding.closing, text),
+    "kind_of": kinds.kind_of,
+    "is_data": kinds.is_data,
+    "view_of": lambda text: lines.view_of(text),
+    "show": lambda text: extracting.show(
+        text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
+    ),
+    "sampled": lambda text: sampling.sampled(text, sampling.query_words(text[:2_000])),
+    "line_count": sampling.line_count,
+    "query_words": sampling.query_words,
+    "sampled_rows": lambda text: rows.sampled_rows(
+        f'[{{"id": 1}}, {text}', ["id", text[:20]], max_tokens=300, counter=COUNTER
+    ),
+    "offload": lambda text: offload(
+        {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
+    ),
+    "search an artifact": lambda text: Searcher(lines.view_of(text), embedder="none").search(
+        text[:200], max_tokens=300, counter=COUNTER
+    ),
+    "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),
+    "typed": lambda text: media.typed(text, b""),
+    "is_text": kinds.is_text,
+    "evidence_key": record.evidence_key,
+    "artifact_uris": record.artifact_uris,
+    # search
+    "terms": words.terms,
+    "query_terms": words.query_terms,
+    "identifiers": words.identifiers,
+    "named_times": lambda text: dates.named_times(text, asked=1.7e9),
+    "asks_for_recent": dates.asks_for_recent,
+    "repeats": lambda text: entries.repeats(Entry(id="a", text=text), Entry(id="b", text=f"{text} c")),
+    "tokenize": ranking.tokenize,
+    "retrieve": lambda text: ranking.retrieve(
+        [memory(text), memory("other", "n")], text, k=3, settings=RetrievalSettings(), tail=text
+    ),
+    "index": search,
+    "redact": masker(tuple(PATTERNS)),
+    # names that a model, a tool or an app gives
+    "segment": segment,
+    "relative_name": lambda text: quiet(artifacts.relative_name, f"artifact://{text}"),
+    "absolute": lambda text: artifacts.absolute(f"artifact://apps/{text}"),
+    "absolute, with a name": lambda text: artifacts.absolute(f"artifact://apps/a/users/u/artifacts/{text}"),
+    "_split": _split,
+    "read_state": lambda text: read_state(
+        {"plan": {"step": {"text": text, "acceptance": [text]}, "tools": [text]}, "knowledge": {"notes": [text]}}
+    ),
+}
+
+
+def quiet(act: Callable[[str], Any], text: str) -> Any:
+    """What an act gives; what it raises for a text that is none of its kind is as good."""
+    try:
+        return act(text)
+    except Exception as error:
+        return error
+
+
+def seconds(act: Callable[[str], Any], text: str) -> float:
+    """Processor time of this thread, without the collector: what else runs or lives in the process does not count."""
+    gc.disable()
+    try:
+        began = time.thread_time()
+        act(text)
+        return time.thread_time() - began
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", TEXT_FUNCTIONS)
+def test_ten_times_the_text_takes_about_ten_times_as_long(name: str) -> None:
+    act = TEXT_FUNCTIONS[name]
+    act("warm up")
+    slow: dict[str, str] = {}
+    for family, made in FAMILIES.items():
+        least_short = least_long = float("inf")
+        for attempt in range(TRIES):
+            # Texts of other lengths are found in no cache.
+            least_long = min(least_long, seconds(act, made(LONG + attempt)))
+            if least_long < UNNOTICED_SECONDS:
+                break
+            least_short = min(least_short, seconds(act, made(SHORT + attempt)))
+            if least_long < MOST_TIMES * least_short:
+                break
+        else:
+            slow[family] = f"{least_short:.4f} s, {least_long:.4f} s"
+    assert not slow

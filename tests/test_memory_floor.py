@@ -1,0 +1,137 @@
+"""What the app put into the state enters, and of what a search found only what is far from the best stays out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted import Chat, Memories, call, remembered
+
+from aether_context import Manifest, PackPolicy
+from aether_context.adk import memory_tools
+from aether_context.resolution import Resolver
+
+OWN = [f"{word} stays as it is" for word in ("zebra", "copper", "violin", "glacier", "saffron", "comet", "tulip")]
+PLAN = {"task_id": "42", "goal": "Be brief", "step": {"id": "3", "text": "Add numbers", "acceptance": ["A sum"]}}
+
+
+def harbour(count: int, words: int = 40) -> list[Any]:
+    crowd = ("berth", "tariff", "harbour", "fee", "Kiel", "pilot", "ferry", "customs", "anchor", "quay", "tide")
+    return [
+        remembered(f"Harbour fee fact {at}: " + " ".join(crowd[(at + step) % 11] for step in range(words)))
+        for at in range(count)
+    ]
+
+
+def memory_section(chat: Chat) -> str:
+    return chat.sent[-1].human().partition("MEMORY:\n")[2].partition("\nACCEPTANCE:")[0].partition("\nUSER REQUEST:")[0]
+
+
+def reasons(chat: Chat, manifest: Manifest) -> dict[str, str | None]:
+    rows = Resolver(chat.store).resolve(manifest).rows.values()
+    return {row.id: row.reason for row in rows if row.layer == "memory"}
+
+
+@pytest.mark.parametrize("policy", ["quality_first", "balanced", "cost_first"])
+@pytest.mark.parametrize("key", ["notes", "memories", "decisions", "entities"])
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_what_the_app_put_there_enters_whatever_is_asked(policy: str, key: str, as_mapping: bool) -> None:
+    own = [{"text": text, "step_id": "3"} if as_mapping and key == "notes" else text for text in OWN]
+    chat = Chat(
+        state={"plan": PLAN, "knowledge": {key: own}},
+        policy=PackPolicy.load(preset=policy),
+        memory=Memories(*harbour(30)),
+    )
+    chat.say("What is 2 + 2?")
+    assert all(f"- {text}" in memory_section(chat) for text in OWN)
+    chat.replays()
+
+
+def test_more_of_the_apps_own_than_memories_that_others_make_room_for_enters() -> None:
+    own = [f"{OWN[at % 7]} number {at}" for at in range(200)]
+    chat = Chat(state={"knowledge": {"notes": own[:100], "entities": own[100:]}}, memory=Memories(*harbour(30)))
+    chat.say("What is 2 + 2?")
+    assert all(f"- {text}" in memory_section(chat) for text in own)
+    assert None in reasons(chat, chat.manifests()[-1]).values()
+    chat.replays()
+
+
+def test_notes_that_an_agent_wrote_enter_a_later_request_about_something_else() -> None:
+    chat = Chat(
+        script=[
+            call("record_decision", text="Ship on Friday", reason="legal"),
+            call("record_entity", name="Bo", text="approves refunds"),
+            "Noted.",
+            "Four.",
+        ],
+        tools=memory_tools(),
+    )
+    chat.say("Note these.")
+    chat.say("What is 2 + 2?")
+    text = memory_section(chat)
+    assert "- Ship on Friday (because: legal)" in text
+    assert "- Bo: approves refunds" in text
+
+
+def test_what_has_expired_or_belongs_to_a_step_that_is_done_stays_out() -> None:
+    steps = [{"id": "1", "text": "Look", "status": "done"}, {"id": "2", "text": "Add", "acceptance": ["A sum"]}]
+    notes = [
+        {"text": "stale kiwi note", "time": 0.0, "ttl_seconds": 60},
+        {"text": "papaya note of a step before", "step_id": "1"},
+        {"text": "mango note of now", "step_id": "2"},
+    ]
+    chat = Chat(state={"plan": {"task_id": "42", "steps": steps}, "knowledge": {"notes": notes}})
+    chat.say("What is 2 + 2?")
+    assert memory_section(chat) == "- mango note of now"
+
+
+def test_a_memory_that_a_search_found_enters_where_there_is_room() -> None:
+    chat = Chat(memory=Memories(remembered("Ann prefers concise output", author=None), *harbour(3)))
+    chat.say("Which harbour fee is due in Kiel?")
+    assert "- Ann prefers concise output (2025-03-09)" in memory_section(chat)
+    chat.replays()
+
+
+def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_does_not() -> None:
+    chat = Chat(
+        state={"knowledge": {"notes": OWN[:2]}},
+        memory=Memories(remembered("Second-floor printer needs toner", author=None), *harbour(8)),
+        policy=PackPolicy(max_input_tokens=1_300, retrieval={"recall": False}),
+    )
+    chat.say("Hello " + "there and so on " * 260, "Which harbour fee is due in Kiel?")
+    found = reasons(chat, chat.manifests()[-1])
+    assert "below_floor" in found.values()
+    text = memory_section(chat)
+    assert "toner" not in text
+    assert "Harbour fee fact" in text
+    assert all(f"- {one}" in text for one in OWN[:2])
+    chat.replays()
+
+
+def test_what_was_found_goes_before_what_the_app_put_there() -> None:
+    chat = Chat(
+        state={"knowledge": {"notes": OWN}},
+        memory=Memories(*harbour(12)),
+        policy=PackPolicy(max_input_tokens=900, compress={"enabled": False}),
+    )
+    chat.say("Which harbour fee is due in Kiel?")
+    assert "over_allocation" in reasons(chat, chat.manifests()[-1]).values()
+    assert all(f"- {one}" in memory_section(chat) for one in OWN)
+
+
+def test_further_memories_than_have_a_place_of_their_own_must_answer() -> None:
+    noise = [remembered(f"{OWN[at % 7]} {at} {OWN[at % 5]}", author=None) for at in range(60)]
+    chat = Chat(memory=Memories(*noise, *harbour(5)))
+    chat.say("Which harbour fee is due in Kiel?")
+    found = list(reasons(chat, chat.manifests()[-1]).values())
+    assert memory_section(chat).count("Harbour fee fact") == 5
+    assert found.count(None) == PackPolicy().retrieval.memory_k
+    assert found.count("below_floor") == 65 - PackPolicy().retrieval.memory_k
+
+
+def test_the_contract_says_what_is_authoritative() -> None:
+    for contract in ("system", "payload"):
+        chat = Chat(state={"plan": PLAN}, policy=PackPolicy(payload={"contract": contract}))
+        chat.say("What is 2 + 2?")
+        sent = f"{chat.sent[0].system}{chat.sent[0].text}"
+        assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
