@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,8 @@ class SearchSettings:
     """How an index ranks; the defaults are the same for every kind of material.
 
     Attributes:
-        fusion: ``weighted`` adds both scores, each 0 to 1; ``rrf`` adds reciprocal ranks (Cormack et al., 2009).
         semantic_weight: the share of meaning in the sum, 0 to 1; words have the rest. A query that is full of
             identifiers leans on words, by up to all of it.
-        rrf_k: the constant of reciprocal ranks.
         neighbours: how much of its score an entry lends to those one, two, three places from it in its thread.
         time_weight: added in full where an entry's time agrees with a time that the question names.
         recency_weight: added in full to what is of now, where a question asks for the latest.
@@ -39,9 +37,7 @@ class SearchSettings:
         reranked: how many of the best a reranker reads, where there is one.
     """
 
-    fusion: Literal["weighted", "rrf"] = "weighted"
     semantic_weight: float = 0.4
-    rrf_k: float = 60.0
     neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
     time_weight: float = 0.2
     recency_weight: float = 0.1
@@ -98,14 +94,6 @@ def told_by_meaning(cosines: Floats, alive: Slots) -> Floats:
 def sampled(alive: Slots) -> Slots:
     """Entries that stand for all of them, evenly spaced: at most 10,000."""
     return alive[:: 1 + len(alive) // _SAMPLED]
-
-
-def reciprocal_ranks(scores: Floats, k: float) -> Floats:
-    """``k / (k + rank)``, ranks from 1 in the order of scores; what has no score above 0 has 0. Ties share a rank."""
-    levels, level = np.unique(-scores, return_inverse=True)
-    sizes = np.bincount(level, minlength=len(levels))
-    ranks = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]])[level]
-    return np.where(scores > 0, k / (k + ranks), 0.0)
 
 
 def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]) -> Floats:

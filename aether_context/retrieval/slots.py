@@ -21,7 +21,6 @@ from .fusion import (
     Reranker,
     SearchSettings,
     Slots,
-    reciprocal_ranks,
     sampled,
     semantic_share,
     smoothed,
@@ -227,20 +226,15 @@ class SlotIndex:
         lexical = told_by_words(bm25, self._lexical.ceiling(weights))
         semantic = told_by_meaning(cosine, alive)
         share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
-        if self.settings.fusion == "rrf":
-            lexical = reciprocal_ranks(lexical, self.settings.rrf_k)
-            semantic = reciprocal_ranks(semantic, self.settings.rrf_k)
         return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
 
     def _compared(self, asked: Asked, bm25: Floats, alive: Slots) -> Floats:
         """The cosine of every entry with a query; in a large index of those that may be candidates, 0 of the others.
 
-        Ranks are known where every entry is compared.
-
         These are the best by words, and many times as many as can be candidates by the signs of their vectors; what
         stands around the candidates that those give; and some of all, by which a median is told.
         """
-        if len(self) <= _EXHAUSTIVE or self.settings.fusion == "rrf":
+        if len(self) <= _EXHAUSTIVE:
             return np.round(asked.similarities(), 6)
         found = np.zeros(len(bm25))
         done = np.zeros(len(bm25), dtype=bool)
