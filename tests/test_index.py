@@ -152,16 +152,6 @@ def test_a_reranker_orders_the_best_anew():
     assert index.search("zebra") == []
 
 
-def test_feedback_searches_by_the_words_of_the_best():
-    texts = ["falcon bird nest", "falcon bird wing", "bird nest wing", "car engine", "car wheel"]
-    names = ["a", "b", "c", "d", "e"]
-    plain, fed = (HybridIndex("none", settings=SearchSettings(feedback=n)) for n in (0, 2))
-    for index in (plain, fed):
-        index.add_texts(names, texts)
-    assert set(ids(plain.search("falcon"))) == {"a", "b"}
-    assert set(ids(fed.search("falcon"))) == {"a", "b", "c"}
-
-
 def test_what_is_far_from_the_best_is_left_out():
     index = HybridIndex("none", settings=SearchSettings(floor=0.9))
     index.add_texts(["a", "b"], ["red door", "red window in a long wall with many other things in it"])

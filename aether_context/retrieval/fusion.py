@@ -32,7 +32,6 @@ class SearchSettings:
         half_life_days: after which recency has fallen to one half.
         floor: the share of the best score under which nothing is found, 0 to 1.
         repeated: what the score of an entry is multiplied by that nearly repeats a better one, 0 to 1; 1 is off.
-        feedback: how many of the best entries lend words to the query (pseudo-relevance feedback); 0 is off.
         candidates: how many of each list, words and meaning, are looked at.
         reranked: how many of the best a reranker reads, where there is one.
     """
@@ -44,7 +43,6 @@ class SearchSettings:
     half_life_days: float = 30.0
     floor: float = 0.0
     repeated: float = 0.5
-    feedback: int = 0
     candidates: int = 1_000
     reranked: int = 50
 

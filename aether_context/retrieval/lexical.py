@@ -13,7 +13,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -126,34 +126,27 @@ class InvertedIndex:
         self._live -= len(slots)
         self._total_length -= int(self._lengths.values[slots].sum(dtype=np.int64))
 
-    def weight(self, term: str) -> float:
-        """How much a term tells: 0 where every entry holds it, and that of an unseen one where none does."""
-        return self._weight(sum(self._holders(slots) for slots, _ in self._postings(term)))
-
-    def scores(self, weights: Mapping[str, float]) -> Scores:
-        """BM25 of every entry, removed ones 0.
-
-        Args:
-            weights: how often each term of the query counts, 1 for a term that stands in it once.
-        """
+    def scores(self, query: Sequence[str]) -> Scores:
+        """BM25 of every entry for the terms of a query, each once; removed entries 0."""
         found = np.zeros(len(self._lengths))
         if not self._live or not self._total_length:
             return found
         norms = K1 * (1 - B) + (K1 * B * self._live / self._total_length) * self._lengths.values
-        for term in sorted(weights):
+        for term in sorted(query):
             postings = list(self._postings(term))
             holders = sum(self._holders(slots) for slots, _ in postings)
-            factor = self._weight(holders) * weights[term] * (K1 + 1)
+            factor = self._weight(holders) * (K1 + 1)
             for slots, counts in postings:
                 found[slots] += factor * counts / (norms[slots] + counts)
         if self._live < len(found):
             found[~self._alive.values] = 0.0
         return found
 
-    def ceiling(self, weights: Mapping[str, float]) -> float:
+    def ceiling(self, query: Sequence[str]) -> float:
         """What an entry reaches that says the eight rarest terms of a query over and over."""
-        told = sorted((self.weight(term) * weights[term] for term in weights), reverse=True)
-        return (K1 + 1) * sum(told[:_FULL_WORDS])
+        holders = (sum(self._holders(slots) for slots, _ in self._postings(term)) for term in query)
+        weights = sorted(map(self._weight, holders), reverse=True)
+        return (K1 + 1) * sum(weights[:_FULL_WORDS])
 
     def keep(self, slots: Slots) -> None:
         """Forgets the postings of removed entries, with the terms that no other holds, and numbers the others anew.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -37,7 +36,6 @@ from .words import query_terms, terms
 Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""
 
-_FEEDBACK_TERMS, _FEEDBACK_WEIGHT = 10, 0.3
 _EXHAUSTIVE = 200_000
 """Up to so many entries are compared with a query one by one."""
 _NEARER, _NEAR_SHARE = 8, 32
@@ -181,7 +179,7 @@ class SlotIndex:
         """
         if not len(self) or limit <= 0:
             return []
-        pool = self._ranked(self._redact(query), also, asked, entries)
+        pool = self._ranked(self._redact(query), also, asked)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
         if self._reranker is not None:
@@ -196,19 +194,11 @@ class SlotIndex:
         order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
         return _hits(kept, order, held)
 
-    def _ranked(self, query: str, also: Sequence[str], asked: float | None, entries: Lookup) -> _Pool:
+    def _ranked(self, query: str, also: Sequence[str], asked: float | None) -> _Pool:
         """The candidates of a query with every score."""
         alive = self._lexical.alive
-        first = self._fused(query, dict.fromkeys(query_terms(query), 1.0), np.flatnonzero(alive))
-        fused = [
-            first,
-            *(
-                self._fused(text, dict.fromkeys(query_terms(text), 1.0), first.alive)
-                for text in map(self._redact, also)
-            ),
-        ]
-        if self.settings.feedback:
-            fused.append(self._fused(query, self._fed_back(query, first, entries), first.alive))
+        first = self._fused(query, np.flatnonzero(alive))
+        fused = [first, *(self._fused(text, first.alive) for text in map(self._redact, also))]
         total = sum((one.total for one in fused[1:]), start=first.total) / len(fused)
         slots = self._candidates([one.lexical for one in fused] + [one.semantic for one in fused], alive)
         scores = {name: values[slots] for name, values in first.parts.items()}
@@ -219,11 +209,12 @@ class SlotIndex:
             lent = lent + bonus
         return _Pool(slots=slots, scores=scores, total=np.round(lent, 9))
 
-    def _fused(self, query: str, weights: Mapping[str, float], alive: Slots) -> _Fused:
+    def _fused(self, query: str, alive: Slots) -> _Fused:
         """The scores of every entry by words and by meaning."""
-        bm25 = self._lexical.scores(weights)
+        words = query_terms(query)
+        bm25 = self._lexical.scores(words)
         cosine = self._compared(self._semantic.asked(query), bm25, alive)
-        lexical = told_by_words(bm25, self._lexical.ceiling(weights))
+        lexical = told_by_words(bm25, self._lexical.ceiling(words))
         semantic = told_by_meaning(cosine, alive)
         share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
         return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
@@ -251,16 +242,6 @@ class SlotIndex:
         candidates = self._candidates([bm25, found], self._lexical.alive)
         compare(np.concatenate([candidates, *(places[places >= 0] for places in chain(*self._steps(candidates)))]))
         return found
-
-    def _fed_back(self, query: str, first: _Fused, entries: Lookup) -> dict[str, float]:
-        """The query's terms, and those that tell most of the best entries (Rocchio, 1971)."""
-        weights = dict.fromkeys(query_terms(query), 1.0)
-        best = first.alive[np.argsort(-first.total[first.alive], kind="stable")[: self.settings.feedback]]
-        counts = Counter(term for entry in entries(best) for term in set(terms(self._redact(entry.searched))))
-        told = sorted(counts, key=lambda term: (-counts[term] * self._lexical.weight(term), term))
-        for term in [term for term in told if term not in weights and counts[term] > 1][:_FEEDBACK_TERMS]:
-            weights[term] = _FEEDBACK_WEIGHT * counts[term] / len(best)
-        return weights
 
     def _candidates(self, lists: Sequence[Floats], alive: NDArray[np.bool_]) -> Slots:
         """The best of each list and their neighbours; all that live where there are few."""

@@ -1,6 +1,6 @@
 """Ranks the turns of long conversations for questions about them.
 
-    python turn_recall.py locomo.json [--embedder NAME] [--feedback N] [--mmr LAMBDA]
+    python turn_recall.py locomo.json [--embedder NAME] [--mmr LAMBDA]
 
 The file is that of LoCoMo (Maharana et al., 2024). Each conversation is an index with a thread for each session, its
 speakers and its times. For each question that has an answer in the conversation, turns are taken in the order of the
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aether_context.retrieval import Entry, Hit, HybridIndex, SearchSettings
+from aether_context.retrieval import Entry, Hit, HybridIndex
 
 BUDGETS = (512, 1_024, 2_048, 4_096)
 _TURN_SECONDS = 30
@@ -62,7 +62,7 @@ def measure(sample: dict[str, Any], args: argparse.Namespace) -> list[tuple[list
     entries = turns(sample["conversation"])
     texts = [turn for held in sample["conversation"].values() if isinstance(held, list) for turn in held]
     sizes = {turn["dia_id"]: (len(turn["text"].encode()) + 3) // 4 for turn in texts}
-    index = HybridIndex(args.embedder, settings=SearchSettings(feedback=args.feedback))
+    index = HybridIndex(args.embedder)
     index.add(entries)
     rows = []
     for question in sample["qa"]:
@@ -81,7 +81,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--embedder")
-    parser.add_argument("--feedback", type=int, default=0)
     parser.add_argument("--mmr", type=float, default=1.0)
     arguments = parser.parse_args()
     measured = [row for sample in json.loads(arguments.path.read_text()) for row in measure(sample, arguments)]
