@@ -7,7 +7,7 @@ AetherContextError
 │   ├── StepTooLarge         what must be sent does not fit the window
 │   └── AnchorPreservationError  contents that must be kept do not fit the budget: which ones
 ├── TokenCountingError   a token counter failed: which one, why, and the cure
-├── EmbeddingError       an embedder or a reranker failed: which one, and why
+├── EmbeddingError       an embedder failed: which one, and why
 ├── SearchIndexError     an index was given what it cannot take, or cannot be read
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
 ├── StateError           what should go into a session's state cannot
@@ -187,7 +187,7 @@ class TokenCountingError(AetherContextError):
 
 
 class EmbeddingError(AetherContextError):
-    """A model of vectors or of relevance failed: ``embedder`` is its name, ``reason`` says why."""
+    """A model of vectors failed: ``embedder`` is its name, ``reason`` says why."""
 
     def __init__(self, embedder: str, reason: str) -> None:
         self.embedder = embedder

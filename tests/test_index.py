@@ -122,34 +122,19 @@ def test_what_either_words_or_meaning_find_is_found(index):
 
 
 class Scripted:
-    """An expander and a reranker that do what they are told."""
+    """An expander that does what it is told."""
 
     def __init__(self, *texts):
         self.texts = texts
-        self.read = []
 
     def expand(self, query):
         return self.texts
-
-    def scores(self, query, texts):
-        self.read += texts
-        return [float(len(text)) for text in texts]
 
 
 def test_an_expander_gives_more_to_search_by():
     index = HybridIndex("none", expander=Scripted("a fast car", ""))
     index.add_texts(list(TEXTS), list(TEXTS.values()))
     assert ids(index.search("vehicle")) == ["c"]
-
-
-def test_a_reranker_orders_the_best_anew():
-    reranker = Scripted()
-    index = HybridIndex("none", reranker=reranker, settings=SearchSettings(reranked=2))
-    index.add_texts(["a", "b", "c"], ["red door", "red door of the house", "the house has one red window and a roof"])
-    hits = index.search("red door")
-    assert [(hit.id, hit.score, hit.scores["rerank"]) for hit in hits] == [("b", 1.0, 21.0), ("a", 0.0, 8.0)]
-    assert sorted(reranker.read) == ["red door", "red door of the house"]
-    assert index.search("zebra") == []
 
 
 def test_what_is_far_from_the_best_is_left_out():

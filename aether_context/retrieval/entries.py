@@ -41,7 +41,7 @@ class Hit:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
             and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``,
-            ``repeated``, ``mmr`` and ``rerank`` where they played a part.
+            ``repeated`` and ``mmr`` where they played a part.
     """
 
     entry: Entry

@@ -33,7 +33,6 @@ class SearchSettings:
         floor: the share of the best score under which nothing is found, 0 to 1.
         repeated: what the score of an entry is multiplied by that nearly repeats a better one, 0 to 1; 1 is off.
         candidates: how many of each list, words and meaning, are looked at.
-        reranked: how many of the best a reranker reads, where there is one.
     """
 
     semantic_weight: float = 0.4
@@ -44,7 +43,6 @@ class SearchSettings:
     floor: float = 0.0
     repeated: float = 0.5
     candidates: int = 1_000
-    reranked: int = 50
 
 
 class Expander(Protocol):
@@ -52,13 +50,6 @@ class Expander(Protocol):
 
     def expand(self, query: str) -> Sequence[str]:
         """Texts to search by beside the query; none is fine."""
-
-
-class Reranker(Protocol):
-    """Reads query and text together."""
-
-    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """How well each text answers the query, higher is better."""
 
 
 def semantic_share(query: str, weight: float) -> float:

@@ -20,7 +20,7 @@ from aether_context.errors import SearchIndexError
 
 from . import saving
 from .entries import Entry, Hit
-from .fusion import Expander, Reranker, SearchSettings, Slots
+from .fusion import Expander, SearchSettings, Slots
 from .slots import SlotIndex
 
 _COMPACT_ABOVE = 1_000
@@ -33,7 +33,6 @@ class HybridIndex:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
         expander: gives more texts to search by; the scores of all count alike.
-        reranker: orders the best anew.
 
     Raises:
         PolicyError: no embedder of that name is known.
@@ -47,9 +46,8 @@ class HybridIndex:
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
         expander: Expander | None = None,
-        reranker: Reranker | None = None,
     ) -> None:
-        self._index = SlotIndex(embedder, settings=settings, redact=redact, reranker=reranker)
+        self._index = SlotIndex(embedder, settings=settings, redact=redact)
         self._redact = redact or str
         self._expander = expander
         self._entries: list[Entry | None] = []

@@ -17,7 +17,6 @@ from .diversity import mmr
 from .entries import Entry, Hit, repeats
 from .fusion import (
     Floats,
-    Reranker,
     SearchSettings,
     Slots,
     sampled,
@@ -54,12 +53,10 @@ class SlotIndex:
         *,
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
-        reranker: Reranker | None = None,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self.settings = settings or SearchSettings()
         self._redact = redact or str
-        self._reranker = reranker
         self._lexical = InvertedIndex()
         self._semantic = SemanticIndex(chosen)
         self._times = Rows(np.empty(0, dtype=np.float64))
@@ -182,8 +179,6 @@ class SlotIndex:
         pool = self._ranked(self._redact(query), also, asked)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
-        if self._reranker is not None:
-            kept = self._reranked(query, kept, self._reranker, entries)
         if mmr_lambda < 1:
             return self._diverse(kept, limit, mmr_lambda, entries)
         if self.settings.repeated < 1:
@@ -280,16 +275,6 @@ class SlotIndex:
             recency = freshness(times, now=now, half_life_days=self.settings.half_life_days)
             found["recency"] = self.settings.recency_weight * recency
         return found
-
-    def _reranked(self, query: str, pool: _Pool, reranker: Reranker, entries: Lookup) -> _Pool:
-        """The best of a pool, scored by a reranker: shares between the worst of them and the best."""
-        most = min(self.settings.reranked, len(pool.slots))
-        best = pool.part(np.argsort(-pool.total, kind="stable")[:most])
-        texts = [self._redact(entry.searched) for entry in entries(best.slots)]
-        found = np.array(reranker.scores(self._redact(query), texts))
-        width = np.ptp(found) if most else 0.0
-        total = (found - found.min()) / width if width > 0 else np.ones(most)
-        return _Pool(slots=best.slots, scores={**best.scores, "rerank": found}, total=np.round(total, 9))
 
     def _told_once(self, pool: _Pool, best: Slots, entries: Lookup) -> _Pool:
         """A pool in which what nearly repeats a better entry counts for less.
