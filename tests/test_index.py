@@ -121,22 +121,6 @@ def test_what_either_words_or_meaning_find_is_found(index):
     assert set(ids(index.search("note crimson"))) >= {"a", "d"}
 
 
-class Scripted:
-    """An expander that does what it is told."""
-
-    def __init__(self, *texts):
-        self.texts = texts
-
-    def expand(self, query):
-        return self.texts
-
-
-def test_an_expander_gives_more_to_search_by():
-    index = HybridIndex("none", expander=Scripted("a fast car", ""))
-    index.add_texts(list(TEXTS), list(TEXTS.values()))
-    assert ids(index.search("vehicle")) == ["c"]
-
-
 def test_what_is_far_from_the_best_is_left_out():
     index = HybridIndex("none", settings=SearchSettings(floor=0.9))
     index.add_texts(["a", "b"], ["red door", "red window in a long wall with many other things in it"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
 from aether_context.adk.artifacts import FsspecArtifactService, register_artifact_service
-from aether_context.adk.expanding import ModelExpander
 from aether_context.adk.keeping import keep_evidence
 from aether_context.adk.marks import cut_now
 from aether_context.adk.memory import HybridMemoryService, register_memory_service
@@ -18,7 +17,6 @@ __all__ = [
     "ContextPackPlugin",
     "FsspecArtifactService",
     "HybridMemoryService",
-    "ModelExpander",
     "context_pack_callbacks",
     "context_tools",
     "cut_now",

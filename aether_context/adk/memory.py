@@ -21,7 +21,6 @@ from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory, Remembered
 from aether_context.retrieval import SearchSettings
-from aether_context.retrieval.fusion import Expander
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -45,7 +44,6 @@ class HybridMemoryService(BaseMemoryService):
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         limit: most memories that a search returns to those who do not say how many they want, as ADK's tools do.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        expander: gives more texts to search by, as `ModelExpander` does. A search waits for it.
         max_users: so many users' indexes are kept in memory at once.
         agents_dir: where a relative path of a URI begins; ADK gives it.
 
@@ -62,16 +60,13 @@ class HybridMemoryService(BaseMemoryService):
         limit: int = 20,
         redact: Callable[[str], str] | None = None,
         settings: SearchSettings | None = None,
-        expander: Expander | None = None,
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
         path, options = _parsed(uri, agents_dir)
         self.limit = _whole(options["limit"]) if "limit" in options else limit
         chosen = options.get("embedder", embedder)
-        self.memories = Memories(
-            path, embedder=chosen, settings=settings, redact=redact, expander=expander, max_users=max_users
-        )
+        self.memories = Memories(path, embedder=chosen, settings=settings, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:

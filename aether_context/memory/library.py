@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from aether_context.embedding import Embedder, StaticEmbedder, embedder_for
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.retrieval import SearchSettings
-from aether_context.retrieval.fusion import Expander
 from aether_context.retrieval.kept import StoredVectors, digest_of
 from aether_context.retrieval.slots import SlotIndex
 
@@ -28,7 +27,6 @@ class Memories:
         path: a file, or a folder for one; None keeps all in this process.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        expander: gives more texts to search by.
         max_users: so many users' indexes are kept; another one is made from the file when it is asked for.
 
     Raises:
@@ -44,14 +42,12 @@ class Memories:
         embedder: str | Embedder | None = None,
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
-        expander: Expander | None = None,
         max_users: int = 64,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self._redact = redact or str
         self._masked = "" if redact is None else getattr(redact, "name", None)
         self._settings = settings
-        self._expander = expander
         self._max_users = max_users
         self.file = MemoryFile(path, lambda memory: digest_of(self._redact(searched(memory))))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
@@ -104,10 +100,7 @@ class Memories:
             StoreError: the file could not be read.
         """
         scope = self._scope(app, user)
-        also: Sequence[str] = ()
-        if self._expander is not None and scope.follow():
-            also = self._expander.expand(self._redact(query))
-        found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda, also=also)
+        found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda)
         self._save_soon(scope)
         return found
 

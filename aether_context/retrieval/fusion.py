@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,6 @@ class SearchSettings:
     floor: float = 0.0
     repeated: float = 0.5
     candidates: int = 1_000
-
-
-class Expander(Protocol):
-    """Says a question in other words, or what an answer would say (HyDE; Gao et al., 2023), by whatever means."""
-
-    def expand(self, query: str) -> Sequence[str]:
-        """Texts to search by beside the query; none is fine."""
 
 
 def semantic_share(query: str, weight: float) -> float:

@@ -20,7 +20,7 @@ from aether_context.errors import SearchIndexError
 
 from . import saving
 from .entries import Entry, Hit
-from .fusion import Expander, SearchSettings, Slots
+from .fusion import SearchSettings, Slots
 from .slots import SlotIndex
 
 _COMPACT_ABOVE = 1_000
@@ -32,7 +32,6 @@ class HybridIndex:
     Args:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        expander: gives more texts to search by; the scores of all count alike.
 
     Raises:
         PolicyError: no embedder of that name is known.
@@ -45,11 +44,8 @@ class HybridIndex:
         *,
         settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
-        expander: Expander | None = None,
     ) -> None:
         self._index = SlotIndex(embedder, settings=settings, redact=redact)
-        self._redact = redact or str
-        self._expander = expander
         self._entries: list[Entry | None] = []
         self._slots: dict[str, int] = {}
 
@@ -166,8 +162,7 @@ class HybridIndex:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
             mmr_lambda: weight of relevance against diversity, 0 to 1; 1 is relevance alone.
         """
-        also = self._expander.expand(self._redact(query)) if self._expander is not None and len(self) else ()
-        return self._index.search(query, limit, self._held, asked=asked, mmr_lambda=mmr_lambda, also=also)
+        return self._index.search(query, limit, self._held, asked=asked, mmr_lambda=mmr_lambda)
 
     def _forget(self, ids: Iterable[str]) -> None:
         gone = [self._slots.pop(id) for id in dict.fromkeys(ids) if id in self._slots]

@@ -166,17 +166,15 @@ class SlotIndex:
         *,
         asked: float | None = None,
         mmr_lambda: float = 1.0,
-        also: Sequence[str] = (),
     ) -> list[Hit]:
         """As `HybridIndex.search`.
 
         Args:
             entries: says what stands in slots.
-            also: texts to search by beside the query.
         """
         if not len(self) or limit <= 0:
             return []
-        pool = self._ranked(self._redact(query), also, asked)
+        pool = self._ranked(self._redact(query), asked)
         best = pool.total.max(initial=0.0)
         kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
         if mmr_lambda < 1:
@@ -189,30 +187,25 @@ class SlotIndex:
         order = sorted(range(len(held)), key=lambda place: (-total[place], held[place].id))[:limit]
         return _hits(kept, order, held)
 
-    def _ranked(self, query: str, also: Sequence[str], asked: float | None) -> _Pool:
+    def _ranked(self, query: str, asked: float | None) -> _Pool:
         """The candidates of a query with every score."""
-        alive = self._lexical.alive
-        first = self._fused(query, np.flatnonzero(alive))
-        fused = [first, *(self._fused(text, first.alive) for text in map(self._redact, also))]
-        total = sum((one.total for one in fused[1:]), start=first.total) / len(fused)
-        slots = self._candidates([one.lexical for one in fused] + [one.semantic for one in fused], alive)
-        scores = {name: values[slots] for name, values in first.parts.items()}
-        lent = smoothed(total, slots, self._steps(slots), self.settings.neighbours)
-        scores["neighbours"] = lent - total[slots]
-        for name, bonus in self._timely(query, slots, asked).items():
-            scores[name] = bonus
-            lent = lent + bonus
-        return _Pool(slots=slots, scores=scores, total=np.round(lent, 9))
-
-    def _fused(self, query: str, alive: Slots) -> _Fused:
-        """The scores of every entry by words and by meaning."""
+        alive = np.flatnonzero(self._lexical.alive)
         words = query_terms(query)
         bm25 = self._lexical.scores(words)
         cosine = self._compared(self._semantic.asked(query), bm25, alive)
         lexical = told_by_words(bm25, self._lexical.ceiling(words))
         semantic = told_by_meaning(cosine, alive)
         share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
-        return _Fused(bm25=bm25, cosine=cosine, lexical=lexical, semantic=semantic, share=share, alive=alive)
+        total = (1 - share) * lexical + share * semantic
+        slots = self._candidates([lexical, semantic])
+        scores = {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+        scores = {name: values[slots] for name, values in scores.items()}
+        lent = smoothed(total, slots, self._steps(slots), self.settings.neighbours)
+        scores["neighbours"] = lent - total[slots]
+        for name, bonus in self._timely(query, slots, asked).items():
+            scores[name] = bonus
+            lent = lent + bonus
+        return _Pool(slots=slots, scores=scores, total=np.round(lent, 9))
 
     def _compared(self, asked: Asked, bm25: Floats, alive: Slots) -> Floats:
         """The cosine of every entry with a query; in a large index of those that may be candidates, 0 of the others.
@@ -234,12 +227,13 @@ class SlotIndex:
 
         most = max(_NEARER * self.settings.candidates, len(bm25) // _NEAR_SHARE)
         compare(np.concatenate([sampled(alive), asked.near(most), _best(bm25, self.settings.candidates)]))
-        candidates = self._candidates([bm25, found], self._lexical.alive)
+        candidates = self._candidates([bm25, found])
         compare(np.concatenate([candidates, *(places[places >= 0] for places in chain(*self._steps(candidates)))]))
         return found
 
-    def _candidates(self, lists: Sequence[Floats], alive: NDArray[np.bool_]) -> Slots:
+    def _candidates(self, lists: Sequence[Floats]) -> Slots:
         """The best of each list and their neighbours; all that live where there are few."""
+        alive = self._lexical.alive
         most = self.settings.candidates
         if len(self) <= 2 * most:
             return np.flatnonzero(alive)
@@ -355,26 +349,6 @@ class SlotIndex:
             self._before.values[after] = before
         elif (thread := int(self._thread_of.values[slot])) >= 0:
             self._last.values[thread] = before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fused:
-    """The scores of every entry for one query; ``alive`` are the slots of those that are there."""
-
-    bm25: Floats
-    cosine: Floats
-    lexical: Floats
-    semantic: Floats
-    share: float
-    alive: Slots
-
-    @property
-    def total(self) -> Floats:
-        return (1 - self.share) * self.lexical + self.share * self.semantic
-
-    @property
-    def parts(self) -> dict[str, Floats]:
-        return {"bm25": self.bm25, "cosine": self.cosine, "lexical": self.lexical, "semantic": self.semantic}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
