@@ -483,35 +483,13 @@ class Wish:
     earlier: str = ""
 
 
-class Mix(NamedTuple):
-    """What a request is made of, in counted tokens: the fixed part (system instruction and declarations), contents that
-    only say something, those with calls, those with responses; then the numbers of calls and of messages."""
-
-    fixed: int = 0
-    said: int = 0
-    called: int = 0
-    answered: int = 0
-    calls: int = 0
-    messages: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.fixed + self.said + self.called + self.answered
-
-    def plus(self, other: Mix) -> Mix:
-        return Mix(*(one + two for one, two in zip(self, other, strict=True)))
-
-    def minus(self, other: Mix) -> Mix:
-        return Mix(*(one - two for one, two in zip(self, other, strict=True)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """How counted tokens become the provider's, as known when a pack is built.
 
-    ``weights`` are of a `Mix`: reported tokens per counted one of what is said, called and answered, then tokens per
-    call and per message. ``offset`` are tokens beyond those. ``samples`` is how often usage taught them. ``anchored``
-    is set where the offset is of a usage that was reported in this session for this model. These make the estimate.
+    ``ratio`` is reported tokens per counted one. ``offset`` are tokens beyond those. ``samples`` is how often usage
+    taught the ratio. ``anchored`` is set where the offset is of a usage that was reported in this session for this
+    model. These make the estimate.
 
     Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens
     by which the usage last reported in this invocation passed what was counted, negative where it fell short, None
@@ -520,7 +498,7 @@ class Calibration:
     for the request before fell short of its count by as many, or twice as many where an epoch began since.
     """
 
-    weights: tuple[float, ...]
+    ratio: float = 1.0
     offset: float = 0.0
     samples: int = 0
     anchored: bool = False
@@ -633,7 +611,7 @@ class Pack:
     ``tool_encoder`` for the embedder. ``acts`` are what strategies did to this request.
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
     ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
-    count, ``mix`` what was counted here.
+    count, ``counted_tokens`` what was counted here.
     ``over_window`` are tokens by which the request passes the window, since what is never cut leaves no room.
     ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
     values.
@@ -667,7 +645,7 @@ class Pack:
     evidence_needed: tuple[str, ...]
     degradations: tuple[str, ...]
     request_tokens: int
-    mix: Mix
+    counted_tokens: int
     method: Accuracy
     saved: Mapping[str, str]
     wishes: tuple[Wish, ...]

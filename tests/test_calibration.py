@@ -16,81 +16,72 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
-from packs import Session, answered, called, ingredients, lines, said
+from packs import Session, ingredients, lines, said
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.build import build_pack
-from aether_context.calibration import Anchor, Ratios, calibration, estimated, mix_of, report
-from aether_context.pack import Calibration, Mix
+from aether_context.calibration import Anchor, TokenRatio, calibration, estimated, report
+from aether_context.pack import Calibration
 from aether_context.playback import Replayer
 
 MODEL = "gemini-2.5-flash"
 
 
-def growth(source: random.Random) -> Mix:
-    """One step of a tool loop."""
-    return Mix(called=source.randint(20, 400), answered=source.randint(10, 3_000), calls=1)
+def growth(source: random.Random) -> int:
+    """Counted tokens of one step of a tool loop."""
+    return source.randint(30, 3_400)
 
 
-def real(mix: Mix) -> int:
-    """What a provider makes of it: fewer tokens than counted, more around each call."""
-    return round(0.8 * mix.said + 0.9 * mix.called + 0.75 * mix.answered + 60 * mix.calls)
+def learned(ratio: TokenRatio, source: random.Random, factor: float, steps: int) -> TokenRatio:
+    """After so many steps of a provider who counts by this factor, give or take a tenth."""
+    for _ in range(steps):
+        counted = growth(source)
+        ratio = ratio.learned(counted, round(factor * counted * source.uniform(0.9, 1.1)))
+    return ratio
 
 
-# ratios
+# the ratio
 
 
-def test_ratios_are_learned_from_growth_within_twenty_calls():
-    source = random.Random(7)
-    ratios = Ratios()
-    errors = []
-    for _ in range(60):
-        mix = growth(source)
-        errors.append(abs(ratios.estimate(mix) - real(mix)))
-        ratios = ratios.learned(mix, real(mix))
-    assert max(errors[20:]) < 60 < max(errors[:3])
-    assert ratios.samples == 60
+def test_a_ratio_is_learned_from_growth_within_ten_calls():
+    ratio = learned(TokenRatio(), random.Random(7), 0.75, 10)
+    assert ratio.value == pytest.approx(0.75, rel=0.04)
+    assert ratio.samples == 10
 
 
 def test_a_few_wild_reports_barely_move_what_was_learned():
     source = random.Random(7)
-    ratios = Ratios()
-    for _ in range(40):
-        mix = growth(source)
-        ratios = ratios.learned(mix, real(mix))
-    before = ratios.estimate(Mix(answered=10_000, called=1_000, calls=10))
+    before = learned(TokenRatio(), source, 0.75, 40)
+    after = before
     for wild in (50_000, 0, 40_000):
-        ratios = ratios.learned(growth(source), wild)
-    after = ratios.estimate(Mix(answered=10_000, called=1_000, calls=10))
-    assert abs(after - before) < 0.1 * before
+        after = after.learned(growth(source), wild)
+    assert after.samples == before.samples + 3
+    assert after.value == pytest.approx(before.value, rel=0.05)
 
 
 def test_a_change_of_the_providers_counting_is_followed():
     source = random.Random(3)
-    ratios = Ratios()
+    ratio = TokenRatio()
     for factor in (1.0, 1.35):
-        for _ in range(120):
-            mix = growth(source)
-            ratios = ratios.learned(mix, round(factor * mix.tokens))
-        assert ratios.estimate(Mix(answered=10_000)) == pytest.approx(10_000 * factor, rel=0.06)
+        ratio = learned(ratio, source, factor, 120)
+        assert ratio.value == pytest.approx(factor, rel=0.03)
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(-50, 90_000), min_size=6, max_size=6), st.integers(-10, 200_000))))
-def test_ratios_stay_inside_their_bounds_whatever_is_reported(reports):
-    ratios = Ratios()
-    for values, reported in reports:
-        ratios = ratios.learned(Mix(*values), reported)
-    assert all(0.6 <= one <= 1.7 for one in ratios.weights[:3])
-    assert all(-60 <= one <= 200 for one in ratios.weights[3:])
-    assert Ratios.from_json(json.loads(json.dumps(ratios.to_json()))) == ratios
+@given(st.lists(st.tuples(st.integers(-50, 90_000), st.integers(-10, 200_000))))
+def test_a_ratio_stays_inside_its_bounds_whatever_is_reported(reports):
+    ratio = TokenRatio()
+    for counted, reported in reports:
+        ratio = ratio.learned(counted, reported)
+    assert 0.6 <= ratio.value <= 1.7
+    assert TokenRatio.from_json(json.loads(json.dumps(ratio.to_json()))) == ratio
 
 
-@pytest.mark.parametrize("mix", [Mix(fixed=5, said=10), Mix(said=-1, answered=900), Mix(), Mix(answered=90_000)])
-def test_growth_that_is_none_teaches_nothing(mix: Mix):
-    ratios = Ratios()
-    assert ratios.learned(mix, 70_000 if mix.answered else 10) is ratios
+@pytest.mark.parametrize(("counted", "reported"), [(-1, 10), (0, 10), (90_000, 50_000), (900, 70_000), (900, -1)])
+def test_growth_that_is_none_teaches_nothing(counted: int, reported: int):
+    ratio = TokenRatio()
+    assert ratio.learned(counted, reported) is ratio
 
 
 @pytest.mark.parametrize(
@@ -101,58 +92,53 @@ def test_growth_that_is_none_teaches_nothing(mix: Mix):
         "x",
         [],
         {},
-        {"weights": [1, 1, 1, 0, 0]},
-        {"weights": [1, 1], "spread": [1] * 15, "drift": 0, "samples": 3},
-        {"weights": ["1"] * 5, "spread": [0.1] * 15, "drift": 0, "samples": 3},
-        {"weights": [1] * 5, "spread": [0.1] * 15, "samples": 3},
-        {"weights": [float("nan")] * 5, "spread": [0.1] * 15, "drift": 0, "samples": 3},
+        {"value": 1.0, "counted_tokens": 2_000},
+        {"value": "1", "counted_tokens": 2_000, "samples": 3},
+        {"value": float("nan"), "counted_tokens": 2_000, "samples": 3},
+        {"value": 90.0, "counted_tokens": 2_000, "samples": 3},
+        {"value": 1.0, "counted_tokens": 10**9, "samples": 3},
+        {"value": 1.0, "counted_tokens": 0, "samples": 3},
+        {"value": 1.0, "counted_tokens": 2_000, "samples": -3},
     ],
 )
 def test_what_is_not_a_calibration_is_none(value: Any):
-    assert Ratios.from_json(value) is None
-
-
-def test_a_calibration_from_outside_is_bounded():
-    found = Ratios.from_json({"weights": [90, -4, 1, 1e9, 0], "spread": [1e9] * 15, "drift": 9, "samples": 10**9})
-    assert found is not None
-    assert found.weights == (1.7, 0.6, 1.0, 200.0, 0.0)
-    assert found.spread == Ratios().spread
+    assert TokenRatio.from_json(value) is None
 
 
 # the anchor
 
 
-def anchored(reported: int, mix: Mix, **more: Any) -> Anchor:
-    return Anchor(model=MODEL, epoch=1, mix=mix, reported=reported, **more)
+def anchored(reported: int, counted: int, **more: Any) -> Anchor:
+    return Anchor(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
 
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
-    anchor, ratios = report(None, Ratios(), model=MODEL, epoch=1, mix=Mix(fixed=500, said=500), reported=1_400)
-    known = calibration(anchor, ratios, model=MODEL, epoch=1, here=True, unseen=0)
+    anchor, ratio = report(None, TokenRatio(), model=MODEL, epoch=1, counted=1_000, reported=1_400)
+    known = calibration(anchor, ratio, model=MODEL, epoch=1, here=True, unseen=0)
     assert known is not None
     assert known.anchored
     assert known.beyond == 400
-    assert estimated(known, Mix(fixed=500, said=500, answered=300)) == 1_700
-    assert estimated(known, Mix(fixed=500, said=100)) == 1_000
+    assert estimated(known, 1_300) == 1_700
+    assert estimated(known, 600) == 1_000
 
 
 def test_room_in_the_window_is_what_reports_fall_short_of_the_count():
-    short = anchored(800, Mix(said=1_000))
+    short = anchored(800, 1_000)
     assert short.overcounted(epoch=1) == 200
     assert short.overcounted(epoch=2) == 100
-    assert anchored(1_200, Mix(said=1_000)).overcounted(epoch=1) == 0
-    assert anchored(500, Mix(said=1_000)).overcounted(epoch=1) == 0, "a report of uncached tokens alone"
-    known = calibration(short, Ratios(), model=MODEL, epoch=1, here=False, unseen=0)
+    assert anchored(1_200, 1_000).overcounted(epoch=1) == 0
+    assert anchored(500, 1_000).overcounted(epoch=1) == 0, "a report of uncached tokens alone"
+    known = calibration(short, TokenRatio(), model=MODEL, epoch=1, here=False, unseen=0)
     assert known is not None
     assert known.overcounted == 200
-    other = calibration(short, Ratios(), model="gpt-4o", epoch=1, here=False, unseen=0)
+    other = calibration(short, TokenRatio(), model="gpt-4o", epoch=1, here=False, unseen=0)
     assert other is not None
     assert other.overcounted == 0
 
 
 def test_more_is_sent_where_less_is_reported_than_counted():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, overcounted=1_000)
+    known = Calibration(anchored=True, overcounted=1_000)
     plain = build_pack(ingredients(contents, window=4_000), PackPolicy())
     more = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
     assert more.allocation.budget == plain.allocation.budget + 1_000
@@ -160,44 +146,35 @@ def test_more_is_sent_where_less_is_reported_than_counted():
 
 
 def test_a_cut_moves_the_anchor_and_teaches_nothing():
-    anchor = anchored(9_000, Mix(answered=8_000))
-    after, ratios = report(anchor, Ratios(), model=MODEL, epoch=2, mix=Mix(answered=3_000), reported=4_400)
-    assert (after.reported, after.epoch, ratios.samples) == (4_400, 2, 0)
+    anchor = anchored(9_000, 8_000)
+    after, ratio = report(anchor, TokenRatio(), model=MODEL, epoch=2, counted=3_000, reported=4_400)
+    assert (after.reported, after.epoch, ratio.samples) == (4_400, 2, 0)
 
 
 def test_another_model_takes_the_offset_over_and_is_not_anchored():
-    anchor = anchored(1_500, Mix(said=1_000))
-    known = calibration(anchor, Ratios(), model="gpt-4o", epoch=1, here=True, unseen=0)
+    anchor = anchored(1_500, 1_000)
+    known = calibration(anchor, TokenRatio(), model="gpt-4o", epoch=1, here=True, unseen=0)
     assert known is not None
     assert not known.anchored
     assert known.beyond is None
-    assert estimated(known, Mix(said=900)) == 1_400
+    assert estimated(known, 900) == 1_400
 
 
 @pytest.mark.parametrize("jump", [90_000, 100])
 def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
-    mix = Mix(answered=20_000)
-    anchor, ratios = report(anchored(20_000, mix), Ratios(), model=MODEL, epoch=1, mix=mix, reported=jump)
+    anchor, ratio = report(anchored(20_000, 20_000), TokenRatio(), model=MODEL, epoch=1, counted=20_000, reported=jump)
     assert anchor.reported == 20_000
-    grown = mix.plus(Mix(answered=500))
-    once, _ = report(anchor, ratios, model=MODEL, epoch=1, mix=grown, reported=20_480)
+    once, _ = report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=20_480)
     assert (once.reported, once.doubted) == (20_480, None)
-    twice, _ = report(anchor, ratios, model=MODEL, epoch=1, mix=grown, reported=jump + 510)
+    twice, _ = report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=jump + 510)
     assert twice.reported == jump + 510
 
 
 def test_an_anchor_survives_json():
-    anchor = anchored(5, Mix(said=3), doubted=(90_000, Mix(called=1, calls=1)))
+    anchor = anchored(5, 3, doubted=(90_000, 1))
     assert Anchor.from_json(json.loads(json.dumps(anchor.to_json()))) == anchor
-    for broken in (None, {}, {**anchor.to_json(), "mix": [1, 2]}, {**anchor.to_json(), "reported": "many"}):
+    for broken in (None, {}, {**anchor.to_json(), "counted": -1}, {**anchor.to_json(), "reported": "many"}):
         assert Anchor.from_json(broken) is None
-
-
-def test_a_mix_tells_kinds_apart():
-    contents = [said("hi"), called("f", "1", a=1), answered("f", "1", "x"), said("done", "model")]
-    mix = mix_of(zip(contents, (10, 20, 30, 40), strict=True), fixed=5)
-    assert mix == Mix(fixed=5, said=50, called=20, answered=30, calls=1, messages=2)
-    assert mix.tokens == 105
 
 
 # in packs
@@ -205,9 +182,9 @@ def test_a_mix_tells_kinds_apart():
 
 def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(21)]
-    counted = build_pack(ingredients(contents, window=64_000), PackPolicy()).mix.tokens
+    counted = build_pack(ingredients(contents, window=64_000), PackPolicy()).counted_tokens
     window = int(counted / 0.9 / 0.9)
-    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=int(0.5 * window) - counted)
+    known = Calibration(anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
         policy = policy.changed(conversation={"high_water": 0.8, "cached_price": 1.0})
@@ -217,15 +194,15 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     assert cut(PackPolicy(), None)
     assert not cut(PackPolicy(), known)
     assert cut(PackPolicy(usage={"gate": 0}), known)
-    assert cut(PackPolicy(), Calibration(weights=known.weights, anchored=True, beyond=int(0.7 * window) - counted))
-    assert cut(PackPolicy(), Calibration(weights=known.weights, beyond=None))
+    assert cut(PackPolicy(), Calibration(anchored=True, beyond=int(0.7 * window) - counted))
+    assert cut(PackPolicy(), Calibration(beyond=None))
 
 
 def test_the_gate_never_lets_the_count_pass_the_input_budget():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=-1_000_000)
+    known = Calibration(anchored=True, beyond=-1_000_000)
     pack = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
-    assert pack.mix.tokens <= pack.allocation.budget
+    assert pack.counted_tokens <= pack.allocation.budget
 
 
 def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported():
@@ -235,22 +212,22 @@ def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported()
     netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
-    reported = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=0)
+    reported = Calibration(anchored=True, beyond=0)
     assert not build_pack(ingredients(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
 def test_unseen_tokens_take_room_from_the_window():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
-    known = Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), offset=2_000.0, anchored=True, unseen=2_000)
+    known = Calibration(offset=2_000.0, anchored=True, unseen=2_000)
     pack = build_pack(ingredients(contents, window=5_000, calibration=known), PackPolicy())
     assert pack.allocation.layers["system"].used >= 2_000
-    assert pack.mix.tokens + 2_000 <= pack.allocation.budget
-    assert pack.request_tokens == pack.mix.tokens + 2_000
+    assert pack.counted_tokens + 2_000 <= pack.allocation.budget
+    assert pack.request_tokens == pack.counted_tokens + 2_000
 
 
 def test_replay_uses_the_recorded_calibration():
     store = new_store()
-    known = Calibration(weights=(0.9, 1.0, 0.8, 12.0, 3.0), offset=77.5, samples=9, anchored=True, beyond=70, unseen=3)
+    known = Calibration(ratio=0.9, offset=77.5, samples=9, anchored=True, beyond=70, unseen=3)
     session = Session(store, calibration=known)
     session.ask("Who approves refunds?")
     manifest = session.use("search", lines("result", 5))
@@ -272,7 +249,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
 
         def respond(reply: Any, reported: int) -> LlmResponse:
             last = next(reversed(plugin._edge._last.values()))
-            return answer(reply, round(ratio * last.pack.mix.tokens) + hidden)
+            return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)
 
@@ -384,21 +361,24 @@ def calibration_of(chat: Chat) -> Any:
     return chat.manifests()[-1].calibration
 
 
-def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds():
+@pytest.mark.parametrize(("written", "used"), [(9e9, 1.0), (1.7, 1.7)])
+def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(written: float, used: float):
+    taught = talk(8)
+    taught.say(*[f"question {at}" for at in range(8)])
+    (key,) = asyncio.run(taught.held()).state["aether:calibration"]
+
     def poison(tool_context: ToolContext) -> str:
-        """Writes nonsense."""
-        tool_context.state["aether:calibration"] = {
-            MODEL: {"weights": [9e9] * 5, "spread": [1] * 15, "drift": 0, "samples": 10**9}
-        }
+        """Writes a ratio."""
+        tool_context.state["aether:calibration"] = {key: {"value": written, "counted_tokens": 50_000, "samples": 10**9}}
         return "done"
 
     chat = Chat(script=[call("poison"), "ok", "ok"], tools=[poison])
+    chat.llm.usage = False
     chat.say("go", "again")
     plugin = ContextPackPlugin(store=chat.store, on_error="raise")
-    other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok"])
-    other.say("more")
-    manifest = other.manifests()[-1]
-    assert manifest.request_tokens < 2 * manifest.counted_tokens + 500
+    other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok", "ok"])
+    other.say("more", "and more")
+    assert other.manifests()[-1].calibration.ratio == used
 
 
 def test_a_failed_call_does_not_move_the_anchor():

@@ -33,7 +33,7 @@ NET = 3.6
 
 
 TALK = turns(16, 20)
-COUNTED = build_pack(ingredients(TALK, window=200_000), POLICY).mix.tokens
+COUNTED = build_pack(ingredients(TALK, window=200_000), POLICY).counted_tokens
 WINDOW = int(COUNTED / 0.9 / 0.9)
 """One that the talk fills to between the high-water mark and the input budget."""
 
@@ -41,7 +41,7 @@ WINDOW = int(COUNTED / 0.9 / 0.9)
 def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
     """What is known where a request was estimated at ``tokens`` from the last report; None where there was none."""
     beyond = None if tokens is None else tokens - counted
-    return Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=beyond)
+    return Calibration(anchored=True, beyond=beyond)
 
 
 def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
@@ -108,7 +108,7 @@ def test_what_was_added_since_the_report_counts_on_top_of_it() -> None:
 def test_reported_input_holds_the_system_instruction_and_the_declarations() -> None:
     tools = [tool(f"tool_{at}", "does what it says " * 6) for at in range(4)]
     more = {"system": "rule " * 60, "tools": tools}
-    counted = build_pack(ingredients(TALK, window=200_000, **more), POLICY).mix.tokens
+    counted = build_pack(ingredients(TALK, window=200_000, **more), POLICY).counted_tokens
     assert counted > COUNTED + 60
     assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1, counted), **more))
     assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1, counted), **more))
@@ -116,7 +116,7 @@ def test_reported_input_holds_the_system_instruction_and_the_declarations() -> N
 
 def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
     pack = build_pack(ingredients(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
-    assert pack.mix.tokens <= pack.allocation.budget
+    assert pack.counted_tokens <= pack.allocation.budget
 
 
 # the byte net
@@ -145,7 +145,7 @@ def test_later_calls_run_it_as_well_where_nothing_was_reported(known: Calibratio
 
 
 def test_it_does_not_run_once_usage_was_reported() -> None:
-    assert not netted(Calibration(weights=(1.0, 1.0, 1.0, 0.0, 0.0), anchored=True, beyond=0)).acts
+    assert not netted(Calibration(anchored=True, beyond=0)).acts
 
 
 def test_it_brings_the_request_under_its_size() -> None:

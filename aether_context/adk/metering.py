@@ -1,6 +1,6 @@
-"""What providers report, kept for the next estimate: an anchor for each conversation, ratios for each user and model.
+"""What providers report, kept for the next estimate: an anchor for each conversation, a ratio for each user and model.
 
-Ratios stand in the session's state and, across sessions, in the store. The anchor stands in the metadata of the last
+A ratio stands in the session's state and, across sessions, in the store. The anchor stands in the metadata of the last
 answer, so that it costs no state, and every process goes on from it alike: what this process remembers of a
 conversation counts only where its events say nothing.
 """
@@ -20,7 +20,7 @@ from google.adk.sessions.state import State
 from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.adk.usage import METADATA
-from aether_context.calibration import Anchor, Ratios, calibration, report
+from aether_context.calibration import Anchor, TokenRatio, calibration, report
 from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
@@ -35,7 +35,7 @@ _UNSEEN_SHARE = 0.5
 
 
 class _Owner(NamedTuple):
-    """Whose ratios: ``by`` names the model and the counter, since ratios hold between these two."""
+    """Whose ratio: ``by`` names the model and the counter, since a ratio holds between these two."""
 
     app: str
     user: str
@@ -56,30 +56,31 @@ class Meters:
     """Learns from usage, and says what the next estimate stands on. Safe to share between sessions and event loops.
 
     Args:
-        write: queues a user's ratios for the store.
+        write: queues a user's ratio for the store.
     """
 
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
         self._meters: OrderedDict[Scope, _Meter] = OrderedDict()
-        self._ratios: OrderedDict[_Owner, Ratios] = OrderedDict()
-        self._written: dict[_Owner, Ratios] = {}
+        self._ratios: OrderedDict[_Owner, TokenRatio] = OrderedDict()
+        self._written: dict[_Owner, TokenRatio] = {}
         self._lock = threading.Lock()
 
     async def begin(self, source: Ingredients, counter: str, state: Mapping[str, Any]) -> None:
-        """Reads ratios that another process may have left, where this one knows none yet. Never raises."""
+        """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
         owner = _owner(source, counter)
         if owner in self._ratios:
             return
-        held = Ratios.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
+        held = TokenRatio.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
         try:
             async with asyncio.timeout(_STORE_SECONDS):
-                stored = Ratios.from_json(await asyncio.to_thread(self._store.calibration, *owner))
+                stored = TokenRatio.from_json(await asyncio.to_thread(self._store.calibration, *owner))
         except (AetherContextError, TimeoutError):
             stored = None
-        found = max((one for one in (held, stored) if one is not None), key=lambda one: one.samples, default=Ratios())
-        keep(self._ratios, owner, found, _MOST_RATIOS)
+        found = [ratio for ratio in (held, stored) if ratio is not None]
+        best = max(found, key=lambda ratio: ratio.samples, default=TokenRatio())
+        keep(self._ratios, owner, best, _MOST_RATIOS)
 
     def calibration(
         self, source: Ingredients, counter: str, settings: UsageSettings, events: list[Event]
@@ -90,13 +91,13 @@ class Meters:
         if not (settings.anchor or settings.calibrate):
             return None
         anchor = meter.anchor if settings.anchor else None
-        ratios = self._ratios.get(owner, Ratios()) if settings.calibrate else Ratios()
+        ratio = self._ratios.get(owner, TokenRatio()) if settings.calibrate else TokenRatio()
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, int(_UNSEEN_SHARE * source.window)))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratios, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
+        return calibration(anchor, ratio, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
 
     def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
@@ -104,19 +105,19 @@ class Meters:
         meter = self._meters.get(scope_key(identity))
         if meter is None or tokens > 2 * pack.source.window:
             return
-        ratios = self._ratios.get(owner, Ratios())
+        ratio = self._ratios.get(owner, TokenRatio())
         with self._lock:
             meter.anchor, learned = report(
                 meter.anchor,
-                ratios,
+                ratio,
                 model=owner.by,
                 epoch=pack.epoch.number,
-                mix=pack.mix,
+                counted=pack.counted_tokens,
                 reported=tokens,
                 learns=settings.calibrate,
             )
             meter.reported_in = identity.invocation
-            if learned is not ratios:
+            if learned is not ratio:
                 keep(self._ratios, owner, learned, _MOST_RATIOS)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
@@ -138,17 +139,17 @@ class Meters:
         return found
 
     def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
-        """Puts ratios that moved into the session's state and, where ``store`` says so, into the store's queue."""
+        """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
         owner = _owner(source, counter)
-        ratios = self._ratios.get(owner)
-        if ratios is None or not ratios.samples:
+        ratio = self._ratios.get(owner)
+        if ratio is None or not ratio.samples:
             return
         held = _held(state.get(_STATE_KEY))
-        if ratios.moved(Ratios.from_json(held.get(owner.by))):
-            state[_STATE_KEY] = {**held, owner.by: ratios.to_json()}
-        if store and ratios.moved(self._written.get(owner)):
-            self._written[owner] = ratios
-            self._write(source.identity, owner.by, ratios.to_json())
+        if ratio.moved(TokenRatio.from_json(held.get(owner.by))):
+            state[_STATE_KEY] = {**held, owner.by: ratio.to_json()}
+        if store and ratio.moved(self._written.get(owner)):
+            self._written[owner] = ratio
+            self._write(source.identity, owner.by, ratio.to_json())
 
 
 def _owner(source: Ingredients, counter: str) -> _Owner:

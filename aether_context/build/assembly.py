@@ -18,7 +18,7 @@ from aether_context.build.rewriting import packed_message, summary_content
 from aether_context.build.settling import content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
-from aether_context.calibration import estimated, mix_of
+from aether_context.calibration import estimated
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
 from aether_context.conversation import as_ranges, live_positions
@@ -35,7 +35,6 @@ from aether_context.pack import (
     Folds,
     Ingredients,
     Layer,
-    Mix,
     Outgoing,
     Pack,
     PackedMessage,
@@ -85,8 +84,7 @@ def assemble(
         count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
-    fixed = sum(block.tokens for block in (sent.system, *sent.tools))
-    mix = mix_of(((one.content, one.tokens) for one in contents), fixed)
+    counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
     return Pack(
         source=source,
@@ -122,11 +120,11 @@ def assemble(
         ),
         evidence_needed=missing_evidence(source, _covered(epoch, plain), contents, source.request.contents),
         degradations=tuple(
-            filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, mix.tokens + carried.unseen)))
+            filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, counted + carried.unseen)))
         ),
-        request_tokens=request_tokens(source, mix),
-        over_window=max(0, mix.tokens + carried.unseen - shares.allocation.overcounted - source.window),
-        mix=mix,
+        request_tokens=request_tokens(source, counted),
+        over_window=max(0, counted + carried.unseen - shares.allocation.overcounted - source.window),
+        counted_tokens=counted,
         method=method(source, tally),
         saved=fitted.saved,
         wishes=fitted.wishes,
@@ -138,9 +136,9 @@ def assemble(
     )
 
 
-def request_tokens(source: Ingredients, mix: Mix) -> int:
+def request_tokens(source: Ingredients, counted: int) -> int:
     """Tokens that the provider is expected to count."""
-    return estimated(source.calibration, mix) if source.calibration is not None else mix.tokens
+    return estimated(source.calibration, counted) if source.calibration is not None else counted
 
 
 def method(source: Ingredients, tally: Tally) -> Accuracy:

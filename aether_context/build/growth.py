@@ -15,7 +15,6 @@ from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.proof import addresses_of, missing_evidence
 from aether_context.build.relevance import asks
 from aether_context.build.settling import content_id
-from aether_context.calibration import mix_of
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
 from aether_context.counting import Memo, Tally
@@ -64,7 +63,7 @@ def extend_pack(
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
-    mix = before.mix.plus(mix_of(zip(added, tokens, strict=True)))
+    counted = before.counted_tokens + sum(tokens)
     if spoken > allocation.budget - fixed:
         return None
     quiet = _quiet(policy, marks(policy, allocation, fixed))
@@ -119,11 +118,11 @@ def extend_pack(
         epoch_reason=None,
         artifact_uris=before.artifact_uris.union(*map(addresses_of, added)),
         evidence_needed=missing_evidence(source, (), outgoing, added, before.evidence_needed),
-        prefix=Prefix(shared_tokens=before.mix.tokens, broken_by=None),
+        prefix=Prefix(shared_tokens=before.counted_tokens, broken_by=None),
         degradations=tuple(filter(None, (*source.problems, before.scope_problem))),
-        request_tokens=request_tokens(source, mix),
+        request_tokens=request_tokens(source, counted),
         over_window=0,
-        mix=mix,
+        counted_tokens=counted,
         method=method(source, tally),
         saved={},
         wishes=(),

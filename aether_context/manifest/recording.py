@@ -191,7 +191,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         degradations=pack.degradations,
         request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
-        counted_tokens=pack.mix.tokens,
+        counted_tokens=pack.counted_tokens,
         over_window=pack.over_window,
         calibration=_calibration(source),
         counts=counts,

@@ -244,12 +244,12 @@ class EpochRecord(_Record):
 class CalibrationRecord(_Record):
     """How counted tokens became the provider's."""
 
-    weights: tuple[float, ...]
-    """Reported tokens per counted one of what is said, called and answered; then tokens per call and per message."""
+    ratio: float
+    """Reported tokens per counted one."""
     offset: float = 0.0
     """Tokens beyond what is counted, from the usage reported for the request before."""
     samples: int = 0
-    """How often usage taught the weights."""
+    """How often usage taught the ratio."""
     anchored: bool = False
     """Whether the offset is of this session and model."""
     beyond: int | None = None

@@ -6,8 +6,8 @@ Each line of the file is a recorded run: {"id", "model", "system", "tools", "tur
 "calls": [{"name", "args", "result"}], "usage"}]}]}, the usage being the provider's at each model call. Only runs with
 usage are looked at. The first lines fit the framing of a call to the reported output tokens; the next compare counts
 of what was added between two calls with what the provider says was added. The last line is the error of the estimate
-that is made before each call, as a share of what is reported for it: anchored on the report before, with ratios that
-are learned on the way.
+that is made before each call, as a share of what is reported for it: anchored on the report before, with a ratio that
+is learned on the way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from aether_context.calibration import Ratios, calibration, estimated, mix_of, report
+from aether_context.calibration import TokenRatio, calibration, estimated, report
 from aether_context.counting import Tally
-from aether_context.pack import Content, Mix
+from aether_context.pack import Content
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.framing import written_call
 from aether_context.wire import content_of_parts, part_of
@@ -64,21 +64,17 @@ def growth(run: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 def estimates(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
     """The report before each call, the estimate made of it, and the tokens then reported."""
     tally = Tally(counter_for(run["model"]), framing=framing_of(run["model"]))
-    anchor, ratios, mix = None, Ratios(), Mix()
+    anchor, ratio, counted = None, TokenRatio(), 0
     for turn in run["turns"]:
-        mix = mix.plus(_mix(tally, [content_of_parts("user", [part_of({"text": turn["user"]})])]))
+        counted += tally.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
         for step in turn["steps"]:
             now, before = reported(step), anchor.reported if anchor is not None else 0
-            known = calibration(anchor, ratios, model=run["model"], here=True, unseen=0)
+            known = calibration(anchor, ratio, model=run["model"], epoch=0, here=True, unseen=0)
             if known is not None and before < now < before + _LARGE:
-                yield before, estimated(known, mix), now
+                yield before, estimated(known, counted), now
             if now:
-                anchor, ratios = report(anchor, ratios, model=run["model"], epoch=0, mix=mix, reported=now)
-            mix = mix.plus(_mix(tally, said(step)))
-
-
-def _mix(tally: Tally, contents: list[Content]) -> Mix:
-    return mix_of(zip(contents, tally.contents(contents), strict=True))
+                anchor, ratio = report(anchor, ratio, model=run["model"], epoch=0, counted=counted, reported=now)
+            counted += sum(tally.contents(said(step)))
 
 
 def calls(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
