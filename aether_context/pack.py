@@ -174,7 +174,8 @@ class Request:
     """A request as the host made it.
 
     ``contents`` are those that no earlier cut took away; ``positions`` are their indices in the host's own list.
-    ``human`` is the index within ``contents`` of the final human message, None where there is none.
+    ``human`` is the index within ``contents`` of the final human message, None where there is none; it is another
+    agent's turn where the host shows nothing of the user.
     ``other_tools`` are the wires of tools that are not functions.
     """
 
@@ -186,6 +187,11 @@ class Request:
     contents: tuple[Content, ...]
     positions: tuple[int, ...]
     human: int | None
+
+    @property
+    def handed(self) -> bool:
+        """Whether the final human message is another agent's turn, which was handed to this agent."""
+        return self.human is not None and bool(self.contents[self.human].agent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,10 +517,11 @@ class Calibration:
 class Ingredients:
     """All that `aether_context.build.build_pack` reads.
 
-    ``first_call`` is set at an invocation's first model call. ``candidates`` are the notes, memories and evidence that
-    the host knows of. ``previous`` is the request before this one, None where it is unknown. ``rewritten`` is set where
-    the host changed history that an earlier cut or request relied on. ``cached_price`` is the price of cached input as
-    a share of that of other input. ``can_mask`` is set where the model takes a list of allowed function names.
+    ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
+    handed over since. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the
+    request before this one, None where it is unknown. ``rewritten`` is set where the host changed history that an
+    earlier cut or request relied on. ``cached_price`` is the price of cached input as a share of that of other input.
+    ``can_mask`` is set where the model takes a list of allowed function names.
     ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
     not declared; ``can_read`` where a tool is declared that reads what an address stands for. ``tool_scores`` are those
     that an earlier build chose tools by, ``tool_encoder`` what compared them.

@@ -73,6 +73,16 @@ def said(texts: Sequence[str]) -> Said | None:
     return Said(agent=found[0].agent, words="\n".join(quote.text for quote in found).strip())
 
 
+def says(texts: Sequence[str | None]) -> bool:
+    """Whether a quoted message holds words of an agent, and not only calls or results.
+
+    Args:
+        texts: of the message's parts, in their order.
+    """
+    quotes = (_quote(text or "", at) for at, text in enumerate(texts))
+    return any(quote is not None and quote.kind == "said" for quote in quotes)
+
+
 def requoted(part: Part, text: str) -> str:
     """The text of a quoting part with other words between its marks."""
     head = part.text.partition(f"{BEGIN}\n")[0]

@@ -64,10 +64,11 @@ def _next_part(script: Script, contents: Sequence[types.Content]) -> types.Part:
 
 
 def _words(content: types.Content) -> str:
-    """What the user said: in a packed message it stands at the end; what other agents said is quoted."""
+    """What the user said: in a packed message it stands at the end; what other agents said is quoted or handed over."""
     text = "\n".join(part.text for part in content.parts or () if part.text) if content.role == "user" else ""
     if text.startswith("CONTEXT PACK\n"):
-        text = text.partition("\nUSER REQUEST:\n")[2]
+        head, _, text = text.partition("\nUSER REQUEST:\n")
+        text = "" if "\nHANDED OVER:\n" in head else text
     return "" if text.startswith("For context:") else text
 
 

@@ -188,6 +188,7 @@ UNITS = {
     "base64": "QUJD",
     "headers": "CONTEXT PACK\n",
     "requests": "\nUSER REQUEST:\n",
+    "handed over": "\nHANDED OVER:\n",
     "left out": "- messages left out: 1\n",
     "used": "- used: a1b2\n",
     "used comma": "a1/b, ",
@@ -330,6 +331,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "bullet": payload.bullet,
     "fenced": payload.fenced,
     "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
+    "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
     "cited_uris": acceptance.cited_uris,
     "read_critic": lambda text: quiet(read_critic, text),
     # evidence

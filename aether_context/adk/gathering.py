@@ -237,10 +237,11 @@ class Gatherer:
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
         authors = Authors(call.context.session.events, call.context.user_content)
-        aligned, live = self._live(
-            raw, Epoch() if untouched else stored, request.model or "", authors, alone=_alone(call, identity)
-        )
         human = human_index(raw, call.context.user_content)
+        answered = self._reader.content(raw[human], request.model or "", authors) if human is not None else None
+        alone = _shown_alone(call) and _opens(identity, stored, answered)
+        aligned, live = self._live(raw, Epoch() if untouched else stored, request.model or "", authors, alone=alone)
+        opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
         positions = aligned.positions
         if human is not None and human not in positions:
             positions = tuple(sorted((*positions, human)))
@@ -253,9 +254,10 @@ class Gatherer:
         anchors = self._anchors(call, live, positions, policy, problems)
         before, encoder = _found_before(identity, last)
         candidates = planned.candidates + (block.memories if block is not None else ()) + before
-        if identity.call == 1 and remembers and not untouched:
+        searches = identity.call == 1 or (opens and not _goes_on(identity, last))
+        if searches and remembers and not untouched:
             candidates += await _preferences(call, policy, problems)
-        if identity.call == 1 and remembers and block is None and not untouched:
+        if searches and remembers and block is None and not untouched:
             found = await _search(call, planned, policy, problems)
             candidates, encoder = candidates + found, _memory_encoder(call, found)
         records = self._records.of(call.context)
@@ -283,7 +285,7 @@ class Gatherer:
             candidates=unique(_known(one, readings, hashes) if reads else _unaddressed(one) for one in candidates),
             memory_encoder=encoder,
             epoch=aligned.epoch,
-            first_call=identity.call == 1,
+            first_call=opens,
             rewritten=aligned.rewritten or _rewrote(call, stored),
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
@@ -407,9 +409,23 @@ def _unloaded(call: Call) -> str:
     return "the host loaded only later events: nothing before them is sent or recalled" if after is not None else ""
 
 
-def _alone(call: Call, identity: Identity) -> bool:
-    """Whether an agent that ADK shows no history begins an invocation: its epochs last no longer than that."""
-    return identity.call == 1 and getattr(call.invocation.agent, "include_contents", "default") == "none"
+def _shown_alone(call: Call) -> bool:
+    """Whether ADK shows an agent nothing but what it answers: its epochs last no longer than that."""
+    return getattr(call.invocation.agent, "include_contents", "default") == "none"
+
+
+def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
+    """Whether a request is the first one to what it answers.
+
+    That is an invocation's first one, and each that answers what another agent has handed over since: an agent in a
+    loop may be shown nothing but the last turn of the agent before it.
+
+    Args:
+        answered: the final human message.
+    """
+    if identity.call == 1 or answered is None or not answered.agent:
+        return identity.call == 1
+    return not any((one.of, one.invocation) == (answered.digest, identity.invocation) for one in epoch.payloads)
 
 
 def _rewrote(call: Call, epoch: Epoch) -> bool:
@@ -600,9 +616,14 @@ def _tool_result(record: EvidenceRecord) -> Candidate:
     )
 
 
+def _goes_on(identity: Identity, last: Last | None) -> bool:
+    """Whether the request before was one of the same invocation."""
+    return last is not None and last.pack.identity.invocation == identity.invocation
+
+
 def _found_before(identity: Identity, last: Last | None) -> tuple[tuple[Candidate, ...], str]:
     """The memories that an earlier call of this invocation found, and what compared their meanings."""
-    if last is None or last.pack.identity.invocation != identity.invocation:
+    if last is None or not _goes_on(identity, last):
         return (), ""
     source = last.pack.source
     return tuple(one for one in source.candidates if one.source == "memory"), source.memory_encoder

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from aether_context.adk.authorship import Authors, looks_quoted
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.pack import Candidate, Content, Part, Tool
-from aether_context.quoting import attributed
+from aether_context.quoting import attributed, says
 from aether_context.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.wire import content_of_parts, part_of
@@ -147,15 +147,21 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
+_INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
+"""What ADK lets an agent's instruction begin with where it stands among the contents, behind a static one."""
+
+
 def human_index(contents: Sequence[types.Content], asked: types.Content | None) -> int | None:
     """The index of the human message that the model answers, None where there is none.
 
-    It is the last content with the words of ``asked``; where none has them, the last human one that is not a block of
-    preloaded memories. An agent that is shown nothing but another agent's turn answers that.
+    It is the last content with the words of ``asked``; where none has them, the last human one that is neither a block
+    of preloaded memories nor the agent's own instruction. An agent that is shown nothing but other agents' turns
+    answers the last of them in which something is said, or the last one where nothing is.
     """
     words = [part.text for part in (asked.parts if asked is not None else None) or ()]
     fallback = None
-    quoted = None
+    quoted: int | None = None
+    heard = False
     for at in range(len(contents) - 1, -1, -1):
         content = contents[at]
         parts = content.parts or ()
@@ -164,7 +170,11 @@ def human_index(contents: Sequence[types.Content], asked: types.Content | None) 
         if words and [part.text for part in parts] == words:
             return at
         if looks_quoted(content):
-            quoted = at if quoted is None else quoted
+            if not heard:
+                heard = says([part.text for part in parts])
+                quoted = at if heard or quoted is None else quoted
+        elif parts and (parts[0].text or "").startswith(_INSTRUCTION):
+            continue
         elif fallback is None and not any(part.text and _past(part.text) is not None for part in parts):
             fallback = at
     return quoted if fallback is None else fallback

@@ -193,7 +193,8 @@ def _packed(
         return None
     raw = source.request.contents[human]
     inside = bool(fitted.summary) and policy.conversation.summary == "payload"
-    settled = carried.keeps and fitted.request is None and (carried.packed is not None or not (inside and fitted.cut))
+    written = carried.packed is not None and bool(carried.packed.before)
+    settled = carried.keeps and fitted.request is None and (written or not (inside and fitted.cut))
     if settled:
         return carried.packed
     request = raw.text if fitted.request is None else fitted.request
@@ -206,6 +207,7 @@ def _packed(
         summary=inside,
         settings=policy.payload,
         explains=explains_in_payload(policy, carried.contract),
+        handed=source.request.handed,
     )
     used = {"memory": _cost(fitted.memory), "evidence": _cost(fitted.evidence)}
     made = PackedMessage(
@@ -221,7 +223,10 @@ def _packed(
         before, after = _within(rendered, request, fitted.task_ceiling, tally)
         standing = [one.candidate for one in chosen.evidence.left if one.reason == "already_in_conversation"]
         return replace(made, before=before, after=after, covers=covered_by(before + after, fitted.evidence, standing))
-    return replace(made, before=request, used={}) if fitted.request is not None else None
+    if fitted.request is not None:
+        return replace(made, before=request, used={})
+    # What was handed over may change within an invocation: this says that the choice for it is made.
+    return replace(made, used={}) if raw.agent else None
 
 
 def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoi
 from aether_context.policy import PackPolicy
 
 _SEAMS = 8
-_SCAFFOLD = "\n".join([payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS)])
+_SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +159,13 @@ def frame_tokens(source: Ingredients, policy: PackPolicy, tally: Tally, *, contr
             standing=any(candidate.kind == "standing" for candidate in source.candidates),
             summary=policy.conversation.summary == "payload",
             tools=policy.payload.tool_lines,
+            handed=source.request.handed,
         )
         said = payload.explanation(lines)
-    return tally.count(_SCAFFOLD) + _SEAMS + tally.count(said)
+    elif source.request.handed and policy.payload.contract == "system":
+        said = payload.explanation((payload.HANDED_RULE,))
+    end = payload.HANDED if source.request.handed else payload.REQUEST
+    return tally.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + tally.count(said)
 
 
 def explains_in_payload(policy: PackPolicy, contract: bool) -> bool:

@@ -23,11 +23,13 @@ from aether_context.conversation import Unit
 from aether_context.counting import Tally
 from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
 from aether_context.policy import PackPolicy
+from aether_context.quoting import requoted
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
 
 _LEAST_REQUEST = 96
+_LEAST_QUOTE = 8
 _ROUNDS = 12
 
 
@@ -176,8 +178,10 @@ def _leave_out_neighbours(scene: _Scene, fitted: Fitted) -> Fitted:
 def _beyond_request(scene: _Scene, fitted: Fitted) -> int:
     """Tokens over the budget that shortening the request cannot free."""
     raw = scene.raw_human
-    size = _request_tokens(scene.carried, raw, scene.tally) if raw is not None else 0
-    return scene.over(fitted) - max(0, size - _LEAST_REQUEST)
+    if raw is None:
+        return scene.over(fitted)
+    size = _request_tokens(scene.carried, raw, scene.tally)
+    return scene.over(fitted) - max(0, size - _least_request(raw, scene.tally))
 
 
 _Order = Callable[[Sequence[Unit], int | None], list[int]]
@@ -307,17 +311,21 @@ def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[li
 
 
 def _shorten_request(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, int]:
-    """The middle of an oversized request leaves a note, and goes to the store."""
+    """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store."""
     raw, tally = scene.raw_human, scene.tally
     size = _request_tokens(scene.carried, raw, tally) if raw is not None else 0
-    if raw is None or size <= _LEAST_REQUEST:
+    least = _least_request(raw, tally) if raw is not None else 0
+    if raw is None or size <= least:
         return fitted, over
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     shown = scene.policy.record == "full" and scene.source.can_read
     kept = f"; the whole of it is {uri}" if shown else ""
     note = f"[The middle of this message is left out{kept}]"
-    room = max(_LEAST_REQUEST, size - over) - tally.count(note) - 4
-    text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
+    room = max(least, size - over) - tally.count(note) - 4
+    if raw.agent:
+        text = f"{note}\n{_handed_within(raw, room, tally)}"
+    else:
+        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
     made = tally.count(text)
     event = TruncationEvent(
         layer="task", stage="emergency", reason="window", item_ids=(), tokens_before=size, tokens_after=made
@@ -326,12 +334,45 @@ def _shorten_request(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, 
     return replace(fitted, request=text, saved=saved, events=(*fitted.events, event)), over - (size - made)
 
 
+def _least_request(raw: Content, tally: Tally) -> int:
+    """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
+    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at), default=None)
+    return _LEAST_REQUEST + (tally.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
+
+
+def _handed_within(raw: Content, room: int, tally: Tally) -> str:
+    """Another agent's turn in about ``room`` tokens, between the host's marks.
+
+    Each thing that is quoted is cut to an extract; where there are too many of them, only what was said last stays.
+    """
+    sizes = tally.count_all([quote.text for quote in raw.quotes])
+    left = room - (tally.count(raw.text) - sum(sizes))
+    if left >= _LEAST_QUOTE * len(sizes):
+        ceiling = level(sizes, left)
+        whole = {quote.at: quote.text for quote in raw.quotes}
+        parts = []
+        for at, part in enumerate(raw.parts):
+            if at in whole and tally.count(whole[at]) > ceiling:
+                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=tally).text))
+            elif part.kind == "text":
+                parts.append(part.text)
+        return "\n".join(parts)
+    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
+    room -= tally.count(_quoted_alone(raw, quoted.at, ""))
+    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=tally).text)
+
+
+def _quoted_alone(raw: Content, at: int, text: str) -> str:
+    """What explains the marks, then one part of another agent's turn with this text between them."""
+    return f"{raw.parts[0].text}\n{requoted(raw.parts[at], text)}"
+
+
 def _request_tokens(carried: Carried, raw: Content, tally: Tally) -> int:
-    """Tokens of the user's request as it is sent now: an earlier call of the invocation may have shortened it."""
+    """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
     packed = carried.packed
     if packed is None or not packed.before:
         return tally.count(raw.text)
-    said = packed.after.partition(payload.REQUEST)[2] if packed.after else packed.before
+    said = payload.answered(packed.after) if packed.after else packed.before
     return tally.count(said or packed.after)
 
 

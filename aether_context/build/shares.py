@@ -61,9 +61,10 @@ def _squeezed(source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, 
 def _texts(source: Ingredients, tight: Tight, tally: Tally) -> dict[str, int]:
     """What the given layers consist of, by a name that says no word of it, in tokens."""
     step, human = tight.step, source.request.human
+    asked = "what was handed over" if source.request.handed else "the user's request"
     texts = {
         "the system instruction": source.request.system,
-        "the user's request": source.request.contents[human].text if human is not None else "",
+        asked: source.request.contents[human].text if human is not None else "",
         "the task": step.task,
         "the goal": step.goal,
         "the step's text": step.text,

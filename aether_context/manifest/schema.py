@@ -335,11 +335,11 @@ class Manifest(_Record):
     positions: tuple[tuple[int, int], ...] = ()
     """Their index ranges in the host's list."""
     human: int | None = None
-    """Index of the final human message among them."""
+    """Index of the final human message among them: the user's request, or what another agent handed over."""
     others: tuple[tuple[int, int], ...] = ()
     """Index ranges among them of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
-    """Whether this was the invocation's first model call."""
+    """Whether this was the invocation's first model call, or the first that answers what another agent handed over."""
     chose: bool = False
     """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates stand."""
     rewritten: bool = False

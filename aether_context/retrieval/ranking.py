@@ -239,8 +239,8 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 
 def query_for(source: Ingredients) -> str:
-    """What is looked for: the request, the step and its checklist."""
+    """What is looked for: the request or what another agent said in its place, the step and its checklist."""
     request, step = source.request, source.step
-    wish = request.contents[request.human].text if request.human is not None else ""
+    wish = request.contents[request.human].words if request.human is not None else ""
     pieces = (wish, step.text, step.goal, *(item.text for item in step.acceptance))
     return "\n".join(piece for piece in pieces if piece)
