@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from google.adk.agents import BaseAgent, LlmAgent
@@ -51,13 +53,19 @@ class Sent:
     model: str
     agent: str
     system: Any
-    contents: tuple[types.Content, ...]
+    pickled: bytes
+    faults: tuple[str, ...]
     declared: tuple[str, ...]
     other_tools: tuple[str, ...]
     dispatched: tuple[str, ...]
     tool_config: types.ToolConfig | None
     call: int = 0
     session: str = ""
+
+    @cached_property
+    def contents(self) -> tuple[types.Content, ...]:
+        """Copied when they are first asked for: most requests of a long session are never looked at."""
+        return pickle.loads(self.pickled)
 
     @property
     def wires(self) -> tuple[str, ...]:
@@ -92,7 +100,8 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
         agent=agent,
         session=session,
         system=config.system_instruction if config is not None else None,
-        contents=tuple(content.model_copy(deep=True) for content in request.contents),
+        pickled=pickle.dumps(tuple(request.contents), protocol=pickle.HIGHEST_PROTOCOL),
+        faults=tuple(faults(request.contents)),
         declared=tuple(one.name or "" for tool in functions for one in tool.function_declarations or ()),
         other_tools=tuple(exact(tool) for tool in tools if tool not in functions),
         dispatched=tuple(request.tools_dict),
@@ -114,7 +123,7 @@ def faults(contents: Sequence[types.Content]) -> list[str]:
         if not parts:
             found.append(f"content {at} has no parts")
         for part in parts:
-            if not part.model_dump(exclude_none=True):
+            if all(value is None for _, value in part):
                 found.append(f"content {at} has an empty part")
         calls = [(one.function_call.id or "", one.function_call.name or "") for one in parts if one.function_call]
         answers = [
@@ -328,6 +337,8 @@ class Chat:
             self.agent = LlmAgent(
                 name="clerk", model=self.llm, instruction=self.instruction, tools=list(self.tools), **self.settings
             )
+        self.checked = 0
+        self.begun: set[tuple[str, str]] = set()
         self.before = Before(self.alter)
         self.after = After(self.before)
         plugins = [self.before, *([self.plugin] if self.use_plugin else []), self.after]
@@ -352,17 +363,23 @@ class Chat:
     ) -> list[Event]:
         """Runs one user message to the end of its run, and checks what must hold after any run."""
         user, session = user or self.user, session or self.session
-        held = await self.sessions.get_session(app_name=self.app_name, user_id=user, session_id=session)
-        if held is None:
-            await self.sessions.create_session(
-                app_name=self.app_name, user_id=user, session_id=session, state=dict(self.state)
-            )
+        await self._begin(user, session)
         content = types.UserContent(parts=[types.Part(text=message)]) if isinstance(message, str) else message
         config = RunConfig(streaming_mode=StreamingMode.SSE) if stream else None
         run = self.runner.run_async(user_id=user, session_id=session, new_message=content, run_config=config)
         events = [event async for event in run]
         self.check()
         return events
+
+    async def _begin(self, user: str, session: str) -> None:
+        """Creates a session unless there is one; asked once, since a service answers with a copy of all events."""
+        if (user, session) in self.begun:
+            return
+        if await self.sessions.get_session(app_name=self.app_name, user_id=user, session_id=session) is None:
+            await self.sessions.create_session(
+                app_name=self.app_name, user_id=user, session_id=session, state=dict(self.state)
+            )
+        self.begun.add((user, session))
 
     def say(self, *messages: str | types.Content, **options: Any) -> list[Event]:
         """Runs messages one after another, each in an event loop of its own, as `Runner.run` does."""
@@ -372,11 +389,12 @@ class Chat:
         """No event was changed, and no valid request became an invalid one."""
         assert self.after.touched == []
         assert len(self.raw) >= len(self.sent)
-        for session in {one.session for one in self.raw}:
+        for session in {one.session for one in self.raw[self.checked :]}:
             raws, lefts = ([one for one in sent if one.session == session] for sent in (self.raw, self.sent))
             for raw, left in zip(raws, lefts, strict=False):
-                if not faults(raw.contents):
-                    assert faults(left.contents) == []
+                if not raw.faults:
+                    assert left.faults == ()
+        self.checked = len(self.raw)
 
     async def held(self, user: str | None = None, session: str | None = None) -> Any:
         """The session as its service keeps it."""

@@ -254,10 +254,13 @@ def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
     chat.replays()
 
 
-def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
-    class HologramPart(types.Part):
-        hologram: dict[str, Any] | None = None
+class HologramPart(types.Part):
+    """A part of a kind that does not exist yet."""
 
+    hologram: dict[str, Any] | None = None
+
+
+def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
     part = HologramPart(hologram={"beam": [1, 2, 3]})
     odd = types.Content.model_construct(role="user", parts=[part])
 
