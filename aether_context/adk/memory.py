@@ -20,7 +20,6 @@ from aether_context.canonical import hash_json, plain, short
 from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory, Remembered
-from aether_context.retrieval import SearchSettings
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -59,14 +58,13 @@ class HybridMemoryService(BaseMemoryService):
         embedder: str | Embedder | None = None,
         limit: int = 20,
         redact: Callable[[str], str] | None = None,
-        settings: SearchSettings | None = None,
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
         path, options = _parsed(uri, agents_dir)
         self.limit = _whole(options["limit"]) if "limit" in options else limit
         chosen = options.get("embedder", embedder)
-        self.memories = Memories(path, embedder=chosen, settings=settings, redact=redact, max_users=max_users)
+        self.memories = Memories(path, embedder=chosen, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:

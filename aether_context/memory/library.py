@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aether_context.embedding import Embedder, StaticEmbedder, embedder_for
 from aether_context.errors import EmbeddingError, StoreError
-from aether_context.retrieval import SearchSettings
 from aether_context.retrieval.kept import StoredVectors, digest_of
 from aether_context.retrieval.slots import SlotIndex
 
@@ -40,14 +39,12 @@ class Memories:
         path: str | os.PathLike[str] | None = None,
         *,
         embedder: str | Embedder | None = None,
-        settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
         max_users: int = 64,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self._redact = redact or str
         self._masked = "" if redact is None else getattr(redact, "name", None)
-        self._settings = settings
         self._max_users = max_users
         self.file = MemoryFile(path, lambda memory: digest_of(self._redact(searched(memory))))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
@@ -91,16 +88,14 @@ class Memories:
             self._save_soon(scope)
         return deleted
 
-    def search(
-        self, app: str, user: str, query: str, limit: int = 10, *, asked: float | None = None, mmr_lambda: float = 1.0
-    ) -> list[Remembered]:
+    def search(self, app: str, user: str, query: str, limit: int = 10, *, mmr_lambda: float = 1.0) -> list[Remembered]:
         """A user's best memories for a query, best first; the arguments are those of `HybridIndex.search`.
 
         Raises:
             StoreError: the file could not be read.
         """
         scope = self._scope(app, user)
-        found = scope.search(query, limit, asked=asked, mmr_lambda=mmr_lambda)
+        found = scope.search(query, limit, mmr_lambda)
         self._save_soon(scope)
         return found
 
@@ -141,7 +136,7 @@ class Memories:
         with self._lock:
             scope = self._scopes.get((app, user))
             if scope is None:
-                index = SlotIndex(self._embedder, settings=self._settings, redact=self._redact)
+                index = SlotIndex(self._embedder, redact=self._redact)
                 scope = self._scopes[app, user] = Scope(app, user, self.file, index, self._masked)
             self._scopes.move_to_end((app, user))
             while len(self._scopes) > self._max_users:

@@ -77,13 +77,13 @@ class Scope:
         """Whether it is worth the while to keep blocks before the file is closed."""
         return self._made is not None and (self._unsaved >= _WORTH_SAVING or self._saving.locked())
 
-    def search(self, query: str, limit: int, *, asked: float | None, mmr_lambda: float) -> list[Remembered]:
+    def search(self, query: str, limit: int, mmr_lambda: float) -> list[Remembered]:
         """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
                 rows = _Rows(self._app, self._user, self._file, self._numbers.values, self._held)
-                hits = self._index.search(query, limit, rows, asked=asked, mmr_lambda=mmr_lambda)
+                hits = self._index.search(query, limit, rows, mmr_lambda=mmr_lambda)
                 if not any(hit.entry is _GONE for hit in hits):
                     break
             return [rows.remembered(hit) for hit in hits if hit.entry is not _GONE]

@@ -10,7 +10,6 @@ from .ranking import Found, Left, answers, bm25, diversify, query_for, rank, ret
 if TYPE_CHECKING:
     from .catalogue import tool_encoder, tool_scores
     from .entries import Entry, Hit
-    from .fusion import SearchSettings
     from .index import HybridIndex
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "Hit",
     "HybridIndex",
     "Left",
-    "SearchSettings",
     "answers",
     "bm25",
     "diversify",
@@ -37,7 +35,6 @@ _HOMES = {
     "Entry": "entries",
     "Hit": "entries",
     "HybridIndex": "index",
-    "SearchSettings": "fusion",
     "tool_encoder": "catalogue",
     "tool_scores": "catalogue",
 }

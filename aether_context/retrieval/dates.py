@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 DAY_SECONDS = 86_400.0
 TOLD_WITHIN_DAYS = 14.0
 """People speak of a thing when it happens or soon after: so many days later the match has fallen to one half."""
+_HALF_LIFE_DAYS = 30.0
 
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
@@ -100,10 +101,10 @@ def closeness(times: NDArray[np.float64], spans: Sequence[Span]) -> NDArray[np.f
     return best
 
 
-def freshness(times: NDArray[np.float64], *, now: float, half_life_days: float) -> NDArray[np.float64]:
-    """1 for what is of now, one half for what is a half-life old; unknown times 0."""
+def freshness(times: NDArray[np.float64], *, now: float) -> NDArray[np.float64]:
+    """1 for what is of now, one half for what is 30 days old; unknown times 0."""
     age = np.maximum(0.0, now - times) / DAY_SECONDS
-    return np.nan_to_num(np.exp2(-age / half_life_days))
+    return np.nan_to_num(np.exp2(-age / _HALF_LIFE_DAYS))
 
 
 def _span(match: re.Match[str], asked: float) -> Span | None:

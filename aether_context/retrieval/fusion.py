@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,41 +14,19 @@ from .words import identifiers
 Floats: TypeAlias = NDArray[np.float64]
 Slots: TypeAlias = NDArray[np.int64]
 
+_SEMANTIC_WEIGHT = 0.4
+"""The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
+NEIGHBOURS = (0.5, 0.25, 0.125)
+"""How much of its score an entry lends to those one, two and three places from it in its thread."""
 _SMALL_POOL = 10
 _SAMPLED = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    """How an index ranks; the defaults are the same for every kind of material.
-
-    Attributes:
-        semantic_weight: the share of meaning in the sum, 0 to 1; words have the rest. A query that is full of
-            identifiers leans on words, by up to all of it.
-        neighbours: how much of its score an entry lends to those one, two, three places from it in its thread.
-        time_weight: added in full where an entry's time agrees with a time that the question names.
-        recency_weight: added in full to what is of now, where a question asks for the latest.
-        half_life_days: after which recency has fallen to one half.
-        floor: the share of the best score under which nothing is found, 0 to 1.
-        repeated: what the score of an entry is multiplied by that nearly repeats a better one, 0 to 1; 1 is off.
-        candidates: how many of each list, words and meaning, are looked at.
-    """
-
-    semantic_weight: float = 0.4
-    neighbours: tuple[float, ...] = (0.5, 0.25, 0.125)
-    time_weight: float = 0.2
-    recency_weight: float = 0.1
-    half_life_days: float = 30.0
-    floor: float = 0.0
-    repeated: float = 0.5
-    candidates: int = 1_000
-
-
-def semantic_share(query: str, weight: float) -> float:
+def semantic_share(query: str) -> float:
     """The share of meaning for a query: less, the more of its words are identifiers."""
     words = query.split()
     share = len(identifiers(query)) / len(words) if words else 0.0
-    return weight * (1.0 - min(1.0, share))
+    return _SEMANTIC_WEIGHT * (1.0 - min(1.0, share))
 
 
 def told_by_words(bm25: Floats, ceiling: float) -> Floats:
@@ -78,7 +55,7 @@ def sampled(alive: Slots) -> Slots:
     return alive[:: 1 + len(alive) // _SAMPLED]
 
 
-def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]], kernel: Sequence[float]) -> Floats:
+def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]]) -> Floats:
     """The scores of some entries with what neighbours lend them.
 
     Args:
@@ -86,7 +63,7 @@ def smoothed(scores: Floats, slots: Slots, steps: Sequence[tuple[Slots, Slots]],
         steps: for each distance the slots before and after ``slots``, -1 where there is none.
     """
     result = scores[slots]
-    for sides, weight in zip(steps, kernel, strict=True):
+    for sides, weight in zip(steps, NEIGHBOURS, strict=True):
         for places in sides:
             result = result + np.where(places >= 0, weight * scores[places], 0.0)
     return result

@@ -20,7 +20,7 @@ from aether_context.errors import SearchIndexError
 
 from . import saving
 from .entries import Entry, Hit
-from .fusion import SearchSettings, Slots
+from .fusion import Slots
 from .slots import SlotIndex
 
 _COMPACT_ABOVE = 1_000
@@ -42,10 +42,9 @@ class HybridIndex:
         self,
         embedder: str | Embedder | None = None,
         *,
-        settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
     ) -> None:
-        self._index = SlotIndex(embedder, settings=settings, redact=redact)
+        self._index = SlotIndex(embedder, redact=redact)
         self._entries: list[Entry | None] = []
         self._slots: dict[str, int] = {}
 
@@ -130,7 +129,6 @@ class HybridIndex:
         folder: str | os.PathLike[str],
         embedder: str | Embedder | None = None,
         *,
-        settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
     ) -> HybridIndex:
         """The index that was saved in a folder. Where its vectors are of another embedder, it is made anew.
@@ -138,7 +136,7 @@ class HybridIndex:
         Raises:
             SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
         """
-        index = cls(embedder, settings=settings, redact=redact)
+        index = cls(embedder, redact=redact)
         saved = saving.read(folder)
         entries = [Entry(**row) for row in saved.rows]
         if saved.embedders == index.embedders:

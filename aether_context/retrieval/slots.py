@@ -16,8 +16,8 @@ from .dates import asks_for_recent, closeness, freshness, named_times
 from .diversity import mmr
 from .entries import Entry, Hit, repeats
 from .fusion import (
+    NEIGHBOURS,
     Floats,
-    SearchSettings,
     Slots,
     sampled,
     semantic_share,
@@ -35,6 +35,12 @@ from .words import query_terms, terms
 Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""
 
+_CANDIDATES = 1_000
+"""So many of each list, words and meaning, are looked at."""
+_TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
+"""Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
+_REPEATED = 0.5
+"""What the score of an entry is multiplied by that nearly repeats a better one."""
 _EXHAUSTIVE = 200_000
 """Up to so many entries are compared with a query one by one."""
 _NEARER, _NEAR_SHARE = 8, 32
@@ -51,11 +57,9 @@ class SlotIndex:
         self,
         embedder: str | Embedder | None = None,
         *,
-        settings: SearchSettings | None = None,
         redact: Callable[[str], str] | None = None,
     ) -> None:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
-        self.settings = settings or SearchSettings()
         self._redact = redact or str
         self._lexical = InvertedIndex()
         self._semantic = SemanticIndex(chosen)
@@ -175,12 +179,10 @@ class SlotIndex:
         if not len(self) or limit <= 0:
             return []
         pool = self._ranked(self._redact(query), asked)
-        best = pool.total.max(initial=0.0)
-        kept = pool.part(np.flatnonzero((pool.total > 0) & (pool.total >= self.settings.floor * best)))
+        kept = pool.part(np.flatnonzero(pool.total > 0))
         if mmr_lambda < 1:
             return self._diverse(kept, limit, mmr_lambda, entries)
-        if self.settings.repeated < 1:
-            kept = self._told_once(kept, kept.best(min(_LOOKED_AT * limit, _COMPARED))[: 2 * _COMPARED], entries)
+        kept = self._told_once(kept, kept.best(min(_LOOKED_AT * limit, _COMPARED))[: 2 * _COMPARED], entries)
         kept = kept.part(kept.best(limit))
         held = entries(kept.slots)
         total = kept.total.tolist()
@@ -195,12 +197,12 @@ class SlotIndex:
         cosine = self._compared(self._semantic.asked(query), bm25, alive)
         lexical = told_by_words(bm25, self._lexical.ceiling(words))
         semantic = told_by_meaning(cosine, alive)
-        share = semantic_share(query, self.settings.semantic_weight) if self._semantic.names else 0.0
+        share = semantic_share(query) if self._semantic.names else 0.0
         total = (1 - share) * lexical + share * semantic
         slots = self._candidates([lexical, semantic])
         scores = {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
         scores = {name: values[slots] for name, values in scores.items()}
-        lent = smoothed(total, slots, self._steps(slots), self.settings.neighbours)
+        lent = smoothed(total, slots, self._steps(slots))
         scores["neighbours"] = lent - total[slots]
         for name, bonus in self._timely(query, slots, asked).items():
             scores[name] = bonus
@@ -225,8 +227,8 @@ class SlotIndex:
             found[new] = np.round(asked.similarities(new), 6)
             done[new] = True
 
-        most = max(_NEARER * self.settings.candidates, len(bm25) // _NEAR_SHARE)
-        compare(np.concatenate([sampled(alive), asked.near(most), _best(bm25, self.settings.candidates)]))
+        most = max(_NEARER * _CANDIDATES, len(bm25) // _NEAR_SHARE)
+        compare(np.concatenate([sampled(alive), asked.near(most), _best(bm25, _CANDIDATES)]))
         candidates = self._candidates([bm25, found])
         compare(np.concatenate([candidates, *(places[places >= 0] for places in chain(*self._steps(candidates)))]))
         return found
@@ -234,12 +236,11 @@ class SlotIndex:
     def _candidates(self, lists: Sequence[Floats]) -> Slots:
         """The best of each list and their neighbours; all that live where there are few."""
         alive = self._lexical.alive
-        most = self.settings.candidates
-        if len(self) <= 2 * most:
+        if len(self) <= 2 * _CANDIDATES:
             return np.flatnonzero(alive)
         chosen = np.zeros(len(alive), dtype=bool)
         for scores in lists:
-            chosen[_best(scores, most)] = True
+            chosen[_best(scores, _CANDIDATES)] = True
         found = np.flatnonzero(chosen)
         for sides in self._steps(found):
             for places in sides:
@@ -250,7 +251,7 @@ class SlotIndex:
         """For each distance of the kernel the slots before and after these in their threads, -1 where there is none."""
         before = after = slots
         steps = []
-        for _ in self.settings.neighbours:
+        for _ in NEIGHBOURS:
             before = np.where(before >= 0, self._before.values[before], -1)
             after = np.where(after >= 0, self._after.values[after], -1)
             steps.append((before, after))
@@ -264,10 +265,9 @@ class SlotIndex:
         now = float(np.nanmax(times)) if asked is None else asked
         found = {}
         if spans := named_times(query, asked=now):
-            found["time"] = self.settings.time_weight * closeness(times, spans)
+            found["time"] = _TIME_WEIGHT * closeness(times, spans)
         if asks_for_recent(query):
-            recency = freshness(times, now=now, half_life_days=self.settings.half_life_days)
-            found["recency"] = self.settings.recency_weight * recency
+            found["recency"] = _RECENCY_WEIGHT * freshness(times, now=now)
         return found
 
     def _told_once(self, pool: _Pool, best: Slots, entries: Lookup) -> _Pool:
@@ -286,7 +286,7 @@ class SlotIndex:
         told: set[int] = set()
         for place in sorted(held, key=lambda one: (-pool.total[one], held[one].id)):
             if any(repeats(held[place], held[one]) for one in fellows[place] & told):
-                total[place] *= self.settings.repeated
+                total[place] *= _REPEATED
             else:
                 told.add(place)
         lost = np.round(total - pool.total, 9)
