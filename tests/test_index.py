@@ -167,7 +167,6 @@ def test_diversity_puts_repetitions_last():
 
 def test_what_is_removed_is_not_found(index):
     index.remove(["a", "unknown"])
-    assert "a" not in index
     assert len(index) == 3
     assert "a" not in ids(index.search("red door"))
 
@@ -175,9 +174,8 @@ def test_what_is_removed_is_not_found(index):
 def test_an_id_that_is_there_is_replaced(index):
     index.add_texts(["a"], ["a green window"])
     assert len(index) == 4
-    assert index["a"].text == "a green window"
     assert "a" not in ids(index.search("red"))
-    assert ids(index.search("window")) == ["a"]
+    assert [(hit.id, hit.text) for hit in index.search("window")] == [("a", "a green window")]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,6 @@ def test_saving_and_loading_finds_the_same(tmp_path, index):
     index.save(tmp_path)
     loaded = HybridIndex.load(tmp_path, Fake())
     assert loaded.search("crimson car door") == expected == index.search("crimson car door")
-    assert loaded["e"] == index["e"]
     for one in (index, loaded):
         one.add([Entry(id="g", text="red", thread="t")])
     assert loaded.search("red") == index.search("red")

@@ -18,7 +18,7 @@ from aether_context.adk.authorship import Authors
 from aether_context.adk.deadlines import within
 from aether_context.adk.finding import can_find
 from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
-from aether_context.adk.memory import HybridMemoryService, share
+from aether_context.adk.memory import HybridMemoryService
 from aether_context.adk.reading import (
     MOST_MEMORIES,
     Known,
@@ -43,6 +43,7 @@ from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.prices import cached_share
+from aether_context.retrieval.pools import similarity
 from aether_context.spellings import is_preference
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.strategies import ranked
@@ -548,7 +549,7 @@ def _scored(found: Remembered) -> Candidate:
         author=memory.author,
         timestamp=memory.timestamp,
         name=memory.name,
-        similarity=share(found),
+        similarity=similarity(found.score),
         standing=is_preference(memory.metadata),
     )
 

@@ -20,6 +20,7 @@ from aether_context.canonical import hash_json, plain, short
 from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory, Remembered
+from aether_context.retrieval.pools import similarity
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -227,10 +228,5 @@ def _memory_entry(found: Remembered) -> MemoryEntry:
         content=types.Content(role=memory.role, parts=[types.Part(text=memory.text)]),
         author=memory.author,
         timestamp=memory.timestamp,
-        custom_metadata={**memory.metadata, SCORE: share(found)},
+        custom_metadata={**memory.metadata, SCORE: similarity(found.score)},
     )
-
-
-def share(found: Remembered) -> float:
-    """A score on a scale of 0 to 1, in the same order."""
-    return round(found.score / (1 + found.score), 6)

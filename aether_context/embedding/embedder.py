@@ -67,31 +67,22 @@ class CachedEmbedder:
         return self.embedder.local
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        keys = [_key(text, purpose) for text in texts]
-        known = self._known(keys)
+        keys = [
+            hashlib.blake2b(f"{purpose}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            for text in texts
+        ]
+        with self._lock:
+            known = {key: self._held[key] for key in keys if key in self._held}
+            for key in known:
+                self._held.move_to_end(key)
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         if new or not texts:
             fresh = self.embedder.embed(list(new.values()), purpose=purpose)
             if not texts:
                 return fresh
             known |= dict(zip(new, fresh, strict=True))
-            self._keep(dict(zip(new, fresh, strict=True)))
+            with self._lock:
+                self._held.update((key, known[key].copy()) for key in new)
+                while len(self._held) > self._max_texts:
+                    self._held.popitem(last=False)
         return np.stack([known[key] for key in keys])
-
-    def _known(self, keys: Sequence[bytes]) -> dict[bytes, Vectors]:
-        with self._lock:
-            found = {key: self._held[key] for key in keys if key in self._held}
-            for key in found:
-                self._held.move_to_end(key)
-        return found
-
-    def _keep(self, vectors: dict[bytes, Vectors]) -> None:
-        with self._lock:
-            for key, vector in vectors.items():
-                self._held[key] = vector.copy()
-            while len(self._held) > self._max_texts:
-                self._held.popitem(last=False)
-
-
-def _key(text: str, purpose: Purpose) -> bytes:
-    return hashlib.blake2b(f"{purpose}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

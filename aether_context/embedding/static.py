@@ -11,7 +11,6 @@ import hashlib
 import io
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from numpy.typing import NDArray
 from aether_context.tokens.vocabulary import sound
 
 from .embedder import Purpose, Vectors, unit
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
@@ -48,14 +44,19 @@ class StaticEmbedder:
 
 
 class _Model:
-    """The table and its tokenizer."""
+    """The table and the teacher's tokenizer: lower case, accents off, WordPiece."""
 
     def __init__(self, data: bytes) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
             self.rows: NDArray[np.int8] = held["rows"]
             vocabulary = held["vocabulary"].tobytes().decode().split("\n")
-        self._tokenizer = _tokenizer(vocabulary)
+        pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
+        self._tokenizer = Tokenizer(pieces)
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
@@ -69,17 +70,6 @@ class _Model:
             starts = np.cumsum([0, *(len(tokens[number]) for number in said[:-1])])
             result[said] = np.add.reduceat(self.rows[together], starts, axis=0, dtype=np.int32)
         return result
-
-
-def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
-    """The teacher's tokenizer: lower case, accents off, WordPiece."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
-    pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
-    tokenizer = Tokenizer(pieces)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .ranking import Found, Left, answers, bm25, diversify, query_for, rank, retrieve, score, tokenize, weakest
+from .ranking import Found, Left, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
     from .catalogue import tool_encoder, tool_scores
@@ -19,13 +19,9 @@ __all__ = [
     "HybridIndex",
     "Left",
     "answers",
-    "bm25",
-    "diversify",
     "query_for",
     "rank",
     "retrieve",
-    "score",
-    "tokenize",
     "tool_encoder",
     "tool_scores",
     "weakest",

@@ -64,15 +64,6 @@ class HybridIndex:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __contains__(self, id: object) -> bool:
-        return id in self._slots
-
-    def __getitem__(self, id: str) -> Entry:
-        """The entry of that id. Raises KeyError."""
-        entry = self._entries[self._slots[id]]
-        assert entry is not None
-        return entry
-
     @property
     def embedders(self) -> tuple[str, ...]:
         """What made the vectors, by the names that a manifest records."""
@@ -121,7 +112,7 @@ class HybridIndex:
         self._compact()
         slots = self._index.living
         rows = [asdict(entry) for entry in self._held(slots)]
-        saving.write(saving.Saved(embedders=self.embedders, rows=rows, part=self._index.part(slots)), folder)
+        saving.write(folder, self.embedders, rows, self._index.part(slots))
 
     @classmethod
     def load(
@@ -137,10 +128,10 @@ class HybridIndex:
             SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
         """
         index = cls(embedder, redact=redact)
-        saved = saving.read(folder)
-        entries = [Entry(**row) for row in saved.rows]
-        if saved.embedders == index.embedders:
-            index._index.extend([saved.part])
+        embedders, rows, part = saving.read(folder)
+        entries = [Entry(**row) for row in rows]
+        if embedders == index.embedders:
+            index._index.extend([part])
             index._hold(entries)
         else:
             index.add(entries)

@@ -256,7 +256,8 @@ class InvertedIndex:
         pairs = np.frombuffer(b"".join(held.tobytes() for held in self._recent.values()), dtype=np.int32)
         sizes = np.fromiter((len(held) // 2 for held in self._recent.values()), np.int64, len(self._recent))
         terms = np.fromiter(self._recent, np.uint64, len(self._recent))
-        return _Run(terms, sizes, pairs[0::2], _narrow(pairs[1::2]))
+        counts = pairs[1::2]
+        return _Run(terms, sizes, pairs[0::2], counts.astype(np.min_scalar_type(int(counts.max(initial=0)))))
 
     def _living(self, run: _Run) -> _Run:
         """A run without the entries that were removed, and without terms that no other holds."""
@@ -275,11 +276,6 @@ def key_of(term: str) -> int:
     """What a term is known by: 64 bits."""
     digest = hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def _narrow(counts: Counts) -> Counts:
-    """Counts in the smallest type that holds them."""
-    return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

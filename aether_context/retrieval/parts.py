@@ -46,7 +46,7 @@ class Part:
             **vectors,
             "terms": said.terms,
             "times": self.times,
-            "threads": _letters(json.dumps(list(self.threads))),
+            "threads": np.frombuffer(json.dumps(list(self.threads)).encode(), dtype=np.uint8),
             "thread_of": self.thread_of,
         }
 
@@ -68,7 +68,7 @@ class Part:
             postings=postings,
             vectors=[arrays.get(f"vectors{number}") for number in range(embedders)],
             times=arrays["times"],
-            threads=json.loads(_text(arrays["threads"])),
+            threads=json.loads(arrays["threads"].tobytes()),
             thread_of=arrays["thread_of"],
         )
 
@@ -97,11 +97,3 @@ def unpacked(data: bytes) -> dict[str, NDArray[Any]]:
         found[name] = np.frombuffer(data, dtype=np.dtype(kind), count=count, offset=at).reshape(shape)
         at += found[name].nbytes
     return found
-
-
-def _letters(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
-
-
-def _text(letters: NDArray[np.uint8]) -> str:
-    return letters.tobytes().decode("utf-8", "surrogatepass")

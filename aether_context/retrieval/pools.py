@@ -40,15 +40,10 @@ def ranked(
     found: dict[str, Mapping[str, float]] = {}
     for pool in layers.values():
         index = HybridIndex(embedder or "none", redact=masker(redact))
-        index.add(map(entry_of, pool))
+        index.add(Entry(id=one.id, text=one.text, time=one.time, speaker=one.speaker or None) for one in pool)
         found |= {hit.id: told(hit) for hit in index.search(query, len(pool), asked=asked)}
         found |= {one.id: {"similarity": 0.0} for one in pool if one.id not in found}
     return tuple(replace(one, scores={**one.scores, **found.get(one.id, {})}) for one in candidates)
-
-
-def entry_of(candidate: Candidate) -> Entry:
-    """What of a candidate is searched."""
-    return Entry(id=candidate.id, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
 
 
 def told(hit: Hit) -> dict[str, float]:

@@ -15,8 +15,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, short
 from aether_context.errors import SearchIndexError
@@ -27,23 +27,13 @@ FORMAT = 3
 _HEAD = "index.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What of an index is saved.
+def write(folder: str | os.PathLike[str], embedders: Sequence[str], rows: Sequence[JSON], part: Part) -> None:
+    """Saves an index in the place of what the folder held.
 
-    Attributes:
+    Args:
         embedders: the names of what made the vectors.
         rows: of each entry one JSON object.
         part: what the index knows of them.
-    """
-
-    embedders: tuple[str, ...]
-    rows: Sequence[JSON]
-    part: Part
-
-
-def write(saved: Saved, folder: str | os.PathLike[str]) -> None:
-    """Saves an index in the place of what the folder held.
 
     Raises:
         SearchIndexError: the folder cannot be written.
@@ -53,21 +43,26 @@ def write(saved: Saved, folder: str | os.PathLike[str]) -> None:
         root.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=root, prefix=".draft-"))
         try:
-            hashes = _write_files(saved, draft)
+            lines = "".join(f"{canonical_json(row)}\n" for row in rows).encode("utf-8", "surrogatepass")
+            (draft / "entries.jsonl").write_bytes(lines)
+            (draft / "part.bin").write_bytes(packed(part.arrays()))
+            hashes = {path.name: hash_bytes(path.read_bytes()) for path in sorted(draft.iterdir())}
             name = short(hash_bytes(fold(sorted(hashes.values())).encode()), 16)
             if not (root / name).exists():
                 os.replace(draft, root / name)
-            head = {"format": FORMAT, "embedders": list(saved.embedders), "state": name, "files": hashes}
+            head = {"format": FORMAT, "embedders": list(embedders), "state": name, "files": hashes}
             _replace(root / _HEAD, canonical_json(head).encode())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        _forget_others(root, name)
+        for other in root.iterdir():
+            if other.is_dir() and other.name != name and (other / "entries.jsonl").exists():
+                shutil.rmtree(other, ignore_errors=True)
     except OSError as error:
         raise SearchIndexError(f"the index cannot be saved in {root}: {error}") from error
 
 
-def read(folder: str | os.PathLike[str]) -> Saved:
-    """The index in a folder.
+def read(folder: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[Any], Part]:
+    """Embedders, rows and part of the index in a folder, as `write` took them.
 
     Raises:
         SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
@@ -80,19 +75,11 @@ def read(folder: str | os.PathLike[str]) -> Saved:
         data = {name: _checked(root / head["state"] / name, digest) for name, digest in head["files"].items()}
         rows = json.loads(b"[" + b",".join(data["entries.jsonl"].split(b"\n")[:-1]) + b"]")
         embedders = tuple(head["embedders"])
-        return Saved(embedders=embedders, rows=rows, part=Part.from_arrays(unpacked(data["part.bin"]), len(embedders)))
+        return embedders, rows, Part.from_arrays(unpacked(data["part.bin"]), len(embedders))
     except FileNotFoundError as error:
         raise SearchIndexError(f"there is no index in {root}: give a folder that one was saved in") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SearchIndexError(f"the index in {root} cannot be read: {error}") from error
-
-
-def _write_files(saved: Saved, folder: Path) -> dict[str, str]:
-    """Writes the files of a state; their hashes by name."""
-    entries = "".join(f"{canonical_json(row)}\n" for row in saved.rows).encode("utf-8", "surrogatepass")
-    (folder / "entries.jsonl").write_bytes(entries)
-    (folder / "part.bin").write_bytes(packed(saved.part.arrays()))
-    return {path.name: hash_bytes(path.read_bytes()) for path in sorted(folder.iterdir())}
 
 
 def _checked(path: Path, digest: str) -> bytes:
@@ -109,10 +96,3 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
-
-
-def _forget_others(root: Path, state: str) -> None:
-    """Removes the states that ``index.json`` names no more."""
-    for other in root.iterdir():
-        if other.is_dir() and other.name != state and (other / "entries.jsonl").exists():
-            shutil.rmtree(other, ignore_errors=True)

@@ -50,21 +50,14 @@ class SessionIndexes:
         Raises:
             EmbeddingError: a local embedder failed.
         """
-        index = self._of(session, embedder, redact)
-        found = index.search(history, query, limit, asked)
-        self._shrink()
-        return found
-
-    def _of(self, session: Hashable, embedder: Embedder | str, redact: Callable[[str], str]) -> _SessionIndex:
         with self._lock:
-            found = self._held.pop(session, None) or _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
-            self._held[session] = found
-            return found
-
-    def _shrink(self) -> None:
+            index = self._held.pop(session, None) or _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
+            self._held[session] = index
+        found = index.search(history, query, limit, asked)
         with self._lock:
             while len(self._held) > 1 and sum(len(one) for one in self._held.values()) > self._max_entries:
                 self._held.popitem(last=False)
+        return found
 
 
 class _SessionIndex:
@@ -80,14 +73,11 @@ class _SessionIndex:
         return len(self._history)
 
     def search(self, history: Sequence[Entry], query: str, limit: int, asked: float) -> list[Hit]:
-        with self._lock:
-            self._follow(list(history))
-            return self._index.search(query, limit, asked=asked)
-
-    def _follow(self, history: list[Entry]) -> None:
         """Adds what is new; where history is not what it was, begins anew."""
-        have = len(self._history)
-        if history[:have] != self._history:
-            self._index, self._history, have = self._make(), [], 0
-        self._index.add(history[have:])
-        self._history = history
+        with self._lock:
+            have = len(self._history)
+            if list(history[:have]) != self._history:
+                self._index, self._history, have = self._make(), [], 0
+            self._index.add(history[have:])
+            self._history = list(history)
+            return self._index.search(query, limit, asked=asked)

@@ -98,7 +98,7 @@ class SlotIndex:
         searched = [self._redact(entry.searched) for entry in entries]
         self._semantic.add(searched)
         self._lexical.add([terms(text) for text in searched])
-        self._times.extend(_times(entries))
+        self._times.extend(np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=float))
         self._link(self._numbers([entry.thread for entry in entries]))
 
     def reserve(self, count: int) -> None:
@@ -388,8 +388,3 @@ def _hits(pool: _Pool, places: Sequence[int], held: Sequence[Entry]) -> list[Hit
         Hit(entry=held[place], score=total, scores=dict(zip(chosen.scores, row, strict=True)))
         for place, total, row in zip(places, chosen.total.tolist(), rows, strict=True)
     ]
-
-
-def _times(entries: Sequence[Entry]) -> Floats:
-    """When each was said, NaN where that is unknown."""
-    return np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=np.float64)

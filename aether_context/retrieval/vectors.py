@@ -62,7 +62,9 @@ class VectorTable:
         rows, lengths = self._rows.values, self._lengths.values
         if slots is not None:
             rows, lengths = rows[slots], lengths[slots]
-        return _divided(products(rows, wanted[0]), lengths * lengths_of(wanted)[0])
+        found, lengths = products(rows, wanted[0]), lengths * lengths_of(wanted)[0]
+        np.divide(found, lengths, out=found, where=lengths > 0)  # the product with no vector is 0 as it is
+        return found
 
     def near(self, query: NDArray[np.float32], most: int) -> Slots:
         """The entries that may be nearest to a vector, by the signs: so many, and those as near as the last of them."""
@@ -152,7 +154,3 @@ def product(rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[
     """
     step = max(1, ONE_THREAD // max(1, columns.size))
     return np.concatenate([rows[first : first + step] @ columns for first in range(0, max(1, len(rows)), step)])
-
-
-def _divided(products: Similarities, lengths: Similarities) -> Similarities:
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
