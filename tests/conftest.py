@@ -1,8 +1,12 @@
-"""What all tests share: places to keep packs and artifacts in, the object stores among them with ``-m slow``."""
+"""What all tests share: how many processes they take, and places to keep packs and artifacts in.
+
+Object stores are among those with ``-m integration``.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,19 @@ _numbers = itertools.count(1)
 BACKENDS = [
     "local",
     "memory",
-    pytest.param("s3", marks=pytest.mark.slow),
-    pytest.param("gcs", marks=pytest.mark.slow),
+    pytest.param("s3", marks=pytest.mark.integration),
+    pytest.param("gcs", marks=pytest.mark.integration),
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """A process for each core, and only this one where files are named: most take less time than workers to start."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    if all(Path(named.partition("::")[0]).is_file() for named in config.args):
+        return 0
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -333,7 +333,7 @@ def test_uris_say_where_and_how(tmp_path):
             FsspecArtifactService(uri)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_adk_serves_artifacts_from_it(tmp_path):
     """`adk api_server` with the URI scheme: an artifact saved over HTTP is there for another process."""
     agents = tmp_path / "agents"

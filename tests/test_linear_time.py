@@ -408,7 +408,12 @@ def seconds(act: Callable[[str], Any], text: str) -> float:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", TEXT_FUNCTIONS)
+QUICK = ("terms", "segment")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEXT_FUNCTIONS]
+)
 def test_ten_times_the_text_takes_about_ten_times_as_long(name: str) -> None:
     act = TEXT_FUNCTIONS[name]
     act("warm up")

@@ -74,7 +74,7 @@ def say(client: httpx.Client, held: str, text: str) -> str:
     return "".join(part.get("text", "") for part in events[-1]["content"]["parts"])
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_adk_web_remembers_across_its_runs(agents: Path) -> None:
     uri = "hybrid://kept/memories.sqlite?limit=3"
     with serving(agents, uri) as client:

@@ -1,6 +1,7 @@
 """A session that one process began, another goes on with, and a third reads: on SQLite, PostgreSQL and Redis.
 
-These start processes and servers: ``pip install ".[integration]"``, Debian's ``redis-server``, ``pytest -m slow``.
+``pytest -m integration`` starts these processes and servers; it needs the extra ``integration`` and Debian's
+``redis-server``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from session_worker import chat_of, sent
 
 from aether_context import Manifest, PackStore
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 WORKER = Path(__file__).parent / "session_worker.py"
 MESSAGES = [f"question {at}: " + "what does the page say of the river? " * 12 for at in range(12)]

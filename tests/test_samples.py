@@ -1,6 +1,6 @@
 """The agents in samples/ run as they stand: on a runner, under `adk run` and under `adk api_server`.
 
-The last two start processes and are marked slow: ``pytest -m slow``.
+The last two start processes and are left to ``pytest -m integration``.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def test_the_readme_names_every_sample_and_its_question() -> None:
 # under `adk run`
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", EXPECTED)
 def test_adk_run_answers_what_is_typed(name: str, tmp_path: Path) -> None:
     sample, store = EXPECTED[name], tmp_path / "packs"
@@ -255,13 +255,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cli
         yield client, PackStore(folder / "packs")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_server_lists_the_samples(server: tuple[httpx.Client, PackStore]) -> None:
     client, _ = server
     assert set(client.get("/list-apps").json()) == set(EXPECTED)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_server_answers_with_packs(name: str, server: tuple[httpx.Client, PackStore]) -> None:
     client, store = server

@@ -272,7 +272,7 @@ def long_run(store: PackStore, seconds: float, server: Seaweed | FakeGcs) -> tup
 SERVERS = [pytest.param(Seaweed, "s3://bucket/packs", id="s3"), pytest.param(FakeGcs, "gs://bucket/packs", id="gcs")]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(("make", "url"), SERVERS)
 def test_an_object_store_is_killed_in_the_middle_of_a_run(make, url: str, tmp_path: Path):
     server = make(tmp_path)
