@@ -95,6 +95,7 @@ def odd(generator: random.Random) -> str:
     return "".join(generator.choice(pieces) for _ in range(generator.randint(1, 8)))
 
 
+@pytest.mark.slow
 def test_ten_thousand_hostile_names_stay_in_their_session(tmp_path):
     """Whatever names an artifact, its app, user or session: nothing but that session's folder is written or read."""
     root = tmp_path / "inner" / "store"

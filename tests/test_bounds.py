@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from matrix import half_slow
 from scripted import Chat, Memories, call, faults, remembered
 
 from aether_context import PackPolicy
@@ -211,8 +212,7 @@ def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
     return {"key": key, "value": "v" * 40}
 
 
-@pytest.mark.parametrize("strategy", list(BUILT_IN))
-@pytest.mark.parametrize("id", ["x", None])
+@pytest.mark.parametrize(("strategy", "id"), half_slow(BUILT_IN, ["x", None]))
 def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))

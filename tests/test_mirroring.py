@@ -89,7 +89,7 @@ class Slow(InMemoryArtifactService):
         return await super().save_artifact(**given)
 
 
-@pytest.mark.parametrize("service", [Failing(), Hanging(), None])
+@pytest.mark.parametrize("service", [Failing(), pytest.param(Hanging(), marks=pytest.mark.slow), None])
 def test_a_service_that_fails_never_reaches_the_run(service, caplog):
     chat = mirrored(service)
     began = time.monotonic()

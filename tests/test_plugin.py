@@ -29,6 +29,7 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.genai import types
+from matrix import half_slow
 from pydantic import BaseModel
 from scripted import (
     Chat,
@@ -1300,10 +1301,12 @@ class Restarting(BasePlugin):
         await self.latest.close()
 
 
-@pytest.mark.parametrize("tokens", [1_500, 2_500, 20_000])
-@pytest.mark.parametrize("state", [{}, planned()], ids=["unplanned", "planned"])
-@pytest.mark.parametrize("summary", ["head", "payload", "off"])
-def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, state: dict[str, Any], summary: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "known", "summary"),
+    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], ["head", "payload", "off"]),
+)
+def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary: str) -> None:
+    state = planned() if known == "plan" else {}
     policy = small(tokens, conversation={"summary": summary})
 
     def make(plugin: BasePlugin | None) -> Chat:

@@ -155,7 +155,7 @@ def test_the_quickstart_prints_what_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_tests_are_told_with_their_time() -> None:
-    assert re.search(r"minutes.*`pytest -n auto`", README, re.DOTALL)
+    assert re.search(r"minutes on two cores.*contributing\.md#run-it", README, re.DOTALL)
 
 
 def test_links_lead_somewhere() -> None:

@@ -340,7 +340,7 @@ def test_each_turn_is_embedded_once() -> None:
     assert counting.texts - before <= 2 * 2 + 2, "two new turns each and a query"
 
 
-@pytest.mark.parametrize("window", [4_000, 8_000])
+@pytest.mark.parametrize("window", [4_000, pytest.param(8_000, marks=pytest.mark.slow)])
 def test_a_turn_that_is_sent_as_a_placeholder_comes_back(window: int) -> None:
     secret = "The access code of the depot is ZULU-4471."
     script = [secret, *(f"Answer {at}: {text}" for at, text in enumerate(long_talk(60)))]

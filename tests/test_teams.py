@@ -6,7 +6,7 @@ Every run is a real Runner's; requests are counted from what the model got, apar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
+from matrix import half_slow
 from scripted import Chat, Scripted, call, new_store
 
 from aether_context import PackPolicy
@@ -273,24 +274,8 @@ def within(made: Team, window: int) -> None:
         assert max(one.model.tokens) <= window, (name, one.model.tokens)
 
 
-def pairs_first(things: Iterable[Any]) -> list[Any]:
-    """Each thing in each window with each strategy; half are slow, and the other half has each pair of two of them."""
-    return [
-        pytest.param(
-            thing,
-            window,
-            strategy,
-            id=f"{getattr(thing, '__name__', thing)}-{window}-{strategy}",
-            marks=() if (row + column + place) % 2 else pytest.mark.slow,
-        )
-        for row, thing in enumerate(things)
-        for column, window in enumerate(WINDOWS)
-        for place, strategy in enumerate(STRATEGIES)
-    ]
-
-
 @DEPRECATED
-@pytest.mark.parametrize(("make", "window", "strategy"), pairs_first(TEAMS))
+@pytest.mark.parametrize(("make", "window", "strategy"), half_slow(TEAMS, WINDOWS, STRATEGIES))
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -436,7 +421,7 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "window", "strategy"), pairs_first(LARGE))
+@pytest.mark.parametrize(("kind", "window", "strategy"), half_slow(LARGE, WINDOWS, STRATEGIES))
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])
