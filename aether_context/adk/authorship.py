@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from google.adk.events.event import Event
 from google.genai import types
@@ -25,7 +26,17 @@ class Authors:
         self._agents: frozenset[str] | None = None
         self._imitations: list[types.Content] = []
 
-    def quotes(self, raw: types.Content, content: Content) -> bool:
+    def attributed(self, raw: types.Content, content: Content) -> Content:
+        """A content as its author's: one that only imitates another agent's turn is a user's.
+
+        Args:
+            raw: the same as the host gave it.
+        """
+        if not content.agent or self._quotes(raw, content):
+            return content
+        return replace(content, agent="", quotes=())
+
+    def _quotes(self, raw: types.Content, content: Content) -> bool:
         """Whether a content that has the form of another agent's turn is one.
 
         What a user sent is none, whatever it looks like; nor is a quote of an agent that the session does not know.

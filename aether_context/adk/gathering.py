@@ -28,6 +28,7 @@ from aether_context.adk.reading import (
     found_memories,
     human_index,
     memory_candidate,
+    mirror,
     other_tools,
     preloaded,
     structure,
@@ -75,6 +76,11 @@ class Call:
         return self.context.session.state
 
     @property
+    def tools(self) -> list[Any]:
+        """The tools that the request declares."""
+        return (self.request.config.tools if self.request.config is not None else None) or []
+
+    @property
     def is_live(self) -> bool:
         return self.invocation.live_request_queue is not None
 
@@ -94,13 +100,16 @@ class Seen:
 
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
     ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
-    and cuts by hand.
+    and cuts by hand. ``tools`` mirrors the tools that the request came with, ``essential`` names those that are never
+    narrowed away.
     """
 
     events: int
     contents: int
-    marks: object = None
+    marks: object
+    essential: frozenset[str]
     known: tuple[Known, ...] = ()
+    tools: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +201,7 @@ class Gatherer:
         seen, block = self._seen(call)
         if identity is None:
             return None
-        if source.request.tools != self._reader.tools(request.config, essential_names(request)):
-            return None
-        if source.request.other_tools != other_tools(request.config):
+        if seen.essential != before.essential or before.tools != call.tools:
             return None
         if seen.marks != before.marks or has_rules():
             return None
@@ -207,7 +214,7 @@ class Gatherer:
             return None
         positions = range(before.contents, seen.contents)
         added = tuple(self._reader.known(raw[at], held.model) for at in positions)
-        seen = replace(seen, known=before.known + added)
+        seen = replace(seen, known=before.known + added, tools=before.tools)
         grown = replace(
             source,
             identity=identity,
@@ -238,15 +245,18 @@ class Gatherer:
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
         authors = Authors(call.context.session.events, call.context.user_content)
+        model = request.model or ""
         human = human_index(raw, call.context.user_content)
-        answered = self._reader.content(raw[human], request.model or "", authors) if human is not None else None
+        answered = None
+        if human is not None:
+            answered = authors.attributed(raw[human], self._reader.content(raw[human], model))
         alone = _shown_alone(call) and _opens(identity, stored, answered)
-        aligned, live = self._live(raw, Epoch() if untouched else stored, request.model or "", authors, alone=alone)
+        aligned, known, live = self._live(raw, Epoch() if untouched else stored, model, authors, alone=alone)
         opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
         positions = aligned.positions
         if human is not None and human not in positions:
             positions = tuple(sorted((*positions, human)))
-            live = self._contents(raw, positions, request, authors)
+            known, live = self._read(raw, positions, model, authors)
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
@@ -264,21 +274,21 @@ class Gatherer:
         records = self._records.of(call.context)
         readings = records.readings()
         candidates += _tool_results(records, planned)
-        reads = not {READ, SEARCH}.isdisjoint(essential_names(request))
+        reads = not {READ, SEARCH}.isdisjoint(seen.essential)
         hashes = {record.uri: record.digest for record in records.by_digits().values()}
         source = Ingredients(
             identity=identity,
             request=Request(
-                model=request.model or "",
+                model=model,
                 system=system,
                 system_is_text=is_text,
-                tools=self._reader.tools(request.config, essential_names(request)),
+                tools=self._reader.tools(request.config, seen.essential),
                 other_tools=other_tools(request.config),
                 contents=live,
                 positions=positions,
                 human=positions.index(human) if human is not None else None,
             ),
-            window=_window(policy, request.model or ""),
+            window=_window(policy, model),
             output_tokens=_output_limit(request),
             step=planned.step,
             validity=planned.validity,
@@ -290,7 +300,7 @@ class Gatherer:
             rewritten=aligned.rewritten or _rewrote(call, stored),
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
-            cached_price=_cached_price(request.model or "", identity.last_event_time),
+            cached_price=_cached_price(model, identity.last_event_time),
             can_mask=_can_mask(request),
             can_find=can_find(request),
             can_read=reads,
@@ -302,13 +312,14 @@ class Gatherer:
             tools_kept=records.tools(),
         )
         contents = [raw[at] for at in positions]
-        seen = replace(seen, known=tuple(self._reader.known(one, request.model or "") for one in contents))
+        seen = replace(seen, known=known, tools=mirror(call.tools))
         return Gathered(source=source, contents=contents, history=raw, epoch=stored, seen=seen)
 
     def _live(
         self, raw: Sequence[types.Content], epoch: Epoch, model: str, authors: Authors, *, alone: bool
-    ) -> tuple[epochs.Aligned, tuple[Any, ...]]:
-        """The epoch with its boundary found again, and the contents that are still sent.
+    ) -> tuple[epochs.Aligned, tuple[Known, ...], tuple[Content, ...]]:
+        """The epoch with its boundary found again, and the contents that are still sent, as they were read and as their
+        authors'.
 
         Where the host took contents away so that an exchange would be torn, everything is live again.
 
@@ -319,16 +330,17 @@ class Gatherer:
             aligned = epochs.reset(epoch, len(raw), "")
         else:
             aligned = epochs.align(epoch, len(raw), lambda at: self._reader.content(raw[at], model).digest)
-        live = tuple(self._reader.content(raw[at], model, authors) for at in aligned.positions)
+        known, live = self._read(raw, aligned.positions, model, authors)
         if not aligned.epoch.cut_count or not torn(live):
-            return aligned, live
+            return aligned, known, live
         reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
-        return reset, tuple(self._reader.content(content, model, authors) for content in raw)
+        return reset, *self._read(raw, range(len(raw)), model, authors)
 
-    def _contents(
-        self, raw: Sequence[types.Content], positions: Sequence[int], request: LlmRequest, authors: Authors
-    ) -> tuple[Any, ...]:
-        return tuple(self._reader.content(raw[at], request.model or "", authors) for at in positions)
+    def _read(
+        self, raw: Sequence[types.Content], positions: Sequence[int], model: str, authors: Authors
+    ) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
+        known = tuple(self._reader.known(raw[at], model) for at in positions)
+        return known, tuple(authors.attributed(raw[at], one.frozen) for at, one in zip(positions, known, strict=True))
 
     def _anchors(
         self,
@@ -351,6 +363,7 @@ class Gatherer:
             events=len(call.context.session.events),
             contents=len(request.contents) - (block is not None),
             marks=marks_of(call.state),
+            essential=essential_names(request),
         )
         return seen, block
 

@@ -6,8 +6,7 @@ import enum
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
@@ -19,7 +18,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.authorship import Authors, looks_quoted
+from aether_context.adk.authorship import looks_quoted
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.pack import Candidate, Content, Part, Tool
 from aether_context.quoting import attributed, says
@@ -37,34 +36,15 @@ _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 
 
 class Known(NamedTuple):
-    """A content that was read, with the structure it had then, and copies of its calls and responses."""
+    """A content that was read, with its role and what its parts are compared with."""
 
     frozen: Content
-    key: tuple[Any, ...]
-    copies: tuple[tuple[str, dict[str, Any]] | None, ...]
+    role: str | None
+    parts: Sequence[object]
 
     def stands(self, content: types.Content) -> bool:
-        """Whether a content still is what was read, in all its parts.
-
-        Nothing is built or hashed for that, and texts that are the same object are not looked at, so that a history of
-        thousands of contents can be compared at each call.
-        """
-        parts = content.parts or ()
-        if content.role != self.key[1] or len(parts) != len(self.copies):
-            return False
-        for part, key, copy in zip(parts, self.key[2:], self.copies, strict=True):
-            fields = part.__dict__
-            names = part.__pydantic_fields_set__
-            if len(names) == 1:
-                if "text" in names:
-                    if fields["text"] != key:
-                        return False
-                    continue
-                if copy is not None and copy[0] in names and fields[copy[0]].__dict__ == copy[1]:
-                    continue
-            if not _is(part, key):
-                return False
-        return True
+        """Whether a content still is what was read, in all its parts."""
+        return content.role == self.role and self.parts == (content.parts or [])
 
 
 class Reader:
@@ -80,25 +60,18 @@ class Reader:
         self._tools: OrderedDict[object, tuple[Tool, ...]] = OrderedDict()
         self._size = size
 
-    def content(self, content: types.Content, model: str, authors: Authors | None = None) -> Content:
-        """The frozen form of a content.
-
-        Args:
-            model: whose rule counts media.
-            authors: of the session's messages; a content that only imitates another agent's turn is a user's.
-        """
-        found = self.known(content, model).frozen
-        if not found.agent or authors is None or authors.quotes(content, found):
-            return found
-        return replace(found, agent="", quotes=())
+    def content(self, content: types.Content, model: str) -> Content:
+        """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
+        return self.known(content, model).frozen
 
     def known(self, content: types.Content, model: str) -> Known:
         """The frozen form of a content with what its next reading is compared with; see `content`."""
         key = (model, content.role, *[_part_key(part) for part in content.parts or ()])
         found = self._contents.get(key)
         if found is None:
-            frozen = content_of_parts(content.role or "", [_part(part, model) for part in content.parts or ()])
-            found = self._contents[key] = Known(attributed(frozen), key, tuple(map(_copy, content.parts or ())))
+            parts = content.parts or []
+            frozen = content_of_parts(content.role or "", [_part(part, model) for part in parts])
+            found = self._contents[key] = Known(attributed(frozen), content.role, [mirror(part) for part in parts])
             if len(self._contents) > self._size:
                 self._contents.popitem(last=False)
         return found
@@ -401,58 +374,48 @@ def _key(value: object, depth: int = 0) -> object:
     return (kind.__name__, canonical_json(_json(value)))
 
 
-def _copy(part: types.Part) -> tuple[str, dict[str, Any]] | None:
-    """What of a call or a response is compared at once, with the field that it stands in.
+def mirror(value: object, depth: int = 0) -> object:
+    """What equals a value for as long as it is what it was, however it is changed in place.
 
-    None where equal values may differ as JSON, as 1 and true do, or where models stand inside.
+    It is told by ``==``: nothing is built or hashed for that, and texts that are the same object are not looked at, so
+    that a history of thousands of contents can be compared at each call. 1, 1.0 and true differ.
     """
-    names = part.__pydantic_fields_set__
-    if len(names) != 1:
-        return None
-    (name,) = names
-    held = part.__dict__[name]
-    if name not in ("function_call", "function_response") or held is None or not _is_text_alone(held.__dict__):
-        return None
-    return name, deepcopy(held.__dict__)
-
-
-def _is_text_alone(value: object) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(map(_is_text_alone, value.values()))  # type: ignore[attr-defined]
-    if kind is list:
-        return all(map(_is_text_alone, value))  # type: ignore[call-overload]
-    return kind is str or value is None
-
-
-def _is(value: Any, key: Any) -> bool:
-    """Whether a value's `_key` is this one, told without making it."""
     kind = type(value)
     if kind is str or value is None:
-        return value is key or bool(value == key)
-    if type(key) is not tuple:
-        return False
-    if kind is dict:
-        if key[0] != "{" or len(key) - 1 != len(value):
-            return False
-        for at, (name, held) in enumerate(value.items(), start=1):
-            other, one = key[at]
-            if (name is not other and str(name) != other) or (held is not one and not _is(held, one)):
-                return False
-        return True
-    if kind is list or kind is tuple:
-        return bool(key[0] == "[" and len(key) - 1 == len(value) and all(map(_is, value, key[1:])))
-    if isinstance(value, BaseModel):
-        fields = value.__dict__
-        names = value.__pydantic_fields_set__
-        left = len(key) - 1
-        for name in names:
-            left -= fields.get(name) is not None
-        if left or key[0] != kind.__name__:
-            return False
-        for name, one in key[1:]:
-            held = fields.get(name)
-            if held is not one and (name not in names or not _is(held, one)):
-                return False
-        return True
-    return bool(_key(value) == key)
+        return value
+    if depth <= _DEEPEST:
+        if kind is dict and all(type(name) is str for name in value):  # type: ignore[attr-defined]
+            return {name: mirror(held, depth + 1) for name, held in value.items()}  # type: ignore[attr-defined]
+        if kind is list:
+            return [mirror(held, depth + 1) for held in value]  # type: ignore[attr-defined]
+        if isinstance(value, BaseModel):
+            return _Model(kind, mirror(value.__dict__, depth + 1))
+    return _Leaf(_key(value))
+
+
+class _Model:
+    """The mirror of a model, by its fields."""
+
+    __slots__ = ("_fields", "_kind")
+
+    def __init__(self, kind: type, fields: object) -> None:
+        self._kind, self._fields = kind, fields
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is self._kind and self._fields == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Leaf:
+    """The mirror of a number, or of a value of any other type, by its `_key`."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: object) -> None:
+        self._key = key
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._key == _key(other))
+
+    __hash__ = None  # type: ignore[assignment]
