@@ -178,8 +178,9 @@ def lend(
             final[layer] += given
             pool -= given
     taken = min(most - pool, sum(spare.values()))
-    for layer, part in zip(spare, whole(taken, list(spare.values())), strict=True):
-        final[layer] -= part
+    if taken:
+        for layer, part in zip(spare, whole(taken, list(spare.values())), strict=True):
+            final[layer] -= part
     return final
 
 
@@ -190,6 +191,8 @@ def spend(allocation: Allocation, used: Mapping[Layer, int], *, lending: bool) -
         lending: whether what one of them has left is lent to those that took more.
     """
     layers = {layer: account for layer, account in allocation.layers.items() if layer != "slack"}
+    if all(account.used == used[layer] for layer, account in layers.items()):
+        return allocation
     over = {layer: max(0, used[layer] - account.final) for layer, account in layers.items()}
     spare = {layer: max(0, account.final - used[layer]) for layer, account in layers.items()}
     lent = min(sum(over.values()), sum(spare.values())) if lending else 0

@@ -389,7 +389,7 @@ def mirror(value: object, depth: int = 0) -> object:
         if kind is list:
             return [mirror(held, depth + 1) for held in value]  # type: ignore[attr-defined]
         if isinstance(value, BaseModel):
-            return _Model(kind, mirror(value.__dict__, depth + 1))
+            return _Model(value, depth + 1)
     return _Leaf(_key(value))
 
 
@@ -398,8 +398,9 @@ class _Model:
 
     __slots__ = ("_fields", "_kind")
 
-    def __init__(self, kind: type, fields: object) -> None:
-        self._kind, self._fields = kind, fields
+    def __init__(self, value: BaseModel, depth: int) -> None:
+        self._kind = type(value)
+        self._fields = {**value.__dict__, **{name: mirror(held, depth) for name, held in _held(value)}}
 
     def __eq__(self, other: object) -> bool:
         return type(other) is self._kind and self._fields == other.__dict__

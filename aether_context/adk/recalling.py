@@ -293,17 +293,7 @@ def _place(id: str) -> int:
 
 def words_of(content: types.Content) -> str:
     """The text of a content without thoughts; nothing of one that calls or answers a call."""
-    return "\n".join(_texts(content)).strip()
-
-
-def _texts(content: types.Content) -> list[str]:
-    texts = []
-    for part in content.parts or ():
-        if part.function_call or part.function_response:
-            return []
-        if part.text and not part.thought:
-            texts.append(part.text)
-    return texts
+    return told_of(content).words
 
 
 class Told(NamedTuple):
@@ -321,13 +311,23 @@ class Told(NamedTuple):
 
 
 def told_of(content: types.Content) -> Told:
-    size, loads = 1, False
+    size, exchanges, loads = 1, False, False
+    texts: list[str] = []
     for part in content.parts or ():
-        size += len(part.text or "")
-        for held in _exchanged(part):
-            size += sum([len(one) for one in held.values() if isinstance(one, str)])
-        loads = loads or (part.function_response is not None and part.function_response.name == _LOADER)
-    texts = _texts(content)
+        if part.text:
+            size += len(part.text)
+            if not part.thought:
+                texts.append(part.text)
+        call, response = part.function_call, part.function_response
+        if call is None and response is None:
+            continue
+        exchanges = True
+        loads = loads or (response is not None and response.name == _LOADER)
+        for held in (call and call.args, response and response.response):
+            for one in held.values() if held else ():
+                size += len(one) if isinstance(one, str) else 0
+    if exchanges or not texts:
+        return Told("", None, size, loads)
     return Told("\n".join(texts).strip(), quoted_words(texts), size, loads)
 
 

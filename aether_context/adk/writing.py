@@ -41,10 +41,14 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], finder
 
 def _contents(pack: Pack, contents: list[types.Content]) -> list[types.Content]:
     whole = len(pack.contents) == len(contents) and pack.contents[:1] and pack.contents[0].origin == 0
-    made = list(contents) if whole else [_content(pack, one, contents) for one in pack.contents]
-    if whole:
-        for at in pack.made:
-            made[at] = _content(pack, pack.contents[at], contents)
+    if not whole:
+        return [
+            contents[one.origin] if one.content is one.raw and one.origin >= 0 else _content(pack, one, contents)
+            for one in pack.contents
+        ]
+    made = list(contents)
+    for at in pack.made:
+        made[at] = _content(pack, pack.contents[at], contents)
     return made
 
 

@@ -254,22 +254,25 @@ def _packed(source: Ingredients) -> PackedMessage | None:
 
 def _items(source: Ingredients, texts: Mapping[int, str], tally: Tally) -> tuple[Outgoing, ...]:
     epoch, request = source.epoch, source.request
-    sent: list[Outgoing] = []
     torn = _torn(request.contents, epoch.parts)
+    made: dict[int, Outgoing] = {}
     for index, raw in enumerate(request.contents):
         parts = epoch.parts if index not in torn else {}
-        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
         if index in texts:
             content, members = packed_message(raw, index, texts[index], epoch.parts)
-            item = replace(item, content=content, outcome="payload", members=members)
+            made[index] = replace(_verbatim(raw, index, 0), content=content, outcome="payload", members=members)
         elif raw.digest in epoch.extracts or raw.digest in parts:
-            item = reduced(item, epoch.extracts.get(raw.digest), parts, asked(request.contents, index), tally)
-        sent.append(item)
-    counts = tally.contents([item.content for item in sent])
+            question = asked(request.contents, index)
+            made[index] = reduced(_verbatim(raw, index, 0), epoch.extracts.get(raw.digest), parts, question, tally)
+    sent = [made[index].content if index in made else raw for index, raw in enumerate(request.contents)]
     return tuple(
-        item if item.tokens == tokens else replace(item, tokens=tokens)
-        for item, tokens in zip(sent, counts, strict=True)
+        replace(made[index], tokens=tokens) if index in made else _verbatim(request.contents[index], index, tokens)
+        for index, tokens in enumerate(tally.contents(sent))
     )
+
+
+def _verbatim(raw: Content, index: int, tokens: int) -> Outgoing:
+    return Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=tokens)
 
 
 def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from aether_context.allocation import spend
 from aether_context.build.assembly import checksum, content_fate, method, request_tokens, speaker
@@ -69,7 +70,7 @@ def extend_pack(
     quiet = _quiet(policy, marks(policy, allocation, fixed))
     if spoken > quiet and not gated(source, policy, spoken + fixed, allocation.budget):
         return None
-    if past_byte_net(source, policy, (*(one.content for one in before.contents), *added)):
+    if past_byte_net(source, policy, chain((one.content for one in before.contents), added)):
         return None
     allocation = spend(allocation, {**used, "conversation": spoken}, lending=policy.budget.lending)
     sent = Sent(
