@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from aether_context.pack import Content, Ingredients
 from aether_context.policy import PackPolicy
 
+_MOST_BYTES = 4
+"""Bytes of one character in UTF-8, at most."""
+
 
 def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) -> bool:
     """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
@@ -29,7 +32,11 @@ def past_byte_net(source: Ingredients, policy: PackPolicy, contents: Iterable[Co
     a provider reports nothing.
     """
     net = _net_bytes(source, policy)
-    return net > 0 and sent_bytes(contents) > net
+    if not net:
+        return False
+    held = list(contents)
+    characters = sum([len(one.wire) for one in held])
+    return characters > net or (_MOST_BYTES * characters > net and sent_bytes(held) > net)
 
 
 def net_share(source: Ingredients, policy: PackPolicy, contents: Iterable[Content]) -> float:
