@@ -1,4 +1,4 @@
-"""The ledger of a session without ADK: accounts, limits, estimates, forecasts, and what history may change."""
+"""The ledger of a session without ADK: accounts, limits, estimates, and what history may change."""
 
 from __future__ import annotations
 
@@ -488,59 +488,3 @@ def test_percentiles_are_errors_that_occurred(pairs: list[tuple[int, int]]) -> N
     assert found.p95 is not None
     assert sum(error <= found.p50 for error in errors) >= len(errors) / 2
     assert sum(error <= found.p95 for error in errors) >= math.floor(0.95 * len(errors))
-
-
-# the forecast
-
-
-def growing(ledger: TokenLedger, *inputs: int, answer: int = 10) -> TokenLedger:
-    for read in inputs:
-        ledger.track(used(read, answer, cost_usd=Decimal("0.01")), **HERE)
-    return ledger
-
-
-def test_a_forecast_counts_calls_to_the_high_water_mark_and_to_the_limit() -> None:
-    ledger = growing(TokenLedger(), 1_000, 1_100, 1_200)
-    found = ledger.forecast(limits(session={"input_tokens": 6_000}), **HERE, high_water=1_550, low_water=500)
-    assert found is not None
-    assert (found.input_tokens, found.growth_tokens, found.output_tokens) == (1_300, 100, 10)
-    assert found.calls_to_high_water == 3
-    # 3,300 are used; 1,300 + 1,400 come to 6,000 exactly, and the third call passes it.
-    assert (found.calls_to_limit, found.limit) == (2, ("session", "input"))
-
-
-def test_a_forecast_cuts_at_the_high_water_mark() -> None:
-    ledger = growing(TokenLedger(), 1_000, 1_100, 1_200)
-    held = limits(session={"total_tokens": 3_330 + 1_310 + 510 + 610})
-    found = ledger.forecast(held, **HERE, high_water=1_350, low_water=500)
-    assert found is not None
-    assert found.calls_to_limit == 3
-
-
-def test_a_forecast_of_costs_goes_on_at_the_average() -> None:
-    found = growing(TokenLedger(), 100, 100).forecast(limits(agent={"cost_usd": 0.055}), **HERE)
-    assert found is not None
-    assert (found.calls_to_limit, found.limit) == (3, ("agent", "cost"))
-
-
-def test_a_forecast_ignores_cuts_and_says_what_it_does_not_know() -> None:
-    assert TokenLedger().forecast(NO_LIMITS, **HERE) is None
-    single = growing(TokenLedger(), 1_000).forecast(limits(session={"total_tokens": 10**9}), **HERE, high_water=5_000)
-    assert single is not None
-    assert (single.growth_tokens, single.calls_to_high_water, single.calls_to_limit) == (None, None, None)
-    cut = growing(TokenLedger(), 1_000, 1_100, 400, 500).forecast(NO_LIMITS, **HERE)
-    assert cut is not None
-    assert (cut.growth_tokens, cut.limit) == (100, None)
-
-
-@given(inputs=st.lists(st.integers(10, 1_000), min_size=1, max_size=6), most=st.integers(1, 20_000))
-def test_a_forecast_of_calls_left_is_what_a_simulation_gives(inputs: list[int], most: int) -> None:
-    ledger, held = growing(TokenLedger(), *inputs, answer=0), limits(session={"total_tokens": most})
-    found = ledger.forecast(held, **HERE)
-    assert found is not None
-    left, size = most - sum(inputs), inputs[-1]
-    calls = 0
-    while (size := size + (found.growth_tokens or 0)) <= left:
-        left -= size
-        calls += 1
-    assert found.calls_to_limit == calls

@@ -153,7 +153,6 @@ def test_two_sessions_of_one_plugin_are_two_ledgers() -> None:
     asyncio.run(both())
     assert (totals(chat, "s1").calls, totals(chat, "s2").calls) == (1, 2)
     assert chat.plugin.usage(app="shop", user="ann", session="s3") is None  # type: ignore[union-attr]
-    assert chat.plugin.forecast("clerk", app="shop", user="ann", session="s3") is None  # type: ignore[union-attr]
 
 
 def test_a_stream_counts_once_by_its_last_answer() -> None:
@@ -817,23 +816,6 @@ def test_an_answer_that_an_earlier_plugin_replaced_is_counted_from_history() -> 
     chat.runner.plugin_manager.plugins.insert(0, Replaces(name="replaces"))
     chat.say("one", "two", "three")
     assert totals(chat)[:3] == (2, 240, 14)
-
-
-# the forecast
-
-
-def test_a_forecast_knows_the_marks_and_the_limits() -> None:
-    script = [answer("ok", 1_000 + 200 * at, 20) for at in range(4)]
-    policy = PackPolicy(max_input_tokens=10_000, limits={"session": {"input_tokens": 20_000}})
-    chat = Chat(script=script, policy=policy)
-    chat.say("one", "two", "three", "four")
-    found = chat.plugin.forecast("clerk", app="shop", user="ann", session="s1")  # type: ignore[union-attr]
-    assert found is not None
-    assert (found.input_tokens, found.growth_tokens, found.output_tokens) == (1_800, 200, 20)
-    assert found.calls_to_high_water == (9_000 - 1_600) // 200
-    assert found.limit == ("session", "input")
-    assert found.calls_to_limit is not None
-    assert 4 <= found.calls_to_limit <= 6
 
 
 def test_what_events_carry_is_plain_json() -> None:

@@ -358,7 +358,7 @@ class Edge:
         Returns an answer in the model's place where a limit stands against the call.
         """
         pack, policy, context = built.pack, built.policy, call.context
-        refused = self._guarded(lambda: self.ledgers.admit(call, pack, policy), None)
+        refused = self._guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
         source = pack.source

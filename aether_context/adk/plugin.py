@@ -21,7 +21,7 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.edge import Edge, OnError
 from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError
-from aether_context.ledger import Forecast, LedgerReport
+from aether_context.ledger import LedgerReport
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
 
@@ -129,10 +129,6 @@ class ContextPackPlugin(BasePlugin):
     def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
         """What a session has used so far, in all, by invocation and by agent; None before this process serves it."""
         return self._edge.ledgers.report((app, user, session))
-
-    def forecast(self, agent: str, *, app: str, user: str, session: str) -> Forecast | None:
-        """How many calls an agent has left; None before this process serves it in that session."""
-        return self._edge.ledgers.forecast((app, user, session), agent)
 
     # callbacks
 

@@ -35,13 +35,12 @@ from aether_context.ledger import (
     BudgetViolation,
     CallUsage,
     Estimate,
-    Forecast,
     LedgerReport,
     Pressure,
     TokenLedger,
 )
 from aether_context.pack import Content, Outgoing, Pack
-from aether_context.policy import LimitSettings, PackPolicy
+from aether_context.policy import LimitSettings
 from aether_context.prices import prices_of
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import Framing, framing_of
@@ -129,8 +128,6 @@ class _Going:
     tools: int = 0
     formatting: int = 0
     contents: tuple[int, Content | None] = (0, None)
-    high_water: int | None = None
-    low_water: int | None = None
     violation: BudgetViolation | None = None
 
 
@@ -202,7 +199,7 @@ class Ledgers:
             ]
         return max((one for one in found if one is not None), key=lambda one: one.level, default=None)
 
-    def admit(self, call: Call, pack: Pack, policy: PackPolicy) -> LlmResponse | None:
+    def admit(self, call: Call, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
 
         Raises:
@@ -214,7 +211,7 @@ class Ledgers:
         agent = call.context.agent_name
         with self._lock:
             session = self._session(key)
-            going = _going(call, pack, policy, session.going.get((branch, agent)))
+            going = _going(call, pack, session.going.get((branch, agent)))
             accounts = list(self._accounts(key, invocation, branch))
             limited = [one for one in accounts if one.limits.measures]
             planned = self._planned(call, session.ledger, going, limited) if limited else None
@@ -264,22 +261,6 @@ class Ledgers:
         with self._lock:
             session = self._sessions.get(key)
             return session.ledger.report(self.limits_of(key)) if session is not None else None
-
-    def forecast(self, key: SessionKey, agent: str) -> Forecast | None:
-        """What an agent's calls will come to, None where no call of it was seen."""
-        with self._lock:
-            session = self._sessions.get(key)
-            slots = [slot for slot in session.going if slot[1] == agent] if session is not None else []
-            if session is None or not slots:
-                return None
-            going = session.going[slots[-1]]
-            return session.ledger.forecast(
-                self.limits_of(key),
-                invocation=going.invocation,
-                agent=agent,
-                high_water=going.high_water,
-                low_water=going.low_water,
-            )
 
     def _session(self, key: SessionKey) -> _Session:
         return keep(self._sessions, key, self._sessions.get(key) or _Session(), _MOST_SESSIONS)
@@ -364,8 +345,8 @@ def note(pressure: Pressure) -> str:
     return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
 
 
-def _going(call: Call, pack: Pack, policy: PackPolicy, before: _Going | None) -> _Going:
-    layers, budget = pack.allocation.layers, pack.allocation.budget
+def _going(call: Call, pack: Pack, before: _Going | None) -> _Going:
+    layers = pack.allocation.layers
     sent = pack.contents
     return _Going(
         invocation=call.invocation.invocation_id,
@@ -377,8 +358,6 @@ def _going(call: Call, pack: Pack, policy: PackPolicy, before: _Going | None) ->
         tools=layers["tools"].used,
         formatting=_formatting(sent, before, framing_of(call.request.model or "")),
         contents=(len(sent), sent[-1].content if sent else None),
-        high_water=int(policy.conversation.high_water * budget),
-        low_water=int(policy.conversation.low_water * budget),
     )
 
 

@@ -1,10 +1,9 @@
-"""What model calls have used, what they may still use, and what the next ones will: pure accounts, without ADK."""
+"""What model calls have used and what they may still use: pure accounts, without ADK."""
 
 from aether_context.ledger.accounts import (
     SCOPES,
     BudgetViolation,
     Estimate,
-    Forecast,
     Gauge,
     LedgerReport,
     Pressure,
@@ -21,7 +20,6 @@ __all__ = [
     "BudgetViolation",
     "CallUsage",
     "Estimate",
-    "Forecast",
     "Gauge",
     "LedgerReport",
     "Pressure",

@@ -11,9 +11,8 @@ Limits are given with each question and never kept, so they can change between t
 
 from __future__ import annotations
 
-import statistics
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -34,9 +33,7 @@ _MOST_AGENTS = 1_024
 _MOST_OPEN = 256
 _MOST_PAIRS = 256
 _MOST_OUTPUTS = 256
-_MOST_INPUTS = 16
 _RECENT = 20
-_FARTHEST = 10_000
 
 _Held = TypeVar("_Held")
 
@@ -139,25 +136,6 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What the calls of one agent will come to if they go on as they have.
-
-    Attributes:
-        growth_tokens: median by which a request outgrows the one before it, cuts left out; None where it is unknown.
-        calls_to_high_water: calls until a request passes the high-water mark, None where it is not known or not near.
-        calls_to_limit: calls that the limits still allow, None where they allow more than 10,000.
-        limit: the scope and the measure that end it.
-    """
-
-    input_tokens: int
-    growth_tokens: int | None
-    output_tokens: int
-    calls_to_high_water: int | None
-    calls_to_limit: int | None
-    limit: tuple[Scope, Measure] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
     """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
 
@@ -227,7 +205,6 @@ class TokenLedger:
         self._open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_MOST_PAIRS)
         self._outputs: deque[int] = deque(maxlen=_MOST_OUTPUTS)
-        self._inputs: OrderedDict[str, deque[int]] = OrderedDict()
 
     # before a call
 
@@ -318,8 +295,8 @@ class TokenLedger:
         for scope, name in _names(invocation, agent):
             self._spent.put(scope, name, self._spent.get(scope, name).plus(change))
         if before is not None:
-            self._forget(before, agent)
-        self._observe(call, agent)
+            self._forget(before)
+        self._observe(call)
 
     def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
         """What is booked of the call that began last; None before its first report."""
@@ -356,7 +333,7 @@ class TokenLedger:
             self._told.put(scope, name, told)
             self._spent.put(scope, name, self._spent.get(scope, name).larger(told))
         if self._spent.get("session", "").total_tokens > booked:
-            self._observe(call, agent)
+            self._observe(call)
 
     def confirm(self, standing: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
         """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
@@ -418,56 +395,6 @@ class TokenLedger:
             output_p90=self.output_p90,
         )
 
-    def forecast(
-        self,
-        limits: LimitSettings,
-        *,
-        invocation: str,
-        agent: str,
-        high_water: int | None = None,
-        low_water: int | None = None,
-    ) -> Forecast | None:
-        """How many calls are left until the high-water mark and until a limit; None before an agent's first call.
-
-        Each request is taken to grow by the median of the latest ones and each answer to be the median of the latest
-        ones; a request that passes ``high_water`` is cut to ``low_water``. Costs go on at the session's average.
-        """
-        inputs = self._inputs.get(agent)
-        if not inputs:
-            return None
-        steps = [later - earlier for earlier, later in zip(inputs, list(inputs)[1:], strict=False) if later >= earlier]
-        growth = int(statistics.median(steps)) if steps else None
-        output = int(statistics.median(self._outputs)) if self._outputs else 0
-        last = inputs[-1]
-        calls, ended = self._left(limits, invocation, agent, _sizes(last, growth or 0, high_water, low_water), output)
-        return Forecast(
-            input_tokens=last + (growth or 0),
-            growth_tokens=growth,
-            output_tokens=output,
-            calls_to_high_water=max(0, (high_water - last) // growth) if growth and high_water is not None else None,
-            calls_to_limit=calls,
-            limit=ended,
-        )
-
-    def _left(
-        self, limits: LimitSettings, invocation: str, agent: str, sizes: Iterator[int], output: int
-    ) -> tuple[int | None, tuple[Scope, Measure] | None]:
-        """So many calls of these input sizes still fit, and what ends them."""
-        session = self._spent.get("session", "")
-        price = session.cost_usd / (session.calls - session.unpriced_calls) if session.cost_usd else Decimal(0)
-        bounds = self._bounds(limits, invocation, agent)
-        taken: dict[Measure, Amount] = {"input": 0, "output": 0, "total": 0, "cost": Decimal(0)}
-        for calls in range(_FARTHEST + 1 if bounds else 0):
-            size = next(sizes)
-            taken["input"] += size
-            taken["output"] += output
-            taken["total"] += size + output
-            taken["cost"] += price
-            ended = next((one for one in bounds if one.used + taken[one.measure] > one.limit), None)
-            if ended is not None:
-                return calls, (ended.scope, ended.measure)
-        return None, None
-
     def _bounds(self, limits: LimitSettings, invocation: str, agent: str) -> list[_Bound]:
         """The limits that a call falls under."""
         return [
@@ -487,23 +414,16 @@ class TokenLedger:
                     sums[measure] += amount
         return sums
 
-    def _observe(self, call: CallUsage, agent: str) -> None:
+    def _observe(self, call: CallUsage) -> None:
         """Takes a call into what is expected of the next ones."""
         if call.estimate is not None and not call.input_estimated:
             self._pairs.append((call.estimate, call.input_tokens))
         self._outputs.append(call.output_tokens)
-        inputs = self._inputs.setdefault(agent, deque(maxlen=_MOST_INPUTS))
-        inputs.append(call.input_tokens)
-        self._inputs.move_to_end(agent)
-        if len(self._inputs) > _MOST_AGENTS:
-            self._inputs.popitem(last=False)
 
-    def _forget(self, call: CallUsage, agent: str) -> None:
+    def _forget(self, call: CallUsage) -> None:
         """Takes a call out again that is reported anew."""
         with suppress(ValueError):
             self._outputs.remove(call.output_tokens)
-        with suppress(ValueError):
-            self._inputs[agent].remove(call.input_tokens)
         if call.estimate is not None and not call.input_estimated:
             with suppress(ValueError):
                 self._pairs.remove((call.estimate, call.input_tokens))
@@ -527,13 +447,3 @@ def _amounts(totals: Totals) -> dict[Measure, Amount]:
         "total": totals.total_tokens,
         "cost": totals.cost_usd,
     }
-
-
-def _sizes(last: int, growth: int, high_water: int | None, low_water: int | None) -> Iterator[int]:
-    """The inputs of the calls to come."""
-    size = last
-    while True:
-        size += growth
-        if high_water is not None and size > high_water:
-            size = low_water if low_water is not None else high_water
-        yield size
