@@ -74,6 +74,27 @@ def prices_of(model: str, time: float = 0.0) -> Prices | None:
     return _prices(model, int(time // _MINUTE_SECONDS))
 
 
+def cost_of(
+    model: str,
+    time: float = 0.0,
+    *,
+    input_tokens: int,
+    output_tokens: int = 0,
+    cached_tokens: int | None = None,
+    cache_write_tokens: int | None = None,
+) -> Decimal | None:
+    """What one call of a model costs at a time, as `Prices.cost` has it; None where no price is known."""
+    prices = prices_of(model, time)
+    if prices is None:
+        return None
+    return prices.cost(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens or 0,
+        cache_write_tokens=cache_write_tokens or 0,
+    )
+
+
 def cached_share(model: str, time: float = 0.0) -> float | None:
     """The price of input that a provider's cache serves, as a share of that of other input; None where unknown.
 

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TypeAlias
 
 from google.adk.agents.base_agent import BaseAgent
@@ -39,11 +38,11 @@ from aether_context.ledger import (
     Pressure,
     TokenLedger,
 )
-from aether_context.pack import Content, Outgoing, Pack
+from aether_context.pack import Content, Pack
 from aether_context.policy import LimitSettings
-from aether_context.prices import prices_of
+from aether_context.prices import cost_of, prices_of
 from aether_context.tokens import counter_for
-from aether_context.tokens.framing import Framing, framing_of
+from aether_context.tokens.framing import framing_of
 
 logger = logging.getLogger("aether_context")
 
@@ -190,11 +189,19 @@ class Ledgers:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.is_live:
             return None
+        key, invocation, branch = _place(call)
+        events, caller = call.context.session.events, _CALLER.get()
         with self._lock:
-            self._take_in(call)
+            session = self._session(key)
+            session.caller = caller if caller is not None and caller[0] != key else None
+            for event in _telling(events[_first_unread(session, events) :]):
+                _recall(session, event)
+            session.read = len(events)
+            if events:
+                session.last = (events[-1].id, events[-1].timestamp)
             found = [
                 one.ledger.pressure(one.limits, invocation=one.invocation, agent=call.context.agent_name)
-                for one in self._accounts(*_place(call))
+                for one in self._accounts(key, invocation, branch)
                 if one.limits.measures and one.limits.on_budget == "degrade"
             ]
         return max((one for one in found if one is not None), key=lambda one: one.level, default=None)
@@ -208,10 +215,27 @@ class Ledgers:
         if call.is_live:
             return None
         key, invocation, branch = _place(call)
-        agent = call.context.agent_name
+        agent, model = call.context.agent_name, call.request.model or ""
         with self._lock:
             session = self._session(key)
-            going = _going(call, pack, session.going.get((branch, agent)))
+            sent, before = pack.contents, session.going.get((branch, agent))
+            known, last = before.contents if before is not None else (0, None)
+            # Where the contents go on from those of the call before, only the framing of new ones is counted.
+            formatting, new = 0, sent
+            if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
+                formatting, new = before.formatting, sent[known:]
+            framing = framing_of(model)
+            going = _Going(
+                invocation=invocation,
+                model=model,
+                time=pack.identity.last_event_time,
+                estimate=pack.request_tokens,
+                is_whole=not pack.source.hands_off,
+                system=pack.allocation.layers["system"].used,
+                tools=pack.allocation.layers["tools"].used,
+                formatting=formatting + sum(frame_of(one.content, framing) for one in new),
+                contents=(len(sent), sent[-1].content if sent else None),
+            )
             accounts = list(self._accounts(key, invocation, branch))
             limited = [one for one in accounts if one.limits.measures]
             planned = self._planned(call, session.ledger, going, limited) if limited else None
@@ -264,20 +288,6 @@ class Ledgers:
 
     def _session(self, key: SessionKey) -> _Session:
         return keep(self._sessions, key, self._sessions.get(key) or _Session(), _MOST_SESSIONS)
-
-    def _take_in(self, call: Call) -> _Session:
-        """The call's session, with what its events tell and with who called it."""
-        key = session_key(call.context)
-        session = self._session(key)
-        caller = _CALLER.get()
-        session.caller = caller if caller is not None and caller[0] != key else None
-        events = call.context.session.events
-        for event in _telling(events[_first_unread(session, events) :]):
-            _recall(session, event)
-        session.read = len(events)
-        if events:
-            session.last = (events[-1].id, events[-1].timestamp)
-        return session
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
@@ -345,30 +355,6 @@ def note(pressure: Pressure) -> str:
     return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
 
 
-def _going(call: Call, pack: Pack, before: _Going | None) -> _Going:
-    layers = pack.allocation.layers
-    sent = pack.contents
-    return _Going(
-        invocation=call.invocation.invocation_id,
-        model=call.request.model or "",
-        time=pack.identity.last_event_time,
-        estimate=pack.request_tokens,
-        is_whole=not pack.source.hands_off,
-        system=layers["system"].used,
-        tools=layers["tools"].used,
-        formatting=_formatting(sent, before, framing_of(call.request.model or "")),
-        contents=(len(sent), sent[-1].content if sent else None),
-    )
-
-
-def _formatting(sent: Sequence[Outgoing], before: _Going | None, framing: Framing) -> int:
-    """What the contents are framed with; where they go on from those of the call before, only new ones are read."""
-    known, last = before.contents if before is not None else (0, None)
-    if before is None or not 0 < known <= len(sent) or sent[known - 1].content is not last:
-        return sum(frame_of(one.content, framing) for one in sent)
-    return before.formatting + sum(frame_of(one.content, framing) for one in sent[known:])
-
-
 def _call_usage(
     response: LlmResponse, going: _Going | None, before: CallUsage | None, events: Sequence[Event]
 ) -> CallUsage | None:
@@ -399,22 +385,17 @@ def _call_usage(
         estimate=going.estimate if going is not None and going.is_whole and not said.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
-        cost_usd=_cost(said, input_tokens, output_tokens, model, time),
+        cost_usd=cost_of(
+            model,
+            time,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=said.cached_tokens,
+            cache_write_tokens=said.cache_write_tokens,
+        ),
         system_tokens=going.system if going is not None else 0,
         tool_tokens=going.tools if going is not None else 0,
         formatting_tokens=going.formatting if going is not None else 0,
-    )
-
-
-def _cost(said: Reported, input_tokens: int, output_tokens: int, model: str, time: float) -> Decimal | None:
-    prices = prices_of(model, time)
-    if prices is None:
-        return None
-    return prices.cost(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=said.cached_tokens or 0,
-        cache_write_tokens=said.cache_write_tokens or 0,
     )
 
 
@@ -469,29 +450,33 @@ def _recall(session: _Session, event: Event) -> None:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return
     call = CallUsage.from_record(standing.get("call")) if standing is not None else None
-    call = call or _reported_call(event)
+    said = reported(event.usage_metadata)
+    if call is None and said.input_tokens is not None and not event.partial:
+        output = said.output_tokens or 0
+        call = CallUsage(
+            input_tokens=said.billed_input,
+            output_tokens=output,
+            cached_tokens=said.cached_tokens,
+            output_estimated=said.output_tokens is None,
+            cost_usd=cost_of(
+                event.model_version or "",
+                event.timestamp,
+                input_tokens=said.billed_input,
+                output_tokens=output,
+                cached_tokens=said.cached_tokens,
+                cache_write_tokens=said.cache_write_tokens,
+            ),
+        )
     if call is not None:
         session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
 
 
-def _reported_call(event: Event) -> CallUsage | None:
-    """The call that an event without a record of it reports, None where it reports none."""
-    said = reported(event.usage_metadata)
-    if event.partial or said.input_tokens is None:
-        return None
-    output = said.output_tokens or 0
-    return CallUsage(
-        input_tokens=said.billed_input,
-        output_tokens=output,
-        cached_tokens=said.cached_tokens,
-        output_estimated=said.output_tokens is None,
-        cost_usd=_cost(said, said.billed_input, output, event.model_version or "", event.timestamp),
-    )
-
-
 def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
     """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
-    if _is_looped(call.invocation.agent):
+    agent = call.invocation.agent
+    while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
+        agent = agent.parent_agent
+    if isinstance(agent, LoopAgent):
         call.context.actions.escalate = True
     error = violation.error()
     return LlmResponse(
@@ -500,9 +485,3 @@ def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
         error_message=str(error),
         custom_metadata={METADATA: {"budget": violation.record()}},
     )
-
-
-def _is_looped(agent: object) -> bool:
-    while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
-        agent = agent.parent_agent
-    return isinstance(agent, LoopAgent)

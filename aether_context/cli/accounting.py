@@ -14,7 +14,7 @@ from aether_context.cli.terminal import cell, console, grid, moment, number, pri
 from aether_context.errors import AetherContextError
 from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
 from aether_context.manifest import Manifest, StrategyAct
-from aether_context.prices import prices_of
+from aether_context.prices import cost_of
 from aether_context.store import PackStore
 
 BY = ("agent", "day", "model", "session")
@@ -127,25 +127,18 @@ def _call(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
     read, answered = _count(outcome, "input_tokens"), _count(outcome, "output_tokens")
     if read is None and outcome.get("error_code") is not None:
         return None
-    cached, written = _count(outcome, "cached_tokens"), _count(outcome, "cache_write_tokens") or 0
-    input_tokens = (manifest.request_tokens if read is None else read) + (_count(outcome, "tool_use_tokens") or 0)
-    prices = prices_of(manifest.model, manifest.last_event_time)
-    cost = None
-    if prices is not None:
-        cost = prices.cost(
-            input_tokens=input_tokens,
-            output_tokens=answered or 0,
-            cached_tokens=cached or 0,
-            cache_write_tokens=written,
-        )
+    usage = {
+        "input_tokens": (manifest.request_tokens if read is None else read) + (_count(outcome, "tool_use_tokens") or 0),
+        "output_tokens": answered or 0,
+        "cache_write_tokens": _count(outcome, "cache_write_tokens") or 0,
+    }
+    cached = _count(outcome, "cached_tokens")
     return CallUsage(
-        input_tokens=input_tokens,
-        output_tokens=answered or 0,
+        **usage,
         cached_tokens=cached,
-        cache_write_tokens=written,
         input_estimated=read is None,
         output_estimated=answered is None,
-        cost_usd=cost,
+        cost_usd=cost_of(manifest.model, manifest.last_event_time, cached_tokens=cached, **usage),
         system_tokens=manifest.allocation["system"].used,
         tool_tokens=manifest.allocation["tools"].used,
     )

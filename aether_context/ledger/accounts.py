@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -35,7 +35,8 @@ _MOST_PAIRS = 256
 _MOST_OUTPUTS = 256
 _RECENT = 20
 
-_Held = TypeVar("_Held")
+_NOTHING = Totals()
+_Account = TypeVar("_Account")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +110,11 @@ class BudgetViolation:
     planned: Amount
 
     def error(self) -> BudgetExceededError:
-        return BudgetExceededError(
-            scope=self.scope,
-            name=self.name,
-            measure=self.measure,
-            limit=self.limit,
-            used=self.used,
-            planned=self.planned,
-        )
+        return BudgetExceededError(**asdict(self))
 
     def record(self) -> dict[str, JSON]:
         """The violation as JSON."""
-        amounts = {"limit": self.limit, "used": self.used, "planned": self.planned}
-        plain = {name: float(value) if self.measure == "cost" else value for name, value in amounts.items()}
-        return {"scope": self.scope, "name": self.name, "measure": self.measure, **plain}
+        return {name: float(value) if isinstance(value, Decimal) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,30 +159,22 @@ class _Open:
     counted: CallUsage | None = None
 
 
-class _Accounts(Generic[_Held]):
+class _Accounts(Generic[_Account]):
     """What is held by scope and name, the longest unused of a scope forgotten first."""
 
-    def __init__(self, nothing: _Held) -> None:
+    def __init__(self, nothing: _Account) -> None:
         self.nothing = nothing
-        self.held: Mapping[Scope, OrderedDict[str, _Held]] = {scope: OrderedDict() for scope in SCOPES}
+        self.by_scope: Mapping[Scope, OrderedDict[str, _Account]] = {scope: OrderedDict() for scope in SCOPES}
 
-    def get(self, scope: Scope, name: str) -> _Held:
-        return self.held[scope].get(name, self.nothing)
+    def get(self, scope: Scope, name: str) -> _Account:
+        return self.by_scope[scope].get(name, self.nothing)
 
-    def put(self, scope: Scope, name: str, totals: _Held) -> None:
-        accounts = self.held[scope]
-        accounts[name] = totals
+    def put(self, scope: Scope, name: str, account: _Account) -> None:
+        accounts = self.by_scope[scope]
+        accounts[name] = account
         accounts.move_to_end(name)
         if len(accounts) > (_MOST_INVOCATIONS if scope == "invocation" else _MOST_AGENTS):
             accounts.popitem(last=False)
-
-
-_NOTHING = Totals()
-
-
-def _totals(told: JSON) -> Totals:
-    """What history told: totals, or the record of them."""
-    return told if isinstance(told, Totals) else Totals.from_record(told) or _NOTHING
 
 
 class TokenLedger:
@@ -201,6 +185,7 @@ class TokenLedger:
 
     def __init__(self) -> None:
         self._spent = _Accounts(_NOTHING)
+        # What history told: totals, or a record of them that is read only where another process's calls follow.
         self._told: _Accounts[JSON] = _Accounts(_NOTHING)
         self._open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_MOST_PAIRS)
@@ -246,16 +231,7 @@ class TokenLedger:
             used = bound.used + (own if bound.scope == "agent" else others)[bound.measure]
             wanted = amounts[bound.measure]
             if used >= bound.limit or used + wanted > bound.limit:
-                violations.append(
-                    BudgetViolation(
-                        scope=bound.scope,
-                        name=bound.name,
-                        measure=bound.measure,
-                        limit=bound.limit,
-                        used=used,
-                        planned=wanted,
-                    )
-                )
+                violations.append(BudgetViolation(**bound._replace(used=used)._asdict(), planned=wanted))
         return max(violations, key=lambda one: float((one.used + one.planned) / one.limit), default=None)
 
     def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
@@ -321,29 +297,27 @@ class TokenLedger:
             standing: the totals that were recorded with the call, as `standing` gives them. Without them the call is
                 added to what earlier ones told.
         """
-        if standing is not None and self._is_booked(standing):
-            self.confirm(standing, invocation=invocation, agent=agent)
-            return
+        spent = self._spent.get("session", "")
+        if standing is not None:
+            recorded = Totals.from_record(standing.get("session"))
+            if recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens:
+                self.confirm(standing, invocation=invocation, agent=agent)
+                return
         call = call.least_zero()
-        booked = self._spent.get("session", "").total_tokens
         for scope, name in _names(invocation, agent):
             recorded = Totals.from_record(standing.get(scope)) if standing is not None else None
-            told = _totals(self._told.get(scope, name))
+            held = self._told.get(scope, name)
+            told = held if isinstance(held, Totals) else Totals.from_record(held) or _NOTHING
             told = told.larger(recorded) if recorded is not None else told.plus(Totals.of(call))
             self._told.put(scope, name, told)
             self._spent.put(scope, name, self._spent.get(scope, name).larger(told))
-        if self._spent.get("session", "").total_tokens > booked:
+        if self._spent.get("session", "").total_tokens > spent.total_tokens:
             self._observe(call)
 
     def confirm(self, standing: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
         """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
         for scope, name in _names(invocation, agent):
             self._told.put(scope, name, standing.get(scope, _NOTHING))
-
-    def _is_booked(self, standing: Mapping[str, JSON]) -> bool:
-        """Whether a call's recorded totals hold nothing that is not in the session's account."""
-        recorded, spent = Totals.from_record(standing.get("session")), self._spent.get("session", "")
-        return recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens
 
     # accounts
 
@@ -388,8 +362,8 @@ class TokenLedger:
         pairs = list(self._pairs)
         return LedgerReport(
             session=self.budget("session", "", limits),
-            invocations=tuple(self.budget("invocation", name, limits) for name in self._spent.held["invocation"]),
-            agents=tuple(self.budget("agent", name, limits) for name in sorted(self._spent.held["agent"])),
+            invocations=tuple(self.budget("invocation", name, limits) for name in self._spent.by_scope["invocation"]),
+            agents=tuple(self.budget("agent", name, limits) for name in sorted(self._spent.by_scope["agent"])),
             accuracy=accuracy(pairs),
             recent=accuracy(pairs[-_RECENT:]),
             output_p90=self.output_p90,
