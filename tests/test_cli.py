@@ -742,9 +742,9 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
         console.print("the demo ran")
         return 1
 
-    fake = types.ModuleType("aether_context.demo")
+    fake = types.ModuleType("aether_context.cli.demonstration")
     vars(fake)["run_demo"] = run_demo
-    monkeypatch.setitem(sys.modules, "aether_context.demo", fake)
+    monkeypatch.setitem(sys.modules, "aether_context.cli.demonstration", fake)
     assert run("demo", code=1).stdout == "the demo ran\n"
     run("demo", "--model", "m", "--store", "memory://d", "--window", "4000", code=1)
     assert given == [

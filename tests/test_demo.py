@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from aether_context import Manifest, PackStore
-from aether_context.demo import report, run_demo
+from aether_context.cli.demonstration import WHY, replays, run_demo
 from aether_context.demo.folder import Folder
 from aether_context.demo.task import FOLLOW_UP, QUESTION, STEPS
 from aether_context.manifest import Row
@@ -131,14 +131,14 @@ def test_the_last_page_names_packs_reasons_and_commands(demo: Ran) -> None:
     shown = next(one for one in demo.manifests if one.truncation_events)
     text = " ".join(demo.output.split())
     assert "a cut took" in text
-    assert report.WHY["expired"] in text
+    assert WHY["expired"] in text
     assert demo.store.uri(shown).rsplit("/packs/", 1)[0] in demo.output
     for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
         assert f"aether-context {command} --store {demo.store.url}" in demo.output
 
 
 def test_every_reason_has_words() -> None:
-    assert set(report.WHY) == set(typing.get_args(Reason))
+    assert set(WHY) == set(typing.get_args(Reason))
 
 
 def test_a_second_run_has_the_same_shape(demo: Ran, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_every_column_is_explained(demo: Ran) -> None:
 def test_a_changed_blob_gives_exit_code_1(demo: Ran) -> None:
     output = StringIO()
     other = [demo.manifests[0].model_copy(update={"model": "another"})]
-    assert not report.replays(Console(file=output, width=200), demo.store, other)
+    assert not replays(Console(file=output, width=200), demo.store, other)
     assert "the manifest's hash is" in output.getvalue()
 
 

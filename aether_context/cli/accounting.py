@@ -10,7 +10,7 @@ from rich.text import Text
 
 from aether_context.canonical import JSON
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, grid, moment, number, print_json
+from aether_context.cli.terminal import cell, console, grid, moment, number, print_json, tell
 from aether_context.errors import AetherContextError
 from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
 from aether_context.manifest import Manifest, StrategyAct
@@ -104,13 +104,12 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         found = {"by": list(by), "groups": listed, "all": _value(whole), "strategies": acts}
         print_json(found | {"unreadable": len(unreadable)})
     elif not groups:
-        told = lookup.whose(app=app, user=user, session=session)
-        console(stderr=True).print(cell(f"no packs{told} in {store.url}"), soft_wrap=True)
+        tell(f"no packs{lookup.whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(by, [*rows, (("all", *[""] * (len(by) - 1)), whole)], whole)
         _print_acts(strategies)
     for fault in () if as_json else unreadable:
-        console(stderr=True).print(cell(f"unreadable: {fault}", "red"), soft_wrap=True)
+        tell(f"unreadable: {fault}", "red")
     return not unreadable
 
 

@@ -482,7 +482,7 @@ def schema(kind: str) -> None:
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
 def demo(model: str | None, url: str, window: int) -> None:
     """Runs a small agent with the plugin attached, and shows what its packs held."""
-    from aether_context.cli import terminal
-    from aether_context.demo import run_demo
+    from aether_context.cli.demonstration import run_demo
+    from aether_context.cli.terminal import console
 
-    _end(run_demo(model=model, store=url, window=window, console=terminal.console()))
+    _end(run_demo(model=model, store=url, window=window, console=console()))

@@ -13,7 +13,20 @@ from rich.text import Text
 
 from aether_context.canonical import JSON, canonical_json, short
 from aether_context.cli import lookup
-from aether_context.cli.terminal import bar, cell, console, difference, grid, moment, number, percent, plain, print_json
+from aether_context.cli.terminal import (
+    bar,
+    cell,
+    console,
+    difference,
+    grid,
+    heading,
+    moment,
+    number,
+    percent,
+    plain,
+    print_json,
+    tell,
+)
 from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
 from aether_context.manifest import Manifest, Row, ToolScope
 from aether_context.pack import LAYERS
@@ -67,7 +80,7 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> s
         fault, gaps = seen.fault, seen.gaps
     for problem in (*gaps, fault):
         if problem:
-            console(stderr=True).print(cell(problem, "red"), soft_wrap=True)
+            tell(problem, "red")
     return "fault" if fault else "gap" if gaps else ""
 
 
@@ -151,7 +164,7 @@ def _texts(store: PackStore, resolver: Resolver, manifest: Manifest, rows: Seque
 def _print(out: Console, title: str, parts: Sequence[RenderableType]) -> None:
     if not parts:
         return
-    out.print(Text(title, style="bold"))
+    heading(out, title)
     for part in parts:
         out.print(Padding(part, (0, 0, 0, 2), expand=False))
     out.print()
@@ -174,7 +187,6 @@ def _sections(seen: _Seen, everything: bool, width: int) -> Iterator[tuple[str, 
 
 def _facts(one: Manifest) -> RenderableType:
     table = grid("", "")
-    table.show_header = False
     named = (("task", one.task_id), ("step", one.step_id), ("role", one.role))
     step = " · ".join(f"{label} {value}" for label, value in named if value)
     plan = one.validity + (f": {one.invalid_reason}" if one.invalid_reason else "")
@@ -238,7 +250,6 @@ def _signals(one: Manifest) -> RenderableType:
 def _cache(seen: _Seen) -> RenderableType:
     one = seen.manifest
     table = grid("", "")
-    table.show_header = False
     table.add_row("could be served", _prefix(one))
     outcome = seen.outcome
     if outcome is None:

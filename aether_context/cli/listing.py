@@ -6,7 +6,18 @@ from rich.text import Text
 
 from aether_context.canonical import JSON
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, grid, moment, number, percent, plain, print_json
+from aether_context.cli.terminal import (
+    cell,
+    console,
+    grid,
+    moment,
+    number,
+    percent,
+    plain,
+    print_json,
+    print_line,
+    tell,
+)
 from aether_context.errors import AetherContextError
 from aether_context.manifest import Manifest
 from aether_context.store import PackStore
@@ -31,8 +42,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     if as_json:
         print_json([_value(store, place, one) for place, one in found])
     elif not found:
-        told = lookup.whose(app=app, user=user, session=session)
-        console(stderr=True).print(cell(f"no packs{told} in {store.url}"), soft_wrap=True)
+        tell(f"no packs{lookup.whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(found, len(known) > len(shown))
     return not any(isinstance(one, AetherContextError) for _, one in found)
@@ -83,7 +93,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool
         table.add_row(*(cells[column] for column in shown))
     out.print(table)
     for line in unreadable:
-        out.print(cell(line, "red"), soft_wrap=True)
+        print_line(out, line, "red")
     if earlier:
         out.print("… and earlier ones")
 

@@ -59,15 +59,7 @@ def show(
     """
     from aether_context.adk.preview import make_preview
 
-    overrides = {"max_input_tokens": window} if window is not None else {}
-    made = make_preview(
-        _read(source),
-        policy=PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
-        message=agent.message,
-        agent_name=agent.name,
-        model=agent.model,
-        system=agent.system,
-    )
+    made = make_preview(_read(source), **_options(agent, policy, window))
     manifest = made.recording.manifest
     if store is not None:
         manifest = PackStore(store).write(made.recording)
@@ -90,16 +82,7 @@ def show_strategies(
     """
     from aether_context.adk.preview import preview_strategies
 
-    overrides = {"max_input_tokens": window} if window is not None else {}
-    found = preview_strategies(
-        _read(source),
-        policy=PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
-        by_hand=by_hand,
-        message=agent.message,
-        agent_name=agent.name,
-        model=agent.model,
-        system=agent.system,
-    )
+    found = preview_strategies(_read(source), by_hand=by_hand, **_options(agent, policy, window))
     suggested = _suggested(found[0])
     rows = [_row(one, chosen=at == 0) for at, one in enumerate(found)]
     if as_json:
@@ -112,6 +95,17 @@ def show_strategies(
         shown.add_row(", ".join(row["strategy"]), *figures, "the policy's" if row["chosen"] else "")
     out.print(shown)
     out.print(f"suggested: {suggested.strategy} ({suggested.rule})")
+
+
+def _options(agent: Agent, policy: str | None, window: int | None) -> dict[str, Any]:
+    overrides = {"max_input_tokens": window} if window is not None else {}
+    return {
+        "policy": PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
+        "message": agent.message,
+        "agent_name": agent.name,
+        "model": agent.model,
+        "system": agent.system,
+    }
 
 
 def _row(one: StrategyPreview, *, chosen: bool) -> dict[str, Any]:

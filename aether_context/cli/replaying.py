@@ -11,7 +11,18 @@ from rich.text import Text
 from aether_context.build import build_pack
 from aether_context.canonical import JSON, short
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, difference, grid, number, plain, print_canonical, print_json
+from aether_context.cli.terminal import (
+    cell,
+    console,
+    difference,
+    grid,
+    heading,
+    number,
+    plain,
+    print_canonical,
+    print_json,
+    tell,
+)
 from aether_context.cli.verification import Verifier
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Fate, Pack, Part
@@ -57,7 +68,7 @@ def show(url: str, pack_id: str, *, policy: str | None, everything: bool, as_jso
             console().print(Text(checked, style="green"))
     if fault:
         told = f"Error: nobody can tell whether this is what was sent, since the pack does not verify: {fault}"
-        console(stderr=True).print(cell(told, "red"), soft_wrap=True)
+        tell(told, "red")
     return not fault
 
 
@@ -81,7 +92,7 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
 def show_request(pack: Pack, name: str, *, everything: bool) -> None:
     """Prints a request, long texts shortened unless ``everything`` is asked for."""
     out = console()
-    out.print(Text(f"REQUEST of {name}", style="bold"))
+    heading(out, f"REQUEST of {name}")
     out.print(Text(f"system · {number(pack.sent.system.tokens)} tokens", style="cyan"))
     cut = [_print_text(out, pack.system, everything)]
     out.print(Text(f"tools · {len(pack.sent.tools)}", style="cyan"))
@@ -137,7 +148,7 @@ def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) 
         print_json(_comparison(recorded, other, policy))
         return
     out = console()
-    out.print(Text(f"RECORDED POLICY and {policy.profile} {short(policy.digest)}", style="bold"))
+    heading(out, f"RECORDED POLICY and {policy.profile} {short(policy.digest)}")
     out.print(_layers(recorded, other))
     out.print()
     if recorded.checksum == other.checksum:
@@ -147,7 +158,7 @@ def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) 
         ("SENT BY THE RECORDED POLICY ONLY", _only(recorded, other)),
         ("SENT BY THE OTHER POLICY ONLY", _only(other, recorded)),
     ):
-        out.print(Text(title, style="bold"))
+        heading(out, title)
         out.print(_fates(rows) if rows else "nothing")
         out.print()
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-from rich.progress import Progress
+from collections.abc import Sequence
 
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, grid, number, print_json
+from aether_context.cli.terminal import cell, console, grid, number, print_json, print_line, progress, tell
 from aether_context.errors import PackNotFound
-from aether_context.files import File
 from aether_context.retention import Plan, Rules, carry_out, carry_out_forgetting, forget, plan
 from aether_context.store import PackStore
 from aether_context.transfer import export_pack
@@ -28,7 +24,7 @@ def collect(url: str, rules: Rules, *, app: str | None, user: str | None, delete
     store = lookup.require(PackStore(url))
     plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
     if delete:
-        with _progress("deleting", sum(len(one.files) for one in plans)) as step:
+        with progress("deleting", sum(len(one.files) for one in plans)) as step:
             plans = [carry_out(store, one, step) for one in plans]
     if as_json:
         print_json({"store": store.url, "deleted": delete, "users": [_value(store, one) for one in plans]})
@@ -50,7 +46,7 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
     if not files:
         raise PackNotFound(f"nothing{whose} is in {store.url}")
     if delete:
-        with _progress("deleting", len(files)) as step:
+        with progress("deleting", len(files)) as step:
             carry_out_forgetting(store, files, step)
     size = sum(file.size for file in files)
     if as_json:
@@ -88,11 +84,11 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
     packs = number(len(exported.manifests))
     text = f"{names[-1]} with its chain of {packs}: {number(exported.files)} files in {other.url}"
     out = console()
-    out.print(cell(text), soft_wrap=True)
+    print_line(out, text)
     if raw:
-        out.print(cell(f"raw evidence of {number(len(exported.raw))} addresses is there"), soft_wrap=True)
+        print_line(out, f"raw evidence of {number(len(exported.raw))} addresses is there")
     for uri in exported.missing:
-        out.print(cell(f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow"), soft_wrap=True)
+        print_line(out, f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow")
 
 
 def _value(store: PackStore, one: Plan) -> dict[str, object]:
@@ -115,7 +111,7 @@ def _print(store: PackStore, plans: Sequence[Plan], delete: bool) -> None:
     out = console()
     out.print(table)
     for pack in (pack for one in plans for pack in one.unreadable):
-        out.print(cell(f"unreadable: {pack}/manifest.json: no text of this user is deleted", "red"), soft_wrap=True)
+        print_line(out, f"unreadable: {pack}/manifest.json: no text of this user is deleted", "red")
     size, files = sum(one.size for one in plans), sum(len(one.files) for one in plans)
     out.print(cell(f"{number(files)} files, {number(size)} bytes {'deleted' if delete else 'would be deleted'}"))
     _hint(delete)
@@ -123,16 +119,4 @@ def _print(store: PackStore, plans: Sequence[Plan], delete: bool) -> None:
 
 def _hint(delete: bool) -> None:
     if not delete:
-        console(stderr=True).print("nothing was deleted: add --yes")
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[File], None]]:
-    """A bar on a terminal's stderr."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda _: None
-        return
-    with Progress(console=screen, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda _: bar.advance(task)
+        tell("nothing was deleted: add --yes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from aether_context.cli.terminal import cell, console, grid, moment, print_json
+from aether_context.cli.terminal import cell, console, grid, moment, print_json, tell
 from aether_context.embedding import choice
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Remembered, located
@@ -47,7 +47,7 @@ def show(
     if as_json:
         print_json([_value(hit) for hit in hits])
     elif not hits:
-        console(stderr=True).print(cell(f"nothing in {folder} answers that: {count:,} entries were looked at"))
+        tell(f"nothing in {folder} answers that: {count:,} entries were looked at")
     else:
         _print(hits)
 

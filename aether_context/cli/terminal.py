@@ -12,9 +12,12 @@ import io
 import json
 import sys
 import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -72,12 +75,26 @@ def cell(text: object, style: str = "", limit: int | None = None) -> Text:
     return Text(plain(text, limit), style=style, overflow="fold")
 
 
-def grid(*columns: str, title: str = "") -> Table:
-    """A table without lines. A column whose name begins with ``>`` is one of numbers.
+def print_line(out: Console, text: object, style: str = "") -> None:
+    """Prints a text from a manifest on one line, however long it is."""
+    out.print(cell(text, style), soft_wrap=True)
+
+
+def tell(text: object, style: str = "") -> None:
+    """Prints a line on stderr."""
+    print_line(console(stderr=True), text, style)
+
+
+def heading(out: Console, text: object) -> None:
+    print_line(out, text, "bold")
+
+
+def grid(*columns: str) -> Table:
+    """A table without lines, and without a header where no column has a name. One that begins with ``>`` is of numbers.
 
     On a short line the last column of words goes on below; all others keep to one line, so that no word is broken.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
     words = [at for at, name in enumerate(columns) if not name.startswith(">")]
     for at, name in enumerate(columns):
         goes_on = at in words[-1:]
@@ -125,3 +142,15 @@ def _cells(tokens: int, whole: int, cells: int) -> int:
     if tokens <= 0 or whole <= 0:
         return 0
     return min(cells, max(1, round(cells * tokens / whole)))
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[object], None]]:
+    """A bar on a terminal's stderr."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda _: bar.advance(task)

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.text import Text
-
 from aether_context.build import recount
 from aether_context.canonical import short
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, grid, number, plain, print_json
+from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
 from aether_context.counting import Tally
 from aether_context.errors import SessionError, StoreError
 from aether_context.manifest import Manifest
@@ -93,7 +91,7 @@ def show(
 
 def _print(counted: _Counted, columns: Mapping[str, tuple[TokenCounter, Mapping[str, int]]]) -> None:
     out = console()
-    out.print(Text(f"{plain(counted.title)} for {plain(counted.model)}", style="bold"))
+    heading(out, f"{plain(counted.title)} for {plain(counted.model)}")
     table = grid("layer", *(f">{plain(name)}" for name in columns))
     (_, first), *_ = columns.values()
     for layer in first:
@@ -113,7 +111,7 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
     if not names:
         pick = Counters(settings, clock=time.monotonic).pick(model)
         for problem in pick.problems:
-            console(stderr=True).print(cell(f"passed over: {problem}", "yellow"), soft_wrap=True)
+            tell(f"passed over: {problem}", "yellow")
         yield pick.counter
         yield counter_for(model)
     for name in names:

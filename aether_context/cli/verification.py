@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-
-from rich.progress import Progress
+from contextlib import suppress
 
 from aether_context.cli import lookup
-from aether_context.cli.terminal import cell, console, number
+from aether_context.cli.terminal import cell, console, number, print_line, progress
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
 from aether_context.manifest import Manifest
 from aether_context.playback import Replayer
 from aether_context.store import PackStore
-
-_PATIENCE_SECONDS = 1.0
 
 
 class Verifier:
@@ -129,7 +124,11 @@ def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
     if not places:
         raise PackNotFound(f"no packs in {lookup.require(store).url}")
     verifier = Verifier(store)
-    faults = {place: verifier.fault(place, replays=replays) for place in _watched(sorted(places))}
+    faults = {}
+    with progress("checking", len(places)) as step:
+        for place in sorted(places):
+            faults[place] = verifier.fault(place, replays=replays)
+            step(place)
     out = console()
     failed = 0
     for place, fault in faults.items():
@@ -137,25 +136,10 @@ def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
         if fault or over:
             fault = fault or f"the request passes the window by {number(over)} tokens"
             failed += 1
-            out.print(cell(f"failed  {lookup.name(place)}: {fault}", "red"), soft_wrap=True)
+            print_line(out, f"failed  {lookup.name(place)}: {fault}", "red")
     what = "manifests, texts and replays" if replays else "manifests and texts"
     passed = f"{number(len(faults) - failed)} of {number(len(faults))} packs passed ({what})"
     out.print(cell(passed, "red" if failed else "green"))
     if verifier.unrecorded:
         out.print(f"{number(verifier.unrecorded)} could not be replayed: hashes only were recorded")
     return not failed
-
-
-def _watched(places: Sequence[str]) -> Iterator[str]:
-    """The places, with a bar on a terminal's stderr once they take longer than a second."""
-    begun = time.monotonic()
-    screen = console(stderr=True)
-    with ExitStack() as shown:
-        bar = None
-        for done, place in enumerate(places):
-            if bar is None and screen.is_terminal and time.monotonic() - begun > _PATIENCE_SECONDS:
-                bar = shown.enter_context(Progress(console=screen, transient=True))
-                bar.add_task("checking", total=len(places))
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
-            yield place

@@ -1,29 +1,36 @@
-"""The demo's last page: what each request held, what was left out and why, and whether the packs replay."""
+"""`aether-context demo`: an agent packed in a small window, and what its requests held and left out, and why.
+
+With a script in the model's place the agent runs a second time without the plugin, to compare.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from aether_context.cli.terminal import cell, grid, heading, number, print_line
 from aether_context.errors import AetherContextError
 from aether_context.manifest import Manifest, Row
 from aether_context.manifest.schema import Event
-from aether_context.pack import LAYERS, Reason
+from aether_context.pack import LAYERS
 from aether_context.playback import Replayer
-from aether_context.prices import prices_of
+from aether_context.policy import PackPolicy
+from aether_context.prices import cost_of
 from aether_context.store import PackStore
 
 if TYPE_CHECKING:
     from aether_context.demo.meter import Reached
 
+_PACKAGE = Path(__file__).parent.parent
 _MOST_LINES = 12
 
-WHY: Mapping[Reason, str] = {
+WHY: Mapping[str, str] = {
     "below_floor": "it has too little to do with the request and the step",
     "beyond_k": "as many better ones as may enter were there",
     "duplicate": "the same text is there already",
@@ -60,57 +67,74 @@ _COLUMNS = {
 """What a column of the table holds."""
 
 
-def _title(console: Console, text: str) -> None:
-    console.print(Text(text, style="bold"))
+def run_demo(*, model: str | None, store: str, window: int, console: Console) -> int:
+    """Runs the agent, and prints what its model got to read and what was left out.
 
+    Args:
+        model: a Gemini model to call with ``GOOGLE_API_KEY``; None for the script.
+        store: where the packs go, any fsspec URL.
+        window: tokens that cap the model's window.
 
-def _line(console: Console, text: str) -> None:
-    """A line as it is: no markup, no colours, and no line breaks that would tear an id."""
-    console.print(Text(text), soft_wrap=True)
+    Returns:
+        0; 1 where a pack does not verify, its replay differs or its request is larger than the window; 2 where a live
+        model lacks its key.
 
+    Raises:
+        StoreError: packs cannot be written there.
+    """
+    if model is not None and not os.environ.get("GOOGLE_API_KEY"):
+        console.print(f"{model} needs GOOGLE_API_KEY: set it, or leave the model out to run the demo offline.")
+        return 2
+    from aether_context.adk import ContextPackPlugin
+    from aether_context.demo.agent import LIKE, research
 
-def opening(console: Console, *, model: str | None, window: int) -> None:
-    """Says what is about to run."""
+    packs = PackStore(store)
+    packs.files.try_writing()
+    policy = PackPolicy.load("research", max_input_tokens=window)
+    heading(console, "A research agent reads this package's source")
     who = model or "a script in the model's place, offline"
-    _title(console, "A research agent reads this package's source")
-    _line(console, f"model: {who} · window: {window:,} tokens · policy: the profile research\n")
-
-
-def answers(console: Console, said: Sequence[tuple[str, str]]) -> None:
-    for question, answer in said:
+    print_line(console, f"model: {who} · window: {window:,} tokens · policy: the profile research")
+    console.print()
+    plugin = ContextPackPlugin(policy=policy, store=packs)
+    run = asyncio.run(research(model=model, plugin=plugin, folder=_PACKAGE))
+    manifests = list(packs.manifests(run.app, run.user, run.session))
+    for question, answer in run.answers:
         console.print(Text.assemble(("user: ", "bold"), question))
         console.print(Text.assemble(("agent: ", "bold"), answer, "\n"))
+    table(console, manifests)
+    fit = too_large(console, manifests)
+    left_out(console, manifests)
+    if model is None:
+        plain = asyncio.run(research(model=None, plugin=None, folder=_PACKAGE))
+        comparison(console, run.requests, plain.requests, window=window, model=LIKE)
+    same = replays(console, packs, manifests)
+    next_commands(console, packs, manifests)
+    return 0 if same and fit else 1
 
 
 def table(console: Console, manifests: Sequence[Manifest]) -> None:
     """A row for each pack, and below what the columns mean."""
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
-    title = "What each model call was sent, in tokens"
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     used = [layer for layer in LAYERS if layer != "slack"]
-    grid.add_column("call", justify="right", no_wrap=True)
-    grid.add_column("step", no_wrap=True)
-    for name in ("sent", *(short.get(layer, layer) for layer in used), "prefix"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("events")
-    for number, one in enumerate(manifests, start=1):
-        shared = one.prefix.shared_tokens
-        grid.add_row(
-            str(number),
-            one.step_id,
-            f"{one.request_tokens:,}",
-            *(f"{one.allocation[layer].used:,}" for layer in used),
-            "-" if shared is None else f"{shared:,}",
-            _happened(one),
+    layers = (f">{short.get(layer, layer)}" for layer in used)
+    calls = grid(">call", "step", ">sent", *layers, ">prefix", "events")
+    for at, manifest in enumerate(manifests, start=1):
+        shared = manifest.prefix.shared_tokens
+        calls.add_row(
+            str(at),
+            cell(manifest.step_id),
+            number(manifest.request_tokens),
+            *(number(manifest.allocation[layer].used) for layer in used),
+            "-" if shared is None else number(shared),
+            _happened(manifest),
         )
-    console.print(grid)
-    meanings = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
-    meanings.add_column(no_wrap=True, style="dim")
-    meanings.add_column(style="dim")
+    meanings = grid("", "")
     for name, meaning in _COLUMNS.items():
-        meanings.add_row(name, meaning)
-    console.print(meanings)
-    console.print()
+        meanings.add_row(name, meaning, style="dim")
+    heading(console, "What each model call was sent, in tokens")
+    for shown in (calls, meanings):
+        console.print(shown)
+        console.print()
 
 
 def _happened(manifest: Manifest) -> str:
@@ -123,28 +147,25 @@ def comparison(
     console: Console, packed: Sequence[Reached], plain: Sequence[Reached], *, window: int, model: str
 ) -> None:
     """What reached the model with the plugin beside what reaches it without."""
-    _title(console, "The same run without the plugin")
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    for name in ("with the plugin", "without"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heading(console, "The same run without the plugin")
+    compared = grid("", ">with the plugin", ">without")
     runs = (packed, plain)
     rows: dict[str, list[str]] = {
-        "model calls": [f"{len(run):,}" for run in runs],
-        "input tokens": [f"{sum(one.tokens for one in run):,}" for run in runs],
-        "largest request": [f"{max((one.tokens for one in run), default=0):,}" for run in runs],
+        "model calls": [number(len(run)) for run in runs],
+        "input tokens": [number(sum(one.tokens for one in run)) for run in runs],
+        "largest request": [number(max((one.tokens for one in run), default=0)) for run in runs],
         "larger than the window": [f"{sum(one.tokens > window for one in run)} calls" for run in runs],
         "same beginning as the call before": [_share(run) for run in runs],
         "cost of the input": [_cost(run, model) for run in runs],
     }
     for name, cells in rows.items():
-        table.add_row(f"  {name}", *cells)
-    console.print(table)
-    _line(
-        console,
-        f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning. A model\n"
-        "  with this window would have refused the calls that are larger than it.\n",
+        compared.add_row(f"  {name}", *cells)
+    console.print(compared)
+    print_line(
+        console, f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
     )
+    print_line(console, "  A model with this window would have refused the calls that are larger than it.")
+    console.print()
 
 
 def _share(run: Sequence[Reached]) -> str:
@@ -153,11 +174,9 @@ def _share(run: Sequence[Reached]) -> str:
 
 
 def _cost(run: Sequence[Reached], model: str) -> str:
-    prices = prices_of(model)
-    if prices is None:
-        return "unknown"
-    costs = [prices.cost(input_tokens=one.tokens, output_tokens=0, cached_tokens=one.shared) for one in run]
-    return f"${sum(costs):.4f}"
+    costs = [cost_of(model, input_tokens=one.tokens, cached_tokens=one.shared) for one in run]
+    known = [cost for cost in costs if cost is not None]
+    return f"${sum(known):.4f}" if len(known) == len(costs) else "unknown"
 
 
 def too_large(console: Console, manifests: Sequence[Manifest]) -> bool:
@@ -172,18 +191,19 @@ def too_large(console: Console, manifests: Sequence[Manifest]) -> bool:
         if layer in largest.allocation
     )
     calls = ", ".join(str(number) for number, _ in over)
-    _title(console, "Larger than the window")
-    _line(
+    heading(console, "Larger than the window")
+    print_line(
         console,
         f"  {len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
         f"{largest.window:,} tokens: calls {calls}.",
     )
-    _line(
+    print_line(
         console,
         f"  The largest takes {largest.request_tokens:,} tokens. {must} tokens of it are never cut, since without them "
         "the agent has no instruction, no task or no tools.",
     )
-    _line(console, "  A live model of that window would refuse them. Choose a larger --window.\n")
+    print_line(console, "  A live model of that window would refuse them. Choose a larger --window.")
+    console.print()
     return False
 
 
@@ -196,16 +216,19 @@ def left_out(console: Console, manifests: Sequence[Manifest]) -> None:
     ]
     acts += sorted({f"{note} ({one.step_id})" for one in manifests for note in one.degradations})
     tools = {name: reason for one in manifests for name, reason in one.tools.left_out.items()}
-    unsent = [*map(_row, _never_sent(manifests)), *(f"tool {name}: {_why(reason)}" for name, reason in tools.items())]
-    _title(console, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
+    unsent = [
+        *map(_row, _never_sent(manifests)),
+        *(f"tool {name}: {_why(reason)}" for name, reason in tools.items()),
+    ]
+    heading(console, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
     if not acts and not unsent:
-        _line(console, "  nothing: everything fitted")
+        print_line(console, "  nothing: everything fitted")
     for lines in (acts, unsent):
         for line in lines[:_MOST_LINES]:
-            _line(console, f"  - {line}")
+            print_line(console, f"  - {line}")
         if len(lines) > _MOST_LINES:
-            _line(console, f"  - and {len(lines) - _MOST_LINES} more")
-    _line(console, "")
+            print_line(console, f"  - and {len(lines) - _MOST_LINES} more")
+    console.print()
 
 
 def _never_sent(manifests: Sequence[Manifest]) -> list[Row]:
@@ -234,8 +257,7 @@ def _row(row: Row) -> str:
 
 
 def _why(reason: str) -> str:
-    words = {str(name): why for name, why in WHY.items()}
-    return words.get(reason, reason.replace("_", " "))
+    return WHY.get(reason, reason.replace("_", " "))
 
 
 def replays(console: Console, store: PackStore, manifests: Sequence[Manifest]) -> bool:
@@ -243,11 +265,11 @@ def replays(console: Console, store: PackStore, manifests: Sequence[Manifest]) -
     replayer = Replayer(store)
     wrong = [(one, problem) for one in manifests if (problem := _problem(replayer, one))]
     total = len(manifests)
-    _title(console, "Checked")
-    _line(console, f"  {total - len(wrong)} of {total} packs verify and replay to their checksum")
+    heading(console, "Checked")
+    print_line(console, f"  {total - len(wrong)} of {total} packs verify and replay to their checksum")
     for one, problem in wrong:
-        _line(console, f"  - {one.pack_id}: {problem}")
-    _line(console, "")
+        print_line(console, f"  - {one.pack_id}: {problem}")
+    console.print()
     return bool(manifests) and not wrong
 
 
@@ -266,11 +288,11 @@ def next_commands(console: Console, store: PackStore, manifests: Sequence[Manife
         return
     shown = next((one for one in manifests if one.truncation_events), manifests[-1])
     place = store.uri(shown).rsplit("/packs/", 1)[0]
-    _title(console, "Packs")
-    _line(console, f"  {place}/packs")
+    heading(console, "Packs")
+    print_line(console, f"  {place}/packs")
     if store.url.startswith("memory://"):
-        _line(console, "  in memory: they are gone when this process ends")
+        print_line(console, "  in memory: they are gone when this process ends")
         return
-    _title(console, "Next")
+    heading(console, "Next")
     for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-        _line(console, f"  {store.command(command)}")
+        print_line(console, f"  {store.command(command)}")
