@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from rich.text import Text
 
@@ -13,7 +13,7 @@ from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json, tell
 from aether_context.errors import AetherContextError
 from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
-from aether_context.manifest import Manifest, StrategyAct
+from aether_context.manifest import Manifest
 from aether_context.prices import cost_of
 from aether_context.store import PackStore
 
@@ -46,30 +46,6 @@ class _Group:
         if (reported := _count(outcome, "input_tokens")) is not None and not manifest.hands_off:
             self.pairs.append((manifest.request_tokens, reported))
 
-    def merge(self, other: _Group) -> None:
-        self.totals = self.totals.plus(other.totals)
-        self.pairs += other.pairs
-        self.unanswered += other.unanswered
-        self.failed += other.failed
-
-
-@dataclass(slots=True)
-class _Acts:
-    """What one strategy did to the requests of all calls."""
-
-    cuts: int = 0
-    removed: int = 0
-    replaced: int = 0
-    freed_tokens: int = 0
-    lost_tokens: int = 0
-
-    def add(self, act: StrategyAct) -> None:
-        self.cuts += 1
-        self.removed += act.removed
-        self.replaced += act.replaced
-        self.freed_tokens += act.freed_tokens
-        self.lost_tokens += act.lost_tokens
-
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> bool:
     """Prints the ledger; False where a pack could not be read.
@@ -82,8 +58,8 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     """
     store = lookup.require(PackStore(url))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
-    strategies: defaultdict[str, _Acts] = defaultdict(_Acts)
-    unreadable = []
+    strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    whole, unreadable = _Group(), []
     for place in store.folders(app=app, user=user, session=session):
         try:
             manifest = store.read(place)
@@ -92,15 +68,14 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
             unreadable.append(str(error))
             continue
         for act in manifest.strategy_acts:
-            strategies[act.strategy].add(act)
-        groups[tuple(_key(manifest, name) for name in by)].add(manifest, outcome if isinstance(outcome, dict) else None)
-    whole = _Group()
-    for group in groups.values():
-        whole.merge(group)
+            done = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
+            strategies[act.strategy].update(cuts=1, **done)
+        for group in (groups[tuple(_key(manifest, name) for name in by)], whole):
+            group.add(manifest, outcome if isinstance(outcome, dict) else None)
     rows = sorted(groups.items())
     if as_json:
         listed = [dict(zip(by, key, strict=True)) | _value(one) for key, one in rows]
-        acts = {name: asdict(strategies[name]) for name in sorted(strategies)}
+        acts = {name: dict(strategies[name]) for name in sorted(strategies)}
         found = {"by": list(by), "groups": listed, "all": _value(whole), "strategies": acts}
         print_json(found | {"unreadable": len(unreadable)})
     elif not groups:
@@ -204,13 +179,13 @@ def _print(by: Sequence[str], rows: Iterable[tuple[tuple[str, ...], _Group]], wh
         out.print(cell(note, "dim"))
 
 
-def _print_acts(strategies: Mapping[str, _Acts]) -> None:
+def _print_acts(strategies: Mapping[str, Counter[str]]) -> None:
     """How often each strategy cut, what that freed, and what of the cached prefix had to be read anew for it."""
     if not strategies:
         return
     table = grid("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
     for name, acts in sorted(strategies.items()):
-        table.add_row(cell(name, limit=60), *(number(value) for value in asdict(acts).values()))
+        table.add_row(cell(name, limit=60), *(number(value) for value in acts.values()))
     out = console()
     out.print()
     out.print(table)
