@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aether_context import PackPolicy
 from aether_context.canonical import canonical_json
+from aether_context.decoding import decoded, read_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, evidence_key, offload, register_extractor, superseded
-from aether_context.evidence.decoding import decoded, read_json
 from aether_context.evidence.extracting import show
 from aether_context.evidence.kinds import kind_of
 from aether_context.evidence.lines import MOST_DECODED, view_of

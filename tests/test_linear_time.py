@@ -17,12 +17,12 @@ import pytest
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context import acceptance, artifacts, canonical, compression, entities, payload
+from aether_context import acceptance, artifacts, canonical, compression, decoding, entities, payload
 from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
 from aether_context.build import scope
-from aether_context.evidence import decoding, extracting, kinds, lines, media, record, rows, sampling
+from aether_context.evidence import extracting, kinds, lines, media, record, rows, sampling
 from aether_context.evidence.offload import offload
 from aether_context.evidence.reading import Searcher
 from aether_context.evidence.urls import _split

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from aether_context.compression import fitting, pick, relevance, span
+from aether_context.decoding import printable
 from aether_context.entities import entities_of
-from aether_context.evidence.decoding import printable
 from aether_context.evidence.kinds import Kind, data_type, kind_of
 from aether_context.evidence.lines import MOST_DECODED, View, view_of
 from aether_context.evidence.outline import rendered

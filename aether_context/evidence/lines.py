@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aether_context.compression import lines_of
-from aether_context.evidence.decoding import decoded, printable, read_json
+from aether_context.decoding import decoded, printable, read_json
 from aether_context.evidence.kinds import Kind, kind_of
 from aether_context.evidence.outline import Line, compact, outlined, pieces, rendered, tabled
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aether_context.canonical import JSON
 from aether_context.compression import Counts, span
-from aether_context.evidence.decoding import closing
+from aether_context.decoding import closing
 from aether_context.evidence.outline import compact
 from aether_context.evidence.sampling import Numbers, long_lines
 

@@ -54,21 +54,25 @@ def _redrawn(line: str) -> str:
     return line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :]
 
 
-def read_json(text: str) -> tuple[JSON, bool] | None:
+def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:
     """The value of a JSON text, and whether it is whole; None where it is not JSON.
 
     Of a text that was cut off, everything up to the cut is read.
+
+    Args:
+        as_written: whether numbers are read as texts, with the digits that they are written with.
     """
+    number = str if as_written else None
     stripped = text.strip()
     if stripped[:1] not in ("{", "["):
         return None
     try:
-        return json.loads(stripped), True
+        return json.loads(stripped, parse_float=number, parse_int=number), True
     except (ValueError, RecursionError):
         pass
     for closed in _closed(stripped):
         try:
-            return json.loads(closed), False
+            return json.loads(closed, parse_float=number, parse_int=number), False
         except (ValueError, RecursionError):
             continue
     return None

@@ -1,0 +1,192 @@
+"""A number in a recap stands with the record that it belongs to, or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from packs import answered, called, said
+from scripted import Chat, call
+
+from aether_context import PackPolicy
+from aether_context.entities import entity_table, is_entry, mentions, parse
+from aether_context.leaves import leaves
+from aether_context.tokens import counter_for
+
+COUNTER = counter_for("gemini-2.5-flash")
+ORDERS = [{"id": "O-41", "total": 19.5, "status": "open"}, {"id": "O-42", "total": 7.25}]
+
+
+def numbers(value: Any, record: str = "") -> list[str]:
+    return [f"{leaf.record} {leaf.key}: {leaf.text}".lstrip() for leaf in leaves(value, record) if leaf.key]
+
+
+def seen(text: str) -> list[str]:
+    return [entity for entity, _ in mentions(answered("look_up", "1", text))]
+
+
+def table(*contents, **more: Any) -> list[str]:
+    found = parse(entity_table(contents, max_tokens=1_000, counter=COUNTER, **more))
+    return [entity for entities in found.values() for entity in entities]
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"orders": ORDERS}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ({"result": json.dumps(ORDERS)}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ([{"id": "O-41", "total": "19.50"}], ["O-41 total: 19.50"]),
+        ([{"id": "O-41", "total": "19.50 EUR"}], ["O-41 total: 19.50 EUR"]),
+        (
+            {"orders": [{"customer_id": "C-7", "order_id": f"O-{at}", "total": 19.5 + at} for at in (1, 2)]},
+            ["O-1 total: 20.5", "O-2 total: 21.5"],
+        ),
+        ([{"number": 4101, "total": 19.5}], ["number: 4101", "number 4101 total: 19.5"]),
+        (
+            {"invoice": "INV-1", "lines": [{"number": 1, "amount": 50.5}, {"number": 2, "amount": 60.5}]},
+            ["INV-1 number 1 amount: 50.5", "INV-1 number 2 amount: 60.5"],
+        ),
+        (
+            {"id": "O-41", "items": [{"name": "Hat", "price": 19.5}, {"name": "Coat", "price": 99.5}]},
+            ["O-41 Hat price: 19.5", "O-41 Coat price: 99.5"],
+        ),
+        ({"id": "O-41", "items": [{"sku": "A-1", "price": 19.5}]}, ["A-1 price: 19.5"]),
+        ({"id": "O-41", "shipping": {"cost": 4.99}}, ["O-41 shipping cost: 4.99"]),
+        ({"id": "S-1", "readings": [20.5, 21.5]}, ["S-1 readings: 20.5 21.5"]),
+        ({"O-41": {"total": 19.5}, "O-42": {"total": 7.25}}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ({"Paris": {"rain": 21.5}, "Bern": {"rain": 17.5}}, ["Paris rain: 21.5", "Bern rain: 17.5"]),
+        ({"columns": ["id", "total"], "rows": [["O-41", 19.5]]}, ["O-41 total: 19.5"]),
+        ([["id", "total"], ["O-41", 19.5], ["O-42", 7.25]], ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ({"id": ["O-41", "O-42"], "total": [19.5, 7.25]}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        (
+            [{"date": f"2024-05-0{at}", "sales": 100.5 + at} for at in (1, 2)],
+            ["2024-05-01 sales: 101.5", "2024-05-02 sales: 102.5"],
+        ),
+        ({"total": {"0": 19.5, "1": 7.25}}, []),
+        ({"total": 19.5}, ["total: 19.5"]),
+        ({"open": True, "left": None, "seats": 2}, []),
+    ],
+)
+def test_a_number_stands_with_the_nearest_record_that_has_a_name(value: Any, found: list[str]) -> None:
+    assert numbers(value) == found
+
+
+def test_a_result_without_a_name_is_of_what_its_call_asked_about() -> None:
+    contents = [
+        called("get_order", "1", order_id="O-41"),
+        called("get_order", "2", order_id="O-42"),
+        answered("get_order", "1", json.dumps({"total": 19.5})),
+        answered("get_order", "2", json.dumps({"total": 7.25})),
+    ]
+    assert {"O-41 total: 19.5", "O-42 total: 7.25"} <= set(table(*contents))
+
+
+def test_a_key_of_no_record_stands_with_its_number_while_it_has_one() -> None:
+    first, second = (answered("sum", str(at), json.dumps({"total": total})) for at, total in ((1, 19.5), (2, 7.25)))
+    assert table(first) == ["total: 19.5"]
+    assert table(first, second) == []
+    assert table(second, earlier="- seen: total: 19.5") == []
+    assert table(second, known="- seen: total: 19.5") == []
+    assert table(second, present=[first]) == []
+
+
+def test_a_record_has_its_latest_number() -> None:
+    first, second = (answered("order", str(at), json.dumps([{"id": "O-41", "total": at}])) for at in (100.5, 200.5))
+    assert "O-41 total: 200.5" in table(first, second)
+    assert "O-41 total: 100.5" not in table(first, second)
+    assert "O-41 total: 100.5" not in table(first, present=[second])
+
+
+def test_two_numbers_of_one_name_in_one_result_are_both_left_out() -> None:
+    rows = [{"order_id": "O-41", "amount": 5.25}, {"order_id": "O-41", "amount": 7.25}]
+    assert table(answered("paid", "1", json.dumps(rows))) == ["O-41"]
+
+
+# text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Order O-41\ntotal: 19.50\nOrder O-42\ntotal: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("- id: O-41\n  total: 19.50\n- id: O-42\n  total: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("id,total\nO-41,19.50\nO-42,7.25", ["O-41 19.50", "O-42 7.25"]),
+        ('[\n {"id": "O-41", "total": 19.50},\n[… 8 lines left out]\n', ["O-41 total: 19.50"]),
+        ("rows 0.1234 0.5678\n1024.5", []),
+        ('{"amount": 5.00, "id": "O-41"}, {"amount": 6.00, "id": "O-42"}, …', ["amount: 5.00", "amount: 6.00"]),
+    ],
+)
+def test_a_number_in_a_text_stands_with_the_name_before_it(text: str, found: list[str]) -> None:
+    assert [entity for entity in seen(text) if re.search(r"\d\.\d", entity)] == found
+
+
+def test_a_number_that_a_person_says_stands_with_the_words_before_it() -> None:
+    text = "The total is 1250.50, and order 4417823 is late; O-41 costs 99.75"
+    found = [entity for entity, _ in mentions(said(text))]
+    assert found == ["The total is 1250.50", "and order 4417823", "O-41", "O-41 costs 99.75"]
+
+
+# through a runner
+
+
+def amount(at: int) -> float:
+    return 1000 + at * 7 + 0.25
+
+
+def as_records(at: int) -> Any:
+    return {"orders": [{"id": f"O-{at}{n}", "total": amount(at * 10 + n), "status": "open"} for n in range(3)]}
+
+
+def as_text(at: int) -> Any:
+    return json.dumps(as_records(at)["orders"])
+
+
+def as_invoices(at: int) -> Any:
+    lines = [{"position": n, "name": f"Item {n}", "net": amount(at * 10 + n)} for n in range(3)]
+    return {"invoice": {"customer_id": "C-7", "invoice_number": f"O-{at}", "lines": lines}}
+
+
+def as_tickets(at: int) -> Any:
+    return [{"key": f"O-{at}", "fields": {"estimate": str(amount(at)), "assignee": {"name": "Ada"}}}]
+
+
+def as_a_table(at: int) -> Any:
+    return {"columns": ["id", "total"], "rows": [[f"O-{at}{n}", amount(at * 10 + n)] for n in range(3)]}
+
+
+def as_lines(at: int) -> Any:
+    return "\n".join(f"Order O-{at}{n}\ntotal: {amount(at * 10 + n)}" for n in range(3))
+
+
+def as_a_bare_answer(at: int) -> Any:
+    return {"total": amount(at), "status": "open"}
+
+
+def as_a_sum(at: int) -> Any:
+    return {"sums": [{"total": amount(at)}, {"total": amount(at + 1)}]}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [as_records, as_text, as_invoices, as_tickets, as_a_table, as_lines, as_a_bare_answer, as_a_sum],
+)
+def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], Any]) -> None:
+    def look_up(reference: str) -> Any:
+        """Looks a reference up."""
+        return {"result": shape(int(reference.removeprefix("O-"))), "note": "as of today " * 120}
+
+    script = [one for at in range(1, 25) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
+    chat = Chat(script, tools=[look_up], policy=PackPolicy(max_input_tokens=4_000))
+    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 25)))
+    entries = [line.strip() for sent in chat.sent for line in sent.text.splitlines() if is_entry(line.strip())]
+    entities = {entity for found in parse("\n".join(entries)).values() for entity in found}
+    assert entries
+    with_numbers = [entity for entity in entities if re.search(r"\d{4}\.\d", entity)]
+    assert with_numbers or shape is as_a_sum
+    assert [entity for entity in with_numbers if not re.search(r"\bO-\d", entity)] == []
