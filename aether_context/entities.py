@@ -63,6 +63,8 @@ _NEAR = 400
 _BEFORE = 80
 """Characters before a number in which the words that it stands with are looked for."""
 _MOST_WORDS, _MOST_WORDS_TO_LABEL = 3, 7
+_ANSWER = 60
+"""Characters of a result that is an answer about what its call names."""
 _NOTE = 200
 """Characters of a text in a record that is about that record."""
 
@@ -222,6 +224,7 @@ def _stale(entities: Sequence[str]) -> set[str]:
 def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]]:
     """What each content mentions, its results as those of the calls among the contents before."""
     waiting: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    called: set[tuple[str, str]] = set()
     found: list[tuple[tuple[str, Rank], ...]] = []
     for content in contents:
         exchanged: list[tuple[str, tuple[str, str, str], str]]
@@ -233,14 +236,21 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
         owners: list[str] = []
         # Which of several calls without ids a result answers is known only where all are answered at once, in order.
         clear = {call for call, count in answers.items() if len(waiting[call]) == count}
+        for call in {call for kind, call, _ in exchanged if kind == "call"}:
+            waiting[call].clear()  # the answers to earlier ones are not here
         for kind, call, text in exchanged:
             if kind == "call":
+                called.add(call[:2])
                 waiting[call].append(label_of(parsed(text)))
             elif kind == "response":
                 owners.append(waiting[call].pop(0) if call in clear else "")
         for call in answers.keys() - clear:
             waiting[call].clear()
-        found.append(mentions(content, tuple(owners) if any(owners) else ()))
+        entities = mentions(content, tuple(owners) if any(owners) else ())
+        if any(call[:2] in called for call in answers.keys() - clear):
+            # The call that it answers is not here: what it asked about is not known, and others ask about other things.
+            entities = tuple(one for one in entities if (number := _number(one[0])) is None or " " in number.subject)
+        found.append(entities)
     return found
 
 
@@ -265,7 +275,7 @@ def mentions(content: Content, owners: Sequence[str] = ()) -> tuple[tuple[str, R
                     found[entity] = _stronger(found.get(entity, held.rank), held.rank)
                 continue
             rank = "seen" if held.kind == "call" and len(leaf.text) > _LONG_ARGUMENT else held.rank
-            about = leaf.record if leaf.record != owner or len(leaf.text) <= _NOTE else ""
+            about = leaf.record if leaf.record != owner or len(leaf.text) <= _ANSWER else ""
             for entity in _of_text(_ESCAPED.sub(r"\1", leaf.text), about, sparing=rank == "seen"):
                 if held.kind == "response" and _ADDRESS.fullmatch(entity):
                     found.setdefault(f"{held.name}: {entity}" if held.name else entity, RANKS[0])

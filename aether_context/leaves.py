@@ -141,7 +141,7 @@ def label_of(arguments: JSON) -> str:
     if len(arguments) == 1 and len(scalars) == 1:
         (name,) = arguments
         sole = _line(str(scalars[0]))
-        if 0 < len(sole) <= _LONGEST_SOLE:
+        if 0 < len(sole) <= _LONGEST_SOLE and sole.count(" ") < 2:
             return f"{_line(name)} {sole}" if is_number(sole) else sole
     return ""
 
