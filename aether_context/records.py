@@ -13,10 +13,11 @@ _NARROW = 120
 _LONG_TEXT = 200
 _MOST_CHARACTERS = 400_000
 _DEEPEST = 40
+_LEAST_RECORDS = 3
 
 
 def laid_out(value: JSON) -> str:
-    """A JSON value in lines: each entry of a list on one, each field of a larger object on one.
+    """A JSON value in lines: each entry of a list or of objects by name on one, each field of a larger object on one.
 
     A record that is wider than 1,500 characters has its long texts cut short; one that is still wider takes several
     lines.
@@ -37,8 +38,9 @@ def _lines(value: JSON, depth: int, entry: bool) -> list[str]:
             return [indent + brief]
     lines: list[str] = []
     if isinstance(value, dict):
+        records = len(value) >= _LEAST_RECORDS and all(isinstance(held, dict) for held in value.values())
         for key, held in value.items():
-            first, *rest = _lines(held, depth + 1, False)
+            first, *rest = _lines(held, depth + 1, records)
             lines += [f"{indent} {json.dumps(key, ensure_ascii=False)}: {first.lstrip()}", *rest]
         return [f"{indent}{{", *lines, f"{indent}}}"]
     for held in value:

@@ -12,7 +12,7 @@ import pytest
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from matrix import half_slow
-from scripted import Chat, Memories, call, faults, remembered
+from scripted import Chat, Memories, call, faults, look_up, remembered
 
 from aether_context import PackPolicy
 from aether_context.adk import reading
@@ -266,3 +266,35 @@ def test_an_exit_in_a_counting_thread_is_no_failed_count(error: type[BaseExcepti
     counter = RemoteCounter("remote", connect, estimate=counter_for(""), timeout_seconds=5)
     with pytest.raises(error):
         counter.count_all(["a text"])
+
+
+def test_a_plan_that_was_tightened_stays_so_when_a_later_call_shortens_the_request() -> None:
+    """Its own words and a long request fill the window at the first call and leave room for an exchange later."""
+    long = "The bridge is measured at every pier. " * 500
+    plan = {"goal": long, "constraints": [long], "step": {"text": "Measure", "acceptance": ["a length is given"]}}
+    chat = Chat(
+        script=[call("look_up", key=long), call("look_up", key="2"), "done"],
+        tools=[look_up],
+        state={"plan": plan, "knowledge": {"notes": ["The river is low."]}},
+        policy=PackPolicy(max_input_tokens=8_000),
+    )
+    chat.say(long * 8)
+    for manifest in chat.manifests():
+        assert manifest.over_window == 0
+        assert manifest.request_tokens <= 8_000
+    assert all("a length is given" in sent.human() for sent in chat.sent)
+
+
+def test_an_extract_of_objects_by_name_keeps_each_whole() -> None:
+    def stock() -> dict[str, Any]:
+        """Reads the stock."""
+        row = {"made": "blue cotton shirt with long sleeves and buttons " * 2}
+        return {f"SKU-{at:04}": {**row, "pieces": at * 3 + 1, "price": at * 11 + 5} for at in range(150)}
+
+    chat = Chat([call("stock"), "done"], tools=[stock], policy=PackPolicy(max_input_tokens=4_000))
+    chat.say("How many pieces are there of SKU-0077?")
+    (response,) = [part.function_response for part in chat.sent[-1].contents[-1].parts or ()]
+    assert response is not None
+    (line,) = [one for one in str(response.response["extract"]).splitlines() if "SKU-0077" in one]
+    assert '"pieces": 232' in line
+    assert '"price": 852' in line

@@ -194,8 +194,9 @@ def _packed(
     raw = source.request.contents[human]
     inside = bool(fitted.summary) and policy.conversation.summary == "payload"
     written = carried.packed is not None and bool(carried.packed.before)
-    settled = carried.keeps and fitted.request is None and (written or not (inside and fitted.cut))
-    if settled:
+    if carried.keeps and carried.packed is not None and written:
+        return _shorter(carried.packed, fitted)
+    if carried.keeps and fitted.request is None and not (inside and fitted.cut):
         return carried.packed
     request = raw.text if fitted.request is None else fitted.request
     rendered = payload.render(
@@ -227,6 +228,19 @@ def _packed(
         return replace(made, before=request, used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
     return replace(made, used={}) if raw.agent else None
+
+
+def _shorter(packed: PackedMessage, fitted: Fitted) -> PackedMessage:
+    """What an earlier call of this invocation made of the human message, with a request that is shortened since.
+
+    The rest of it stays as it was: what was chosen and tightened then is not chosen anew here.
+    """
+    if fitted.request is None:
+        return packed
+    if not packed.after:
+        return replace(packed, before=fitted.request)
+    said = payload.answered(packed.after) or packed.after
+    return replace(packed, after=packed.after.removesuffix(said) + fitted.request)
 
 
 def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
