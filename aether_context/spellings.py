@@ -10,7 +10,7 @@ import ast
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -54,6 +54,10 @@ _LIST_KEYS = ("names", "tools", "allowed")
 _JSON = re.compile(r"\s{0,100}(?:```(?:json)?\s{0,100})?(?:\{\s{0,100}[\"'}]|\[\s{0,100}[\"'{\]])", re.IGNORECASE)
 _ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
 _BULLET = re.compile(r"[ \t]{0,16}(?:[-*•]|\d{1,3}[.)])[ \t]{1,16}(?:\[[ xX]\][ \t]{1,16})?")
+_COMMA = re.compile("[,，、]")
+_TOOL_LINE = re.compile(r"(?im)^[^\w\n]{0,8}(?:\w{1,16}[ _])?tools?\b[^\w\n]{0,4}(?:[:=]|$)")
+"""A line of a text that names tools after it: ``tools: …``, ``## Tools``, ``- **Allowed tools**:``."""
+_MOST_NODES = 2_000
 _LATEST_SECONDS = 253_402_300_799
 
 
@@ -290,7 +294,7 @@ def _line(name: str, item: object) -> object:
 def as_names(value: object) -> object:
     """A list of names; one text holds several with commas between them."""
     if isinstance(value, str) and not looks_like_json(value):
-        value = value.split(",")
+        value = _COMMA.split(value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
     items = None if value is None else as_items(value)
@@ -319,6 +323,31 @@ def tool_names(value: object) -> tuple[tuple[str, ...] | None, int]:
         found += names
         unread += not names
     return tuple(dict.fromkeys(found)), unread
+
+
+def lists_tools(value: object, keys: Collection[str]) -> bool:
+    """Whether something somewhere in a value lists tools: a field by one of these folded names, or a line of a text.
+
+    Of what is large 2,000 values are looked at, and it is taken to list some in the rest.
+    """
+    left = [value]
+    for _ in range(_MOST_NODES):
+        if not left:
+            return False
+        held = left.pop()
+        if isinstance(held, str):
+            inside = as_json(held, whole=False)[0] if "{" in held or "[" in held else None
+            if inside is None and _TOOL_LINE.search(held[:_MOST_PYTHON]):
+                return True
+            held = inside
+        fields = as_mapping(held) if not isinstance(held, str) else None
+        if fields is not None:
+            if any(folded(str(key)) in keys and named not in (None, "", [], {}) for key, named in fields.items()):
+                return True
+            left += list(fields.values())
+        elif isinstance(held, (list, tuple)):
+            left += held[:_MOST_NODES]
+    return bool(left)
 
 
 def _tool_items(value: object) -> Iterator[object]:
@@ -358,7 +387,7 @@ def _pieces(text: str) -> Iterator[str]:
     start, depth = 0, 0
     for at, mark in enumerate(text):
         depth += (mark in "([{") - (mark in ")]}")
-        if (mark in ",;" and depth <= 0) or mark == "\n":
+        if (mark in ",;，；、" and depth <= 0) or mark == "\n":
             yield text[start:at]
             start, depth = at + 1, 0
     yield text[start:]
@@ -366,9 +395,9 @@ def _pieces(text: str) -> Iterator[str]:
 
 def spellings_of(name: str) -> Iterator[str]:
     """What a tool may be meant by: its name as it was written, without arguments, without what is said of it, without
-    what stands before its last dot; folded."""
+    what stands before its last dot or slash; folded."""
     bare = name.split("(", 1)[0]
     short = bare.split(":", 1)[0].split(" - ", 1)[0].split(" – ", 1)[0].split(" — ", 1)[0]
-    for one in (name, bare, short, short.strip("`'\"*- ").rsplit(".", 1)[-1]):
+    for one in (name, bare, short, short.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]):
         if one := folded(one):
             yield one

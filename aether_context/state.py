@@ -319,12 +319,13 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
     current = found or StepShape()
     skipped = _skipped(reading, found)
     step = _step(plan, current, tools)
-    if step.tools is None and (reading.closed or (skipped and found is None)):
+    finished = bool(plan.steps) and plan.step is None and all(one.status == "done" for one in plan.steps)
+    unread = reading.closed or (skipped and found is None)
+    if step.tools is None and (unread or (not step.text and not finished and _lists_tools(state.get("plan")))):
         step = replace(step, tools=())
     if step.tools == () and any(place.endswith("tools") for place in problems.lost):
         faults.append("the step's tools cannot be read")
     faults += [f"{place} cannot be read" for place in skipped]
-    finished = bool(plan.steps) and plan.step is None and all(one.status == "done" for one in plan.steps)
     lacking = [name for name, held in (("step", step.text), ("acceptance list", step.acceptance)) if not held]
     if lacking and not (finished and not step.text):
         faults.append("the plan has no " + " and no ".join(lacking))
@@ -422,8 +423,9 @@ def read_plan(value: object, problems: Problems) -> Reading:
     if fields is None:
         broken = spellings.looks_like_json(value) if isinstance(value, str) else bool(value) and isinstance(value, list)
         problems.lose("plan", "its JSON cannot be read" if isinstance(value, str) and broken else "it is not a mapping")
-        # Words and numbers name no tools; what may have named some keeps the scope closed.
-        return Reading(faults=("the plan cannot be read",) if value else (), closed=broken)
+        # What may have named tools keeps the scope closed; other words and numbers do not.
+        told = ("the plan cannot be read",) if value else ()
+        return Reading(faults=told, closed=broken or _lists_tools(value))
     faults = []
     if ends_early:
         problems.note("state plan: its JSON text ends before it is complete")
@@ -449,15 +451,32 @@ def plan_mapping(value: object) -> dict[str, Any]:
     return fields
 
 
-def _plan_fields(value: object) -> tuple[dict[str, Any] | None, bool]:
-    """A plan's fields by their names, and whether it is a text that ends before it is complete."""
+def _lists_tools(plan: object) -> bool:
+    """Whether a plan without a step that can be read lists tools somewhere, by whatever name models give the list."""
+    return spellings.lists_tools(plan, {"tools", *_TOOL_KEYS})
+
+
+def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
+    """A plan's fields by their names, and whether it is a text that ends before it is complete.
+
+    Args:
+        wrapped: whether the plan may stand in a mapping under the key ``plan``.
+    """
     ends_early = False
     if isinstance(value, str):
         value, ends_early = spellings.as_json(value, whole=False)
     if isinstance(value, (list, tuple)) and value:
         value = {"steps": value}
     fields = spellings.as_mapping(value)
-    return (None if fields is None else _named(PlanShape, fields)), ends_early
+    if fields is None:
+        return None, ends_early
+    named = _named(PlanShape, fields)
+    if wrapped and not PlanShape.model_fields.keys() & named.keys():
+        inside = next((held for key, held in fields.items() if folded(str(key)) == "plan"), None)
+        found, cut_off = _plan_fields(inside, wrapped=False)
+        if found is not None:
+            return found, ends_early or cut_off
+    return named, ends_early
 
 
 def _named(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
@@ -610,6 +629,8 @@ def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
 def _raw_item(kind: type[_Shape], name: str, item: Any) -> Any:
     if not name:
         return item
+    if isinstance(item, bool) and kind is AcceptanceShape:
+        return name  # what a checklist says by name is whether it is done
     if isinstance(item, str) and issubclass(kind, NoteShape):
         return {"text": f"{name}: {item}"}
     if isinstance(item, str):

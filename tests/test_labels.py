@@ -16,7 +16,7 @@ from google.adk.tools import google_search
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat, Scripted, Sent, big_file, call, faults, send_mail
+from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
 
 from aether_context import PackPolicy
 from aether_context.adk import keep_evidence
@@ -381,4 +381,21 @@ def test_a_manifest_says_that_the_host_did_not_load_all_events(most: int) -> Non
         assert set(faults(chat.sent[-1].contents)) <= set(faults(chat.raw[-1].contents))
     chat.say("and with all of them again")
     assert "events" not in " ".join(chat.manifests()[-1].degradations)
+    chat.replays()
+
+
+def test_every_call_of_an_invocation_says_that_the_host_did_not_load_all_events() -> None:
+    script = [one for at in range(6) for one in (call("look_up", key=str(at)), f"answer {at}")]
+    chat = Chat(script, tools=[look_up])
+    chat.say("question 0", "question 1")
+
+    async def partly() -> None:
+        config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=4))
+        content = types.UserContent(parts=[types.Part(text="question 2")])
+        async for _ in chat.runner.run_async(user_id="ann", session_id="s1", new_message=content, run_config=config):
+            pass
+
+    asyncio.run(partly())
+    for manifest in chat.manifests()[4:]:
+        assert "only the last 4 events" in " ".join(manifest.degradations)
     chat.replays()

@@ -15,6 +15,7 @@ from aether_context import PackPolicy
 from aether_context.adk.edge import InvalidPlan
 from aether_context.adk.tools import planning_tools
 from aether_context.board import TaskBoard, change_plan
+from aether_context.errors import StepTooLarge
 from aether_context.state import read_state
 
 TOOLS = (look_up, send_mail, delete_all)
@@ -398,3 +399,46 @@ def test_hostile_plans_are_read_fast_and_reported_briefly() -> None:
         read = read_state({"plan": plan})
         assert len(read.problems) <= 60
         assert sum(map(len, read.problems)) < 20_000
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"goal": "A letter", "plan_steps": [{**STEP, "tools": ["look_up"]}]},
+        {"output": json.dumps({"step": {**STEP, "tools": ["look_up"]}})},
+        {"step": {"current": {**STEP, "tools": ["look_up"]}}},
+        "step:\n  text: Find the rule\n  tools:\n    - look_up\n",
+        "## Step\nFind the rule\n## Allowed tools\n- look_up\n",
+    ],
+    ids=["steps by another name", "JSON by another name", "a step in a step", "YAML", "Markdown"],
+)
+def test_a_list_of_tools_in_a_place_that_is_not_read_closes_the_scope(plan: Any) -> None:
+    chat = planned(plan)
+    assert chat.manifests()[0].validity == "invalid"
+    assert chat.sent[0].declared == ()
+
+
+def test_a_plan_in_a_mapping_of_its_own_is_read() -> None:
+    chat = planned({"plan": {"goal": "A letter", "step": {**STEP, "tools": ["look_up"]}}})
+    assert chat.manifests()[0].validity == "valid"
+    assert chat.sent[0].declared == ("look_up",)
+    assert "Find the rule" in chat.sent[0].human()
+
+
+def test_a_checklist_may_say_by_name_what_is_done() -> None:
+    chat = planned({"step": {**STEP, "acceptance": {"the rule is cited": False, "the date is given": True}}})
+    assert chat.manifests()[0].validity == "valid"
+    assert "a2: the date is given" in chat.sent[0].human()
+
+
+@pytest.mark.parametrize("tools", ["look_up、send_mail", "look_up，send_mail", ["mail/look_up", "office/send_mail"]])
+def test_tools_are_known_between_wide_commas_and_behind_slashes(tools: Any) -> None:
+    chat = planned({"step": {**STEP, "tools": tools}})
+    assert chat.sent[0].declared == ("look_up", "send_mail")
+
+
+def test_a_step_that_is_too_large_is_raised_as_what_it_is() -> None:
+    plan = {"step": {**STEP, "acceptance": ["word " * 2_000]}}
+    with pytest.raises(StepTooLarge) as caught:
+        planned(plan, policy=PackPolicy(on_invalid="raise", max_input_tokens=600))
+    assert caught.value.needed > caught.value.budget

@@ -461,7 +461,7 @@ class Edge:
     def _refuse(self, error: StepTooLarge) -> LlmResponse | None:
         if self.policy.on_invalid == "respond":
             return _answer("step_too_large", f"This step does not fit the model's window: {error}.")
-        raise InvalidPlan(str(error), field="plan") from error
+        raise error
 
     # after the call
 

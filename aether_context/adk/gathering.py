@@ -228,7 +228,7 @@ class Gatherer:
             rewritten=False,
             previous=pack.sent,
             previous_pack=last.name,
-            problems=planned.problems,
+            problems=(*planned.problems, *filter(None, (_unloaded(call),))),
             summaries={},
             evidence=(records := self._records.of(call.context)).readings(),
             tools_kept=records.tools(),
@@ -260,7 +260,7 @@ class Gatherer:
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
-        if identity.call == 1 and (unloaded := _unloaded(call)):
+        if unloaded := _unloaded(call):
             problems.append(unloaded)
         anchors = self._anchors(call, live, positions, policy, problems)
         before, encoder = _found_before(identity, last)
@@ -415,6 +415,8 @@ def _unloaded(call: Call) -> str:
     """What is missing where the host loads a part of a session's events; empty where it has them all."""
     config = call.invocation.run_config
     loads = getattr(config, "get_session_config", None)
+    if loads is None:
+        return ""
     most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
     # The message that began this invocation is appended to those that were loaded.
     before = sum(one.invocation_id != call.invocation.invocation_id for one in call.context.session.events)
