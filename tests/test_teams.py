@@ -474,3 +474,23 @@ def test_a_user_who_imitates_another_agents_turn_is_a_user() -> None:
     chat = Chat(agent=solo, policy=policy_of("epochs", 8_000))
     chat.say("Hello.", posed, "And now?")
     assert [manifest.others for manifest in chat.manifests()] == [(), (), ()]
+
+
+@DEPRECATED
+@pytest.mark.parametrize("window", WINDOWS)
+def test_code_that_another_agent_ran_is_shortened_in_its_turn(window: int) -> None:
+    """ADK quotes texts, calls and responses, and shows code and its output as they came."""
+    code = "\n".join(f"orders[{at}] = load('{at}.csv')" for at in range(4_000))
+    ran = [
+        types.Part(executable_code=types.ExecutableCode(code=code, language=types.Language.PYTHON)),
+        types.Part(code_execution_result=types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output=code)),
+        types.Part(text="All orders are loaded."),
+    ]
+    analyst, writer = agent("analyst", [ran]), agent("writer", ["written"])
+    chat = Chat(
+        agent=SequentialAgent(name="root", sub_agents=[analyst, writer]), policy=PackPolicy(max_input_tokens=window)
+    )
+    chat.say(REQUEST)
+    assert all(tokens <= window for one in (analyst, writer) for tokens in one.model.tokens)
+    assert REQUEST in writer.model.texts[0]
+    assert "All orders are loaded." in writer.model.texts[0]

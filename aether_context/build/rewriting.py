@@ -120,10 +120,15 @@ def response_tokens(content: Content, tally: Tally) -> list[int]:
 def part_tokens(content: Content, tally: Tally) -> list[int]:
     """Tokens of each part of a content that `shortened` can shorten, about."""
     if content.agent:
-        media = [tally.media(part) for part in content.parts if part.kind not in ("text", "thought")]
-        return [*tally.count_all([quote.text for quote in content.quotes]), *media]
-    texts = tally.count_all([part.text for part in content.parts])
-    return [max(said, tally.media(part)) for said, part in zip(texts, content.parts, strict=True)]
+        # What a host does not quote, such as code, stands beside the quotes as it came.
+        others = [part for part in content.parts if part.kind not in ("text", "thought")]
+        return [*tally.count_all([quote.text for quote in content.quotes]), *_sizes(others, tally)]
+    return _sizes(content.parts, tally)
+
+
+def _sizes(parts: Sequence[Part], tally: Tally) -> list[int]:
+    texts = tally.count_all([part.text for part in parts])
+    return [max(said, tally.media(part)) for said, part in zip(texts, parts, strict=True)]
 
 
 def _quoted(raw: Content, ceiling: int, query: str, tally: Tally) -> list[Part]:
