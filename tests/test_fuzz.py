@@ -561,6 +561,7 @@ def test_exchanges_wider_than_the_window_stay_whole(
     assert any(event.stage == "emergency" for pack in run.packs for event in pack.events)
 
 
+@pytest.mark.slow
 @given(talks(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=6))
 @fuzz(8)
 def test_restarts_change_no_byte(
@@ -574,6 +575,7 @@ def test_restarts_change_no_byte(
         assert list(one.tools_dict) == list(other.tools_dict)
 
 
+@pytest.mark.slow
 @given(talks(), talks(), policies(), st.integers(1, 6), st.booleans())
 @fuzz(8)
 def test_history_that_the_host_rewrites(before: Case, after: Case, policy: PackPolicy, gone: int, edit: bool) -> None:
@@ -602,6 +604,7 @@ def test_history_that_the_host_rewrites(before: Case, after: Case, policy: PackP
     asyncio.run(go())
 
 
+@pytest.mark.slow
 @given(talks(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=8))
 @fuzz(15)
 def test_state_that_is_lost_with_a_failed_call(
