@@ -17,7 +17,7 @@ __all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Manifest": "aether_context.manifest",
+    "Manifest": "aether_context.manifest.schema",
     "PackPolicy": "aether_context.policy",
     "PackStore": "aether_context.store",
     "build_pack": "aether_context.build",

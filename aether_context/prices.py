@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeAlias
 
-from aether_context.windows import listed_models
+from aether_context.tokens.model_limits import listed_models
 
 if TYPE_CHECKING:
     from genai_prices.types import TieredPrices

@@ -23,8 +23,8 @@ from aether_context.pack import Content
 from aether_context.strategies.normalization import normalize
 from aether_context.strategies.registry import BUILT_IN
 from aether_context.tokens import counter_for
+from aether_context.tokens.counters import RemoteCounter
 from aether_context.tokens.estimate import EstimateCounter
-from aether_context.tokens.remote import RemoteCounter
 from aether_context.wire import content_of_parts, part_of
 
 

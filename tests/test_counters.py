@@ -21,14 +21,13 @@ from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
 from aether_context.adk.counters import register_counters
-from aether_context.counting import Memo, Tally
 from aether_context.errors import MissingExtra, PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
 from aether_context.tokens import Counters, Offer, Pick, TokenCounter, counter_for, framing_of, register
+from aether_context.tokens.cache import Memo, Tally
 from aether_context.tokens.choice import CHAIN, OFFERS, RETRY_SECONDS
-from aether_context.tokens.remote import RemoteCounter
-from aether_context.tokens.vocabulary import PATTERNS, TokenizerCounter, file_counter
+from aether_context.tokens.counters import PATTERNS, RemoteCounter, TokenizerCounter, file_counter
 
 register_counters()
 

@@ -6,12 +6,12 @@ from packs import answered, called, lines, said
 
 from aether_context.build.cutting import cut_to, pays
 from aether_context.compression import Summaries
-from aether_context.counting import Tally
 from aether_context.entities import is_entry
 from aether_context.pack import Content, Outgoing
 from aether_context.policy import PackPolicy
 from aether_context.strategies.recap import recap
 from aether_context.tokens import counter_for
+from aether_context.tokens.cache import Tally
 
 TALLY = Tally(counter_for("gemini-2.5-flash"))
 NONE = Summaries("", {})

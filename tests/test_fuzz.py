@@ -34,11 +34,11 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.adk.gathering import scope_of
 from aether_context.adk.reading import Reader
 from aether_context.conversation import protected, units
-from aether_context.counting import Memo
 from aether_context.pack import Content, Pack
 from aether_context.payload import SYSTEM_CONTRACT, step_text
 from aether_context.playback import Replayer, request_json
 from aether_context.tokens import counter_for, framing_of
+from aether_context.tokens.cache import Memo
 from aether_context.tokens.framing import argument_count
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
@@ -549,9 +549,7 @@ def wide(*, said: str = "", words: int = 5, apart: bool = False) -> list[types.C
     ],
     ids=["equal answers", "equal calls", "equal", "answers apart"],
 )
-def test_exchanges_wider_than_the_window_stay_whole(
-    exchanges: list[types.Content], window: int, strategy: str
-) -> None:
+def test_exchanges_wider_than_the_window_stay_whole(exchanges: list[types.Content], window: int, strategy: str) -> None:
     def say(role: str, text: str) -> types.Content:
         return types.Content(role=role, parts=[types.Part(text=text)])
 

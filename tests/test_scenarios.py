@@ -22,10 +22,10 @@ from scripted import Chat, new_store
 
 from aether_context import PackStore, build_pack
 from aether_context.conversation import is_human
-from aether_context.counting import Memo
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Fate, Layer, Pack, TruncationEvent
 from aether_context.playback import Replayer
+from aether_context.tokens.cache import Memo
 
 ORDER = (
     ("compress", "memory"),

@@ -25,7 +25,6 @@ from aether_context.adk.preview import preview_strategies
 from aether_context.build import build_pack
 from aether_context.cli import main
 from aether_context.conversation import torn
-from aether_context.counting import Tally
 from aether_context.errors import (
     AetherContextError,
     AnchorPreservationError,
@@ -46,6 +45,7 @@ from aether_context.strategies import (
     unregister_strategy,
 )
 from aether_context.tokens import counter_for
+from aether_context.tokens.cache import Tally
 
 SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
 

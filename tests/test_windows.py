@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.windows import DEFAULT_INPUT_TOKENS, bare_model_name, model_window
+from aether_context.tokens.model_limits import DEFAULT_INPUT_TOKENS, bare_model_name, model_window
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_no_name_raises(name: str) -> None:
 
 
 def test_importing_does_not_load_the_list() -> None:
-    program = "import sys, aether_context.windows; assert 'genai_prices' not in sys.modules"
+    program = "import sys, aether_context.tokens.model_limits; assert 'genai_prices' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,9 +12,8 @@ from aether_context.errors import MissingExtra, TokenCountingError
 from aether_context.policy import TokenSettings
 from aether_context.tokens import CachedCounter, Offer, TokenCounter, counter_for, family_of, register
 from aether_context.tokens.choice import require_network
-from aether_context.tokens.remote import Ask, RemoteCounter
-from aether_context.tokens.vocabulary import TokenizerCounter, sound
-from aether_context.windows import bare_model_name
+from aether_context.tokens.counters import Ask, RemoteCounter, TokenizerCounter, sound
+from aether_context.tokens.model_limits import bare_model_name
 
 
 def local_counter(model: str, settings: TokenSettings) -> TokenCounter:

@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 from google.genai import Client, types
 
-from aether_context.embedding import CachedEmbedder, Purpose, Vectors, register, unit
+from aether_context.embedding import CachedEmbedder, Purpose, Vectors, unit
+from aether_context.embedding import register as register_embedder
 from aether_context.errors import EmbeddingError
-from aether_context.tokens.vocabulary import sound
+from aether_context.tokens.counters import sound
 
 DEFAULT_MODEL = "gemini-embedding-001"
 _DIMENSIONS = 768
@@ -85,4 +86,4 @@ class GeminiEmbedder:
 
 def register_embedders() -> None:
     """Puts Google's embeddings on offer as ``gemini`` and ``gemini:MODEL``."""
-    register("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model)), default_model=DEFAULT_MODEL)
+    register_embedder("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model)), default_model=DEFAULT_MODEL)

@@ -48,7 +48,7 @@ from aether_context.retrieval.pools import similarity
 from aether_context.spellings import is_preference
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.strategies import ranked
-from aether_context.windows import model_window
+from aether_context.tokens.model_limits import model_window
 
 _KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256

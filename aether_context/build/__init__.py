@@ -19,11 +19,11 @@ from aether_context.build.scope import narrow
 from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
 from aether_context.build.trimming import trim
-from aether_context.counting import Memo, Tally
 from aether_context.pack import Ingredients, Outgoing, Pack
 from aether_context.policy import PackPolicy
 from aether_context.strategies import strategies_of
 from aether_context.tokens import TokenCounter, counter_for, framing_of
+from aether_context.tokens.cache import Memo, Tally
 
 __all__ = ["build_pack", "extend_pack", "recount"]
 

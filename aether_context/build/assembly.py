@@ -22,7 +22,6 @@ from aether_context.calibration import estimated
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.compression import extract
 from aether_context.conversation import as_ranges, live_positions
-from aether_context.counting import Tally
 from aether_context.pack import (
     Accuracy,
     Allocation,
@@ -46,6 +45,7 @@ from aether_context.pack import (
     TruncationEvent,
 )
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8

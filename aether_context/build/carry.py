@@ -13,9 +13,9 @@ from aether_context.build.scope import Scope
 from aether_context.build.settling import Settled, settle
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.counting import Tally
 from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoing, PackedMessage
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _SEAMS = 8
 _SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]

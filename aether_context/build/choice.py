@@ -11,9 +11,9 @@ from aether_context import retrieval
 from aether_context.build.carry import Carried
 from aether_context.build.ladder import render_line
 from aether_context.canonical import strings
-from aether_context.counting import Tally
 from aether_context.pack import Candidate, Ingredients, Outgoing, Part, recalled_id
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _NOTHING = retrieval.Found(chosen=(), left=())

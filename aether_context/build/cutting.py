@@ -14,10 +14,10 @@ from aether_context.build.carry import summary_tokens
 from aether_context.build.returning import gain
 from aether_context.build.rewriting import asked, response_tokens, shortened
 from aether_context.compression import Summaries, level
-from aether_context.counting import Tally
 from aether_context.pack import Outgoing
 from aether_context.policy import PackPolicy
 from aether_context.strategies.recap import MOST_TOKENS, recap
+from aether_context.tokens.cache import Tally
 
 _BULLET = "- a"
 LEAST_EXTRACT = 48

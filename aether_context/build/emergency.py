@@ -20,10 +20,10 @@ from aether_context.build.settling import content_id
 from aether_context.canonical import short
 from aether_context.compression import extract, level
 from aether_context.conversation import Unit
-from aether_context.counting import Tally
 from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
 from aether_context.policy import PackPolicy
 from aether_context.quoting import requoted
+from aether_context.tokens.cache import Tally
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""

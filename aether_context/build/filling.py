@@ -41,7 +41,7 @@ def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
         room = min(_free(source, policy) - asked.wanted["memory"], beside)
     else:
         room = _free(source, policy) - others - asked.wanted["conversation"]
-    taken = _fitting(more, room)
+    taken = _that_fit(more, room)
     names = {one.id for one in taken}
     left += [Left(candidate=one, reason="beyond_k") for one in more if one.id not in names]
     memory = replace(chosen.memory, chosen=(*first, *taken), more=(), left=(*chosen.memory.left, *left))
@@ -55,7 +55,7 @@ def _free(source: Ingredients, policy: PackPolicy) -> int:
     return min(input_budget(source, policy), int(source.window * policy.retrieval.memory_fill))
 
 
-def _fitting(candidates: Sequence[Candidate], room: int) -> list[Candidate]:
+def _that_fit(candidates: Sequence[Candidate], room: int) -> list[Candidate]:
     """Those that fit, in their order; one that does not is passed over."""
     taken = []
     for one in candidates:

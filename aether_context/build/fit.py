@@ -17,7 +17,6 @@ from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON
 from aether_context.compression import Summaries
-from aether_context.counting import Tally
 from aether_context.pack import (
     RECALLED,
     Act,
@@ -30,6 +29,7 @@ from aether_context.pack import (
     Wish,
 )
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _SCARCE_SHARE = 0.02
 

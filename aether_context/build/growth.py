@@ -18,11 +18,11 @@ from aether_context.build.relevance import asks
 from aether_context.build.settling import content_id
 from aether_context.canonical import fold
 from aether_context.conversation import is_human
-from aether_context.counting import Memo, Tally
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Folds, Ingredients, Layer, Outgoing, Pack, Prefix, Sent
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, framing_of
+from aether_context.tokens.cache import Memo, Tally
 
 
 def extend_pack(

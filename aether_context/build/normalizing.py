@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.counting import Tally
 from aether_context.pack import Outgoing
 from aether_context.policy import StablePrefixSettings
 from aether_context.strategies import Normal, normalize
+from aether_context.tokens.cache import Tally
 
 
 def normalized(contents: Sequence[Outgoing], settings: StablePrefixSettings, tally: Tally) -> tuple[Outgoing, ...]:

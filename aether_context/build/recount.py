@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aether_context import payload
-from aether_context.counting import Tally
 from aether_context.pack import Layer, Outgoing, Pack
+from aether_context.tokens.cache import Tally
 
 _SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
     ("evidence", ("EVIDENCE", "TOP EVIDENCE")),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from aether_context import payload, retrieval
 from aether_context.canonical import canonical_json, hash_text, short
-from aether_context.counting import Tally
 from aether_context.pack import Content, Ingredients, Keep, Tool
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 
 def _finder() -> Tool:

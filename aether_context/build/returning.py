@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from aether_context.build.room import input_budget
 from aether_context.conversation import is_human
-from aether_context.counting import Tally
 from aether_context.pack import Content, Ingredients, PackedMessage
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _LEAST_CALLS = 20
 """Model calls that a conversation is expected to go on for; one that had more is expected to have as many again."""

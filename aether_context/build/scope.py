@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from aether_context.build.relevance import FIND_TOOLS, Relevant, relevant
 from aether_context.canonical import JSON, canonical_json, hash_text
-from aether_context.counting import Tally
 from aether_context.pack import Ingredients, Keep, Reason, Tool
 from aether_context.policy import PackPolicy, ToolSettings
 from aether_context.spellings import folded, spellings_of
+from aether_context.tokens.cache import Tally
 
 _EXAMPLE = re.compile(r"(?i)(?P<colon>examples?\b)|e\.g\.|for example\b|```")
 _MOST_NAMED, _LONGEST_NAME = 8, 60

@@ -10,10 +10,10 @@ from aether_context.build.choice import Chosen
 from aether_context.build.demand import allocated, demand
 from aether_context.build.room import input_budget
 from aether_context.build.tightening import Tight
-from aether_context.counting import Tally
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Allocation, Ingredients, Layer, Signals
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from aether_context.build.ladder import Press, briefest, least_tokens
 from aether_context.build.room import input_budget
 from aether_context.build.scope import Scope, trimmed
 from aether_context.compression import Summaries, level, shorten
-from aether_context.counting import Tally
 from aether_context.pack import Candidate, Ingredients, Layer, Step, Tool, TruncationEvent
 from aether_context.policy import PackPolicy
+from aether_context.tokens.cache import Tally
 
 _LEAST_LINE = 8
 _BRIEF_LINE = 32

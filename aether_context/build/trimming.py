@@ -18,7 +18,6 @@ from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
 from aether_context.compression import Summaries
 from aether_context.conversation import protected, units
-from aether_context.counting import Tally
 from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
 from aether_context.policy import PackPolicy
 from aether_context.strategies import (
@@ -33,6 +32,7 @@ from aether_context.strategies import (
     strategies_of,
 )
 from aether_context.strategies.recap import recap
+from aether_context.tokens.cache import Tally
 
 _NET_SHARE = 0.25
 """How far above the low-water mark the net stops, as a share of the way to the ceiling."""

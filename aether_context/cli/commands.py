@@ -158,7 +158,7 @@ def replay(pack_id: str, url: str, policy: str | None, everything: bool, as_json
     """
     from aether_context.cli import replaying
 
-    is_whole = replaying.show(url, pack_id, policy=policy, everything=everything, as_json=as_json)
+    is_whole = replaying.show_replay(url, pack_id, policy=policy, everything=everything, as_json=as_json)
     _end(0 if is_whole else FAILED)
 
 
@@ -174,7 +174,7 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
     """
     from aether_context.cli import verification
 
-    _end(0 if verification.show(url, pack_ids, replays=replays) else FAILED)
+    _end(0 if verification.show_verification(url, pack_ids, replays=replays) else FAILED)
 
 
 @main.command(

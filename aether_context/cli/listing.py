@@ -68,7 +68,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool
     table = grid(*shown)
     unreadable = []
     for place, one in found:
-        name = lookup.name(place) if whole else lookup.name(place).rsplit("_", 1)[-1]
+        name = lookup.pack_name(place) if whole else lookup.pack_name(place).rsplit("_", 1)[-1]
         if isinstance(one, AetherContextError):
             table.add_row(cell(name), Text("unreadable", style="red"))
             unreadable.append(f"{name} unreadable: {one}")
@@ -100,7 +100,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool
 
 def _value(store: PackStore, place: str, one: Manifest | AetherContextError) -> JSON:
     if isinstance(one, AetherContextError):
-        return {"pack_id": lookup.name(place), "error": plain(one)}
+        return {"pack_id": lookup.pack_name(place), "error": plain(one)}
     same = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(one, field) for field in (*same, *tokens)} | {

@@ -6,7 +6,7 @@ from aether_context.errors import PackNotFound, StoreError
 from aether_context.store import HOUR, PackStore
 
 
-def name(place: str) -> str:
+def pack_name(place: str) -> str:
     """The id of the pack at a place."""
     return place.rsplit("/", 1)[-1]
 
@@ -43,12 +43,12 @@ def find(store: PackStore, pack_id: str | None) -> str:
         raise PackNotFound(f"no packs in {require(store).url}")
     if pack_id is None:
         return known[-1]
-    exact = [place for place in known if name(place) == pack_id]
-    found = exact or [place for place in known if _abbreviates(pack_id, name(place))]
+    exact = [place for place in known if pack_name(place) == pack_id]
+    found = exact or [place for place in known if _abbreviates(pack_id, pack_name(place))]
     if not found:
         raise PackNotFound(f"no pack {pack_id!r} in {store.url}: `{store.command('list')}` shows what is there")
     if len(found) > 1:
-        some = ", ".join(name(place) for place in found[:3])
+        some = ", ".join(pack_name(place) for place in found[:3])
         raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({some}, …): give more of the id")
     return found[0]
 

@@ -33,7 +33,7 @@ from aether_context.store import PackStore
 _MOST_LINES, _MOST_CHARACTERS = 8, 140
 
 
-def show(url: str, pack_id: str, *, policy: str | None, everything: bool, as_json: bool) -> bool:
+def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool, as_json: bool) -> bool:
     """Prints a request that was built again, or how another policy's request differs from it.
 
     Args:
@@ -83,7 +83,7 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
     if cap is None:
         return stated or manifest.window
     if stated is None and cap > manifest.window:
-        from aether_context.windows import model_window
+        from aether_context.tokens.model_limits import model_window
 
         stated = max(manifest.window, model_window(manifest.model).input_tokens)
     return min(cap, stated or manifest.window)

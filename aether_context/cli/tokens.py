@@ -13,7 +13,6 @@ from aether_context.build import recount
 from aether_context.canonical import short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
-from aether_context.counting import Tally
 from aether_context.errors import SessionError, StoreError
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Pack
@@ -21,6 +20,7 @@ from aether_context.playback import Replayer
 from aether_context.policy import PackPolicy, TokenSettings
 from aether_context.store import PackStore
 from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
+from aether_context.tokens.cache import Tally
 from aether_context.tokens.choice import OFFERS
 
 DEFAULT_MODEL = "gemini-2.5-flash"

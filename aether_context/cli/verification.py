@@ -104,7 +104,7 @@ class Verifier:
             if ancestor in self._lines:
                 break
             if self._stored(ancestor):
-                return f"it extends {lookup.name(ancestor)}, which failed"
+                return f"it extends {lookup.pack_name(ancestor)}, which failed"
             line.append(ancestor)
         self._lines.update(line)
         return ""
@@ -113,7 +113,7 @@ class Verifier:
         return all(self._manifests[one].texts for one in (place, *self._ancestors(place)))
 
 
-def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
+def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
     """Prints which packs failed and how many passed; False where any failed.
 
     Raises:
@@ -136,7 +136,7 @@ def show(url: str, pack_ids: Sequence[str], *, replays: bool) -> bool:
         if fault or over:
             fault = fault or f"the request passes the window by {number(over)} tokens"
             failed += 1
-            print_line(out, f"failed  {lookup.name(place)}: {fault}", "red")
+            print_line(out, f"failed  {lookup.pack_name(place)}: {fault}", "red")
     what = "manifests, texts and replays" if replays else "manifests and texts"
     passed = f"{number(len(faults) - failed)} of {number(len(faults))} packs passed ({what})"
     out.print(cell(passed, "red" if failed else "green"))

@@ -10,9 +10,9 @@ all. What needs google-genai registers itself from `aether_context.adk.embedding
 
 from __future__ import annotations
 
-from .choice import embedder_for, register
-from .embedder import CachedEmbedder, Embedder, Purpose, Vectors, unit
-from .static import StaticEmbedder
+from aether_context.embedding.choice import embedder_for, register
+from aether_context.embedding.embedder import CachedEmbedder, Embedder, Purpose, Vectors, unit
+from aether_context.embedding.static import StaticEmbedder
 
 __all__ = [
     "CachedEmbedder",

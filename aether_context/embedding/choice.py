@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from aether_context.embedding.embedder import CachedEmbedder, Embedder
+from aether_context.embedding.static import StaticEmbedder
+from aether_context.embedding.transformers import TransformerEmbedder
 from aether_context.errors import PolicyError
-
-from .embedder import CachedEmbedder, Embedder
-from .static import StaticEmbedder
-from .transformers import TransformerEmbedder
 
 Make = Callable[[str], Embedder]
 """The embedder of a model, whose name is what stands behind the colon."""

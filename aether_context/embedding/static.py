@@ -15,9 +15,8 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.tokens.vocabulary import sound
-
-from .embedder import Purpose, Vectors, unit
+from aether_context.embedding.embedder import Purpose, Vectors, unit
+from aether_context.tokens.counters import sound
 
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024

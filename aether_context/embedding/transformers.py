@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aether_context.embedding.embedder import Purpose, Vectors, unit
 from aether_context.errors import EmbeddingError, MissingExtra
-
-from .embedder import Purpose, Vectors, unit
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-_BATCH = 64
+
+_TRANSFORMER_BATCH = 64
 _READ_BYTES = 2**20
 
 
@@ -52,7 +52,9 @@ class TransformerEmbedder:
 
                     self._loaded = SentenceTransformer(self._model)
                 encode = self._loaded.encode_query if purpose == "query" else self._loaded.encode_document
-                found = encode(list(texts), batch_size=_BATCH, show_progress_bar=False, convert_to_numpy=True)
+                found = encode(
+                    list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True
+                )
         except Exception as error:  # whatever the library, its backend or the hub raises
             raise EmbeddingError(self.name, f"{type(error).__name__}: {error}") from error
         return unit(np.asarray(found))

@@ -7,8 +7,8 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 
 from __future__ import annotations
 
-from .file import Memory, located
-from .library import Memories
-from .scope import Remembered
+from aether_context.memory.file import Memory, located
+from aether_context.memory.library import Memories
+from aether_context.memory.scope import Remembered
 
 __all__ = ["Memories", "Memory", "Remembered", "located"]

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aether_context.embedding import Embedder, StaticEmbedder, embedder_for
 from aether_context.errors import EmbeddingError, StoreError
+from aether_context.memory.file import Memory, MemoryFile
+from aether_context.memory.scope import Remembered, Scope, searched
 from aether_context.retrieval.kept import StoredVectors, digest_of
 from aether_context.retrieval.slots import SlotIndex
-
-from .file import Memory, MemoryFile
-from .scope import Remembered, Scope, searched
 
 _LONGEST_PREFERENCE = 2_000
 

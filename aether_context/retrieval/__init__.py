@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .ranking import Found, Left, answers, query_for, rank, retrieve, weakest
+from aether_context.retrieval.ranking import Found, Left, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
-    from .catalogue import tool_encoder, tool_scores
-    from .entries import Entry, Hit
-    from .index import HybridIndex
+    from aether_context.retrieval.catalogue import tool_encoder, tool_scores
+    from aether_context.retrieval.entries import Entry, Hit
+    from aether_context.retrieval.index import HybridIndex
 
 __all__ = [
     "Entry",

@@ -10,8 +10,7 @@ from aether_context.canonical import JSON
 from aether_context.embedding import embedder_for
 from aether_context.pack import Tool
 from aether_context.redaction import masker
-
-from .index import HybridIndex
+from aether_context.retrieval.index import HybridIndex
 
 _EMBEDDER = "static"
 """Whatever a policy compares memories by: the tools of an agent are few, and chosen before a call."""

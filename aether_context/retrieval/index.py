@@ -17,11 +17,10 @@ import numpy as np
 
 from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
-
-from . import saving
-from .entries import Entry, Hit
-from .fusion import Slots
-from .slots import SlotIndex
+from aether_context.retrieval import saving
+from aether_context.retrieval.entries import Entry, Hit
+from aether_context.retrieval.fusion import Slots
+from aether_context.retrieval.slots import SlotIndex
 
 _COMPACT_ABOVE = 1_000
 

@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from aether_context.embedding import Embedder, Purpose, Vectors, unit
-
-from .vectors import quantized
+from aether_context.retrieval.vectors import quantized
 
 
 class VectorKeep(Protocol):

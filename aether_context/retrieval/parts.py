@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .lexical import Postings
+from aether_context.retrieval.lexical import Postings
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from aether_context.embedding import Embedder
 from aether_context.pack import Candidate, Layer
 from aether_context.redaction import masker
-
-from .entries import Entry, Hit
-from .index import HybridIndex
+from aether_context.retrieval.entries import Entry, Hit
+from aether_context.retrieval.index import HybridIndex
 
 _TOLD = ("bm25", "cosine", "neighbours", "time", "recency")
 

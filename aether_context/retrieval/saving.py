@@ -20,8 +20,7 @@ from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, fold, hash_bytes, short
 from aether_context.errors import SearchIndexError
-
-from .parts import Part, packed, unpacked
+from aether_context.retrieval.parts import Part, packed, unpacked
 
 FORMAT = 3
 _HEAD = "index.json"

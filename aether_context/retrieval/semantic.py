@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors
 from aether_context.errors import EmbeddingError
-
-from .vectors import Similarities, Slots, VectorTable, quantized
+from aether_context.retrieval.vectors import Similarities, Slots, VectorTable, quantized
 
 
 class Asked:

@@ -10,9 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
 from aether_context.embedding import Embedder
-
-from .entries import Entry, Hit
-from .index import HybridIndex
+from aether_context.retrieval.entries import Entry, Hit
+from aether_context.retrieval.index import HybridIndex
 
 
 class SessionIndexes:

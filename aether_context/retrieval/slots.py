@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.embedding import Embedder, embedder_for
-
-from .dates import asks_for_recent, closeness, freshness, named_times
-from .diversity import mmr
-from .entries import Entry, Hit, repeats
-from .fusion import (
+from aether_context.retrieval.dates import asks_for_recent, closeness, freshness, named_times
+from aether_context.retrieval.diversity import mmr
+from aether_context.retrieval.entries import Entry, Hit, repeats
+from aether_context.retrieval.fusion import (
     NEIGHBOURS,
     Floats,
     Slots,
@@ -25,12 +24,12 @@ from .fusion import (
     told_by_meaning,
     told_by_words,
 )
-from .lexical import InvertedIndex, Postings
-from .parts import Part
-from .rows import Rows
-from .semantic import Asked, SemanticIndex
-from .vectors import lengths_of, product
-from .words import query_terms, terms
+from aether_context.retrieval.lexical import InvertedIndex, Postings
+from aether_context.retrieval.parts import Part
+from aether_context.retrieval.rows import Rows
+from aether_context.retrieval.semantic import Asked, SemanticIndex
+from aether_context.retrieval.vectors import lengths_of, product
+from aether_context.retrieval.words import query_terms, terms
 
 Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .rows import Rows
+from aether_context.retrieval.rows import Rows
 
 Similarities: TypeAlias = NDArray[np.float64]
 Slots: TypeAlias = NDArray[np.int64]

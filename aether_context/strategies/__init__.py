@@ -21,12 +21,7 @@ from aether_context.strategies.anchors import (
 )
 from aether_context.strategies.composition import trim
 from aether_context.strategies.normalization import Normal, normalize
-from aether_context.strategies.registry import (
-    register_strategy,
-    strategies_of,
-    strategy_names,
-    unregister_strategy,
-)
+from aether_context.strategies.registry import register_strategy, strategies_of, strategy_names, unregister_strategy
 from aether_context.strategies.selection import Selection, Shape, select_strategy, shape_of
 from aether_context.strategies.strategy import (
     Budget,

@@ -16,10 +16,10 @@ from typing import Protocol
 from aether_context import payload
 from aether_context.canonical import JSON
 from aether_context.conversation import is_human
-from aether_context.counting import Tally
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.strategies.recap import recap
 from aether_context.tokens import TokenCounter, counter_for
+from aether_context.tokens.cache import Tally
 from aether_context.tokens.framing import framing_of
 from aether_context.wire import content_of_parts, part_of
 

@@ -1,11 +1,10 @@
 """Token counts: the built-in estimate, counters by tokenizers and by providers, and what providers add to a text."""
 
-from .choice import Counters, Offer, Pick, counter_for, register
-from .counter import CachedCounter, TokenCounter
-from .estimate import EstimateCounter
-from .families import family_of
-from .framing import Framing, framing_of
-from .media import media_tokens
+from aether_context.tokens.choice import Counters, Offer, Pick, counter_for, register
+from aether_context.tokens.counters import CachedCounter, TokenCounter
+from aether_context.tokens.estimate import EstimateCounter, family_of
+from aether_context.tokens.framing import Framing, framing_of
+from aether_context.tokens.media import media_tokens
 
 __all__ = [
     "CachedCounter",

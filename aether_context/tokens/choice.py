@@ -19,13 +19,17 @@ from typing import Literal, TypeAlias
 
 from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError
 from aether_context.policy import TokenSettings
-from aether_context.windows import bare_model_name
-
-from .counter import CachedCounter, TokenCounter
-from .families import estimate_for, family_of
-from .framing import through_litellm
-from .remote import anthropic_counter
-from .vocabulary import TokenizerCounter, encoding_name, file_counter
+from aether_context.tokens.counters import (
+    CachedCounter,
+    TokenCounter,
+    TokenizerCounter,
+    anthropic_counter,
+    encoding_name,
+    file_counter,
+)
+from aether_context.tokens.estimate import estimate_for, family_of
+from aether_context.tokens.framing import through_litellm
+from aether_context.tokens.model_limits import bare_model_name
 
 Network: TypeAlias = Literal["none", "once", "always"]
 """When a counter uses the network: never, to fetch its vocabulary, or for every new text."""

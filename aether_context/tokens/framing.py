@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.windows import bare_model_name
-
-from .families import family_of
+from aether_context.tokens.estimate import family_of
+from aether_context.tokens.model_limits import bare_model_name
 
 Written: TypeAlias = Literal["json", "plain"]
 """Whether values stand as JSON, quoted and escaped, or as the texts they hold."""

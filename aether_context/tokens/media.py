@@ -15,7 +15,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from aether_context.windows import bare_model_name
+from aether_context.tokens.model_limits import bare_model_name
 
 UNKNOWN_IMAGE_TOKENS = 2_000
 """For an image whose size in pixels is not known, and for data of no known kind."""

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from aether_context.tokens import counter_for
-from aether_context.tokens.vocabulary import file_counter
+from aether_context.tokens.counters import file_counter
 
 LANGUAGES = {
     "English": "chat",

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import scenarios
 
 from aether_context import PackPolicy, build_pack
-from aether_context.counting import Memo
 from aether_context.pack import Ingredients, Pack
 from aether_context.tokens import counter_for
+from aether_context.tokens.cache import Memo
 
 SCARCE = (2_000, 2_500, 3_000, 3_500, 4_000, 5_000, 6_000, 8_000)
 """Windows in which these sessions have to leave something out beside the conversation, and the first in which not."""

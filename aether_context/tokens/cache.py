@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
-from aether_context.tokens import TokenCounter
+from aether_context.tokens.counters import TokenCounter
 from aether_context.tokens.framing import (
     Framing,
     argument_count,
