@@ -22,10 +22,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeV
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from aether_context import spellings
 from aether_context.canonical import canonical_json, hash_text, plain, short
 from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
-from aether_context.spellings import folded
+from aether_context.text import spellings
+from aether_context.text.spellings import folded
 
 _Any = TypeVar("_Any", bound="_Shape")
 _MOST_TEXT = 20_000

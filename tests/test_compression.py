@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_conversation import answers, calls, human, says
 
-from aether_context.compression import extract, summarize
+from aether_context.text.compression import extract, summarize
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import answered, called, said
 
-from aether_context.entities import entity_table, is_entry, mentions, parse, ranked
+from aether_context.text.entities import entity_table, is_entry, mentions, parse, ranked
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from aether_context import PackPolicy
 from aether_context.canonical import canonical_json
-from aether_context.decoding import decoded, read_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, evidence_key, offload, register_extractor, superseded
 from aether_context.evidence.extracting import show
@@ -23,6 +22,7 @@ from aether_context.evidence.outline import outlined, rendered
 from aether_context.evidence.reading import Searcher, read_lines
 from aether_context.evidence.sampling import sampled
 from aether_context.policy import OffloadSettings
+from aether_context.text.decoding import decoded, read_json
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("")

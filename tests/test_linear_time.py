@@ -17,7 +17,7 @@ import pytest
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context import acceptance, artifacts, canonical, compression, decoding, entities, payload
+from aether_context import acceptance, artifacts, canonical, payload
 from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
@@ -33,6 +33,7 @@ from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import Entry, HybridIndex, dates, entries, ranking, words
 from aether_context.state import read_state
 from aether_context.strategies.normalization import normalize
+from aether_context.text import compression, decoding, entities
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
 from aether_context.wire import content_from_wire, content_of_parts, part_of

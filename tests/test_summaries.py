@@ -17,9 +17,9 @@ from scripted import Chat, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.compression import Summaries
 from aether_context.errors import PolicyError
 from aether_context.playback import Replayer
+from aether_context.text.compression import Summaries
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")

@@ -21,8 +21,8 @@ from scripted import Chat, Scripted, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.compression import summarize
 from aether_context.quoting import BEGIN, END, attributed
+from aether_context.text.compression import summarize
 from aether_context.tokens import counter_for
 from aether_context.wire import content_of_parts, part_of
 

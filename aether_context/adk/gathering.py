@@ -45,9 +45,9 @@ from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ing
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.prices import cached_share
 from aether_context.retrieval.pools import similarity
-from aether_context.spellings import is_preference
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.strategies import ranked
+from aether_context.text.spellings import is_preference
 from aether_context.tokens.model_limits import model_window
 
 _KEYS = ("plan", "tools", "knowledge")

@@ -22,7 +22,7 @@ from aether_context.adk.authorship import looks_quoted
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.pack import Candidate, Content, Part, Tool
 from aether_context.quoting import attributed, says
-from aether_context.spellings import is_preference
+from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 from aether_context.wire import content_of_parts, part_of
 

@@ -32,9 +32,9 @@ from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, MissingExtra, StateError, StoreError
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.urls import Allowed
-from aether_context.spellings import as_kind
 from aether_context.state import EvidenceShape, StepShape
 from aether_context.store import PackStore
+from aether_context.text.spellings import as_kind
 
 logger = logging.getLogger("aether_context")
 

@@ -20,7 +20,6 @@ from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.calibration import estimated
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
-from aether_context.compression import extract
 from aether_context.conversation import as_ranges, live_positions
 from aether_context.pack import (
     Accuracy,
@@ -45,6 +44,7 @@ from aether_context.pack import (
     TruncationEvent,
 )
 from aether_context.policy import PackPolicy
+from aether_context.text.compression import extract
 from aether_context.tokens.cache import Tally
 
 _NEW_ANCHORS = 4

@@ -13,10 +13,10 @@ from aether_context import conversation
 from aether_context.build.carry import summary_tokens
 from aether_context.build.returning import gain
 from aether_context.build.rewriting import asked, response_tokens, shortened
-from aether_context.compression import Summaries, level
 from aether_context.pack import Outgoing
 from aether_context.policy import PackPolicy
 from aether_context.strategies.recap import MOST_TOKENS, recap
+from aether_context.text.compression import Summaries, level
 from aether_context.tokens.cache import Tally
 
 _BULLET = "- a"

@@ -18,11 +18,11 @@ from aether_context.build.fit import Fitted, Marks, spoken, unpack
 from aether_context.build.rewriting import asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.build.settling import content_id
 from aether_context.canonical import short
-from aether_context.compression import extract, level
 from aether_context.conversation import Unit
 from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
 from aether_context.policy import PackPolicy
 from aether_context.quoting import requoted
+from aether_context.text.compression import extract, level
 from aether_context.tokens.cache import Tally
 
 NET = "emergency"

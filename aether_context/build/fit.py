@@ -16,7 +16,6 @@ from aether_context.build.returning import price_of_cached
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON
-from aether_context.compression import Summaries
 from aether_context.pack import (
     RECALLED,
     Act,
@@ -29,6 +28,7 @@ from aether_context.pack import (
     Wish,
 )
 from aether_context.policy import PackPolicy
+from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import Tally
 
 _SCARCE_SHARE = 0.02

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from aether_context import payload
-from aether_context.compression import Summaries, level, shorten
 from aether_context.pack import RECALLED, Candidate, Layer, Step, TruncationEvent
 from aether_context.policy import CompressSettings
 from aether_context.retrieval import rank
+from aether_context.text.compression import Summaries, level, shorten
 from aether_context.tokens.cache import Tally
 
 

@@ -12,7 +12,7 @@ from aether_context.build.relevance import FIND_TOOLS, Relevant, relevant
 from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.pack import Ingredients, Keep, Reason, Tool
 from aether_context.policy import PackPolicy, ToolSettings
-from aether_context.spellings import folded, spellings_of
+from aether_context.text.spellings import folded, spellings_of
 from aether_context.tokens.cache import Tally
 
 _EXAMPLE = re.compile(r"(?i)(?P<colon>examples?\b)|e\.g\.|for example\b|```")

@@ -21,9 +21,9 @@ from aether_context.build.demand import Demand, allocated, demand
 from aether_context.build.ladder import Press, briefest, least_tokens
 from aether_context.build.room import input_budget
 from aether_context.build.scope import Scope, trimmed
-from aether_context.compression import Summaries, level, shorten
 from aether_context.pack import Candidate, Ingredients, Layer, Step, Tool, TruncationEvent
 from aether_context.policy import PackPolicy
+from aether_context.text.compression import Summaries, level, shorten
 from aether_context.tokens.cache import Tally
 
 _LEAST_LINE = 8

@@ -16,7 +16,6 @@ from aether_context.build.emergency import NET
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
-from aether_context.compression import Summaries
 from aether_context.conversation import protected, units
 from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
 from aether_context.policy import PackPolicy
@@ -32,6 +31,7 @@ from aether_context.strategies import (
     strategies_of,
 )
 from aether_context.strategies.recap import recap
+from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import Tally
 
 _NET_SHARE = 0.25

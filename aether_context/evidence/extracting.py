@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from aether_context.compression import fitting, pick, relevance, span
-from aether_context.decoding import printable
-from aether_context.entities import entities_of
 from aether_context.evidence.kinds import Kind, data_type, kind_of
 from aether_context.evidence.lines import MOST_DECODED, View, view_of
 from aether_context.evidence.outline import rendered
 from aether_context.evidence.rows import sampled_rows
 from aether_context.evidence.sampling import Sample, line_count, query_words, sampled
+from aether_context.text.compression import fitting, pick, relevance, span
+from aether_context.text.decoding import printable
+from aether_context.text.entities import entities_of
 from aether_context.tokens import TokenCounter
 
 _COUNTED, _SAMPLED = 20_000, 9_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aether_context.compression import lines_of
-from aether_context.decoding import decoded, printable, read_json
 from aether_context.evidence.kinds import Kind, kind_of
 from aether_context.evidence.outline import Line, compact, outlined, pieces, rendered, tabled
+from aether_context.text.compression import lines_of
+from aether_context.text.decoding import decoded, printable, read_json
 
 MOST_DECODED = 40_000
 """Characters of the longest output that is decoded; longer ones are shown in their own lines."""

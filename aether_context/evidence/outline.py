@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.compression import span
+from aether_context.text.compression import span
 
 Role: TypeAlias = Literal["value", "open", "close"]
 _WIDE = 240

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from aether_context.compression import Counts
 from aether_context.evidence.lines import View
 from aether_context.retrieval import HybridIndex
+from aether_context.text.compression import Counts
 
 _AROUND = 2
 _MOST_HITS = 200

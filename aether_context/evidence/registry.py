@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Collection
 from typing import Protocol
 
-from aether_context.compression import Counts
 from aether_context.errors import PolicyError
+from aether_context.text.compression import Counts
 
 RULES = ("never", "threshold", "always")
 """What a policy can say of a tool without an extractor."""

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aether_context.canonical import JSON
-from aether_context.compression import Counts, span
-from aether_context.decoding import closing
 from aether_context.evidence.outline import compact
 from aether_context.evidence.sampling import Numbers, long_lines
+from aether_context.text.compression import Counts, span
+from aether_context.text.decoding import closing
 
 _LOOKED_AT = 20_000
 _LONGEST_PREFIX = 400

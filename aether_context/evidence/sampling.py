@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import accumulate
 
-from aether_context.compression import LONG_LINE, PIECE, lines_of
+from aether_context.text.compression import LONG_LINE, PIECE, lines_of
 
 HEAD_CHARACTERS = 12_000
 TAIL_CHARACTERS = 4_000

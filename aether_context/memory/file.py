@@ -25,7 +25,7 @@ from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes
 from aether_context.errors import StoreError
-from aether_context.spellings import is_preference
+from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
 FILE_NAME = "memories.sqlite"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aether_context.compression import Counts, Summaries, split_bullets, summarize
-from aether_context.entities import entity_table, is_entry
 from aether_context.pack import Content
+from aether_context.text.compression import Counts, Summaries, split_bullets, summarize
+from aether_context.text.entities import entity_table, is_entry
 
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where about 10 KB are well borne."""

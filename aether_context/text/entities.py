@@ -6,7 +6,7 @@ latest mention first. Of another agent's turn only what is quoted counts, as tha
 address of a result that was kept whole counts as what a call was given, and stands with the tool's name, so that it can
 be read when the result is gone. An argument that calls repeat stands whole.
 
-A number stands with its key and the record it belongs to, as `aether_context.leaves` finds them, or with the words
+A number stands with its key and the record it belongs to, as `aether_context.text.leaves` finds them, or with the words
 before it. A result that names no record belongs to what its call asked about. A key that no record is known for stands
 with its number only while it has one.
 """
@@ -22,9 +22,19 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.leaves import NUMBER, is_id, is_label, is_number, label_of, leaves, read, short_label, texts
 from aether_context.pack import Content
-from aether_context.records import parsed
+from aether_context.text.leaves import (
+    NUMBER,
+    is_id,
+    is_label,
+    is_number,
+    label_of,
+    leaves,
+    parsed,
+    read,
+    short_label,
+    texts,
+)
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")

@@ -1,0 +1,1 @@
+"""Text made shorter, taken apart and read leniently: extracts, entities, spellings."""
