@@ -13,7 +13,7 @@ from google.genai import types
 from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
-from aether_context.ledger import CallUsage, TokenLedger
+from aether_context.usage import CallUsage, TokenLedger
 
 WINDOW = 16_000
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from aether_context import PackPolicy
 from aether_context.errors import AetherContextError, BudgetExceededError, PolicyError
-from aether_context.ledger import Accuracy, CallUsage, TokenLedger, Totals, accuracy
 from aether_context.policy import LimitSettings
-from aether_context.prices import prices_of
+from aether_context.usage import Accuracy, CallUsage, TokenLedger, Totals, accuracy
+from aether_context.usage.prices import prices_of
 
 FLASH = prices_of("gemini-2.5-flash", 1_763_700_000.0)
 NO_LIMITS = PackPolicy().limits

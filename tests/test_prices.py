@@ -10,7 +10,7 @@ import pytest
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import Usage
 
-from aether_context.prices import prices_of
+from aether_context.usage.prices import prices_of
 
 TIME = 1_763_700_000.0
 

@@ -34,7 +34,6 @@ from aether_context.errors import (
     StepTooLarge,
     TokenCountingError,
 )
-from aether_context.ledger import LedgerReport
 from aether_context.pack import Content
 from aether_context.strategies import (
     Conversation,
@@ -46,6 +45,7 @@ from aether_context.strategies import (
 )
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Tally
+from aether_context.usage import LedgerReport
 
 SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
 

@@ -30,7 +30,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.usage import reported
 from aether_context.errors import BudgetExceededError, PolicyError
-from aether_context.ledger import LedgerReport, Totals
+from aether_context.usage import LedgerReport, Totals
 
 
 @pytest.fixture(autouse=True)

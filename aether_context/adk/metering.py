@@ -20,12 +20,12 @@ from google.adk.sessions.state import State
 from aether_context.adk.bounded import keep
 from aether_context.adk.epochs import Scope, scope_key
 from aether_context.adk.usage import METADATA
-from aether_context.calibration import Anchor, TokenRatio, calibration, report
 from aether_context.canonical import JSON, hash_text, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Identity, Ingredients, Pack
 from aether_context.policy import UsageSettings
 from aether_context.store import PackStore
+from aether_context.usage.calibration import Anchor, TokenRatio, calibration, report
 
 _STATE_KEY = "aether:calibration"
 _MOST_SCOPES = 2_048

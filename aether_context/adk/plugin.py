@@ -21,9 +21,9 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.edge import Edge, OnError
 from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError
-from aether_context.ledger import LedgerReport
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
+from aether_context.usage import LedgerReport
 
 
 class Refusal(LlmResponse):

@@ -29,13 +29,13 @@ from google.genai import types
 from aether_context.adk.bounded import keep
 from aether_context.adk.gathering import Call
 from aether_context.canonical import JSON, canonical_json, plain
-from aether_context.ledger import BudgetViolation, CallUsage, Estimate, LedgerReport, Pressure, TokenLedger
 from aether_context.pack import Content, Pack
 from aether_context.policy import LimitSettings
-from aether_context.prices import cost_of, prices_of
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.framing import framing_of
+from aether_context.usage import BudgetViolation, CallUsage, Estimate, LedgerReport, Pressure, TokenLedger
+from aether_context.usage.prices import cost_of, prices_of
 
 logger = logging.getLogger("aether_context")
 

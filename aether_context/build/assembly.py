@@ -18,7 +18,6 @@ from aether_context.build.rewriting import packed_message, summary_content
 from aether_context.build.settling import content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
-from aether_context.calibration import estimated
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.conversation import as_ranges, live_positions
 from aether_context.pack import (
@@ -46,6 +45,7 @@ from aether_context.pack import (
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract
 from aether_context.tokens.cache import Tally
+from aether_context.usage.calibration import estimated
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8

@@ -12,10 +12,10 @@ from aether_context.canonical import JSON
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json, tell
 from aether_context.errors import AetherContextError
-from aether_context.ledger import Accuracy, CallUsage, Totals, accuracy
 from aether_context.manifest import Manifest
-from aether_context.prices import cost_of
 from aether_context.store import PackStore
+from aether_context.usage import Accuracy, CallUsage, Totals, accuracy
+from aether_context.usage.prices import cost_of
 
 BY = ("agent", "day", "model", "session")
 """What calls can be grouped by."""

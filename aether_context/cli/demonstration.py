@@ -21,8 +21,8 @@ from aether_context.manifest.schema import Event
 from aether_context.pack import LAYERS
 from aether_context.playback import Replayer
 from aether_context.policy import PackPolicy
-from aether_context.prices import cost_of
 from aether_context.store import PackStore
+from aether_context.usage.prices import cost_of
 
 if TYPE_CHECKING:
     from aether_context.demo.meter import Reached

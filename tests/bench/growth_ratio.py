@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aether_context.calibration import TokenRatio
 from aether_context.tokens import counter_for
+from aether_context.usage.calibration import TokenRatio
 
 _FRAMING = 12
 _ARGUMENTS = "call arguments"

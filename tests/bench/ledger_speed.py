@@ -21,9 +21,9 @@ from google.genai import types
 from scripted import Chat, call, look_up
 
 from aether_context import PackPolicy
-from aether_context.ledger import CallUsage, TokenLedger
 from aether_context.policy import LimitSettings
-from aether_context.prices import prices_of
+from aether_context.usage import CallUsage, TokenLedger
+from aether_context.usage.prices import prices_of
 
 MOST = {"input_tokens": 10**12, "output_tokens": 10**12, "total_tokens": 10**12, "cost_usd": 10**9}
 LIMITS = PackPolicy(limits=dict.fromkeys(("session", "invocation", "agent"), MOST)).limits

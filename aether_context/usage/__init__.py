@@ -1,8 +1,10 @@
 """What model calls have used and what they may still use: pure accounts, without ADK."""
 
-from aether_context.ledger.accounts import (
+from aether_context.usage.ledger import (
     SCOPES,
+    Accuracy,
     BudgetViolation,
+    CallUsage,
     Estimate,
     Gauge,
     LedgerReport,
@@ -11,8 +13,9 @@ from aether_context.ledger.accounts import (
     Snapshot,
     TokenBudget,
     TokenLedger,
+    Totals,
+    accuracy,
 )
-from aether_context.ledger.usage import Accuracy, CallUsage, Totals, accuracy
 
 __all__ = [
     "SCOPES",
