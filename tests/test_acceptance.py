@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Chat, Scripted, call, look_up, new_store
 
-from aether_context import PackPolicy, PackStore, knowledge
-from aether_context.acceptance import Judgement, cited_uris, examine
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import AcceptanceGate, ContextPackPlugin
 from aether_context.cli import main
 from aether_context.errors import PolicyError
 from aether_context.pack import AcceptanceItem, Step
+from aether_context.state import knowledge
+from aether_context.state.acceptance import Judgement, cited_uris, examine
 
 PROOF = "artifact://evidence/report.md"
 ITEMS = [

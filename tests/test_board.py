@@ -22,11 +22,11 @@ from google.adk.sessions.state import State
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.board import TaskBoard, change_plan
 from aether_context.errors import BoardError
 from aether_context.policy import RetrievalSettings
 from aether_context.retrieval import retrieve
 from aether_context.state import read_state
+from aether_context.state.board import TaskBoard, change_plan
 
 
 def plan(**more: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from aether_context.canonical import hash_text
 from aether_context.errors import KnowledgeError
-from aether_context.knowledge import add_evidence, add_note, covered, remove_note
 from aether_context.state import read_state
+from aether_context.state.knowledge import add_evidence, add_note, covered, remove_note
 from aether_context.tokens import counter_for
 
 PLAN: dict[str, Any] = {

@@ -17,7 +17,7 @@ import pytest
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context import acceptance, artifacts, canonical, payload
+from aether_context import artifacts, canonical, payload
 from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
@@ -31,7 +31,7 @@ from aether_context.pack import Candidate, Content, Tool
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import Entry, HybridIndex, dates, entries, ranking, words
-from aether_context.state import read_state
+from aether_context.state import acceptance, read_state
 from aether_context.strategies.normalization import normalize
 from aether_context.text import compression, decoding, entities
 from aether_context.tokens import counter_for

@@ -14,9 +14,9 @@ from scripted import Chat, call, delete_all, look_up, send_mail
 from aether_context import PackPolicy
 from aether_context.adk.edge import InvalidPlan
 from aether_context.adk.tools import planning_tools
-from aether_context.board import TaskBoard, change_plan
 from aether_context.errors import StepTooLarge
 from aether_context.state import read_state
+from aether_context.state.board import TaskBoard, change_plan
 
 TOOLS = (look_up, send_mail, delete_all)
 STEP = {"id": "s1", "text": "Find the rule", "acceptance": ["the rule is cited"], "tools": ["look_up"]}

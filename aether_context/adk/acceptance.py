@@ -20,7 +20,6 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 from pydantic import Field
 
-from aether_context.acceptance import Judgement, Verdict, examine
 from aether_context.adk.asking import Cost, ask, check_model
 from aether_context.adk.deadlines import within
 from aether_context.adk.epochs import storable
@@ -28,6 +27,7 @@ from aether_context.adk.usage import METADATA
 from aether_context.canonical import JSON, canonical_json
 from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
 from aether_context.policy import AcceptanceSettings
+from aether_context.state.acceptance import Judgement, Verdict, examine
 
 ACCEPTANCE = "acceptance"
 """The key of a verdict, in an outcome and in this package's part of an event's ``custom_metadata``."""

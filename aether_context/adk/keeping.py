@@ -16,7 +16,6 @@ from pathlib import Path
 
 from google.adk.agents.callback_context import CallbackContext
 
-from aether_context import knowledge
 from aether_context.adk.declared import Declared
 from aether_context.adk.offloading import STORE_SECONDS
 from aether_context.adk.plugin import ContextPackPlugin
@@ -27,7 +26,7 @@ from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.evidence.extracting import show, tokens_of
 from aether_context.evidence.kinds import MEDIA_TYPES, is_text
 from aether_context.evidence.record import Form, size_words
-from aether_context.state import EvidenceShape, Problems, acceptance_of, current_step, read_plan
+from aether_context.state import EvidenceShape, Problems, acceptance_of, current_step, knowledge, read_plan
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 

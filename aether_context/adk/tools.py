@@ -20,19 +20,18 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context import knowledge
 from aether_context.adk.deadlines import within
 from aether_context.adk.declared import Declared
 from aether_context.adk.keeping import keep_evidence as _keep
 from aether_context.adk.marks import cut_request
 from aether_context.adk.reading import ESSENTIAL_MARK
 from aether_context.adk.records import Records
-from aether_context.board import TaskBoard, change_plan
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, MissingExtra, StateError, StoreError
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.urls import Allowed
-from aether_context.state import EvidenceShape, StepShape
+from aether_context.state import EvidenceShape, StepShape, knowledge
+from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
 from aether_context.text.spellings import as_kind
 

@@ -15,7 +15,7 @@ from google.genai import types
 from scripted_model import Play, call, model
 
 from aether_context.adk import ContextPackPlugin, planning_tools
-from aether_context.knowledge import add_evidence
+from aether_context.state.knowledge import add_evidence
 
 PLAN: dict[str, Any] = {
     "task_id": "reservations",

@@ -13,9 +13,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from scripted_model import Play, call, model
 
-from aether_context import knowledge
 from aether_context.adk import ContextPackPlugin
 from aether_context.errors import KnowledgeError
+from aether_context.state import knowledge
 
 PLAN = {
     "task_id": "ferry",

@@ -14,7 +14,7 @@ from google.genai import types
 from scripted_model import Play, call, model
 
 from aether_context.adk import ContextPackPlugin
-from aether_context.knowledge import add_evidence
+from aether_context.state.knowledge import add_evidence
 
 from .documents.postage import postage
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from aether_context.errors import BoardError
 from aether_context.pack import AcceptanceItem
-from aether_context.state import (
+from aether_context.state.schema import (
     WRITING,
     NoteShape,
     PlanShape,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError
-from aether_context.state import (
+from aether_context.state.schema import (
     WRITING,
     EvidenceShape,
     NoteShape,
