@@ -17,7 +17,7 @@ import numpy as np
 
 from aether_context.errors import StoreError
 from aether_context.files import File
-from aether_context.retrieval.parts import packed, unpacked
+from aether_context.retrieval.storage import packed, unpacked
 from aether_context.store import PackStore
 
 MOST_VECTORS = 10_000

@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from aether_context.embedding.static import _Model
+from aether_context.retrieval.embedders import _Model
 
 VOCABULARY = ["[UNK]", "[PAD]", "the", "car", "automobile", "is", "broken", "soup", "##s", "["]
 

@@ -12,9 +12,8 @@ import pytest
 from google.genai import types
 
 from aether_context.adk.embeddings import GeminiEmbedder, register_embedders
-from aether_context.embedding import CachedEmbedder, StaticEmbedder, embedder_for, unit
-from aether_context.embedding.transformers import identity
 from aether_context.errors import EmbeddingError, MissingExtra
+from aether_context.retrieval.embedders import CachedEmbedder, StaticEmbedder, embedder_for, identity, unit
 
 static = StaticEmbedder()
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aether_context.embedding import unit
 from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, HybridIndex, retrieve, semantic, slots
+from aether_context.retrieval.embedders import unit
 
 DAY = 86_400.0
 

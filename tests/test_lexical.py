@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
 from aether_context.retrieval import lexical
-from aether_context.retrieval.dates import asks_for_recent, closeness, named_times
+from aether_context.retrieval.arrays import Rows, VectorTable, quantized
 from aether_context.retrieval.diversity import mmr
 from aether_context.retrieval.lexical import InvertedIndex
-from aether_context.retrieval.rows import Rows
-from aether_context.retrieval.vectors import VectorTable, quantized
-from aether_context.retrieval.words import identifiers, query_terms, terms
+from aether_context.retrieval.terms import asks_for_recent, closeness, identifiers, named_times, query_terms, terms
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from aether_context.files import segment
 from aether_context.pack import Candidate, Content, Tool
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
-from aether_context.retrieval import Entry, HybridIndex, dates, entries, ranking, words
+from aether_context.retrieval import Entry, HybridIndex, entries, ranking, terms
 from aether_context.state import acceptance, read_state
 from aether_context.strategies.normalization import normalize
 from aether_context.text import compression, decoding, entities
@@ -366,11 +366,11 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "evidence_key": record.evidence_key,
     "artifact_uris": record.artifact_uris,
     # search
-    "terms": words.terms,
-    "query_terms": words.query_terms,
-    "identifiers": words.identifiers,
-    "named_times": lambda text: dates.named_times(text, asked=1.7e9),
-    "asks_for_recent": dates.asks_for_recent,
+    "terms": terms.terms,
+    "query_terms": terms.query_terms,
+    "identifiers": terms.identifiers,
+    "named_times": lambda text: terms.named_times(text, asked=1.7e9),
+    "asks_for_recent": terms.asks_for_recent,
     "repeats": lambda text: entries.repeats(Entry(id="a", text=text), Entry(id="b", text=f"{text} c")),
     "tokenize": ranking.tokenize,
     "retrieve": lambda text: ranking.retrieve(

@@ -30,10 +30,10 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
-from aether_context.embedding import StaticEmbedder
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
 from aether_context.playback import Replayer
+from aether_context.retrieval.embedders import StaticEmbedder
 from aether_context.retrieval.lexical import key_of
 
 WORKER = Path(__file__).parent / "memory_worker.py"

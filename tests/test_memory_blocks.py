@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aether_context.embedding import unit
 from aether_context.memory import Memories, Memory, scope
 from aether_context.memory.file import Span
 from aether_context.redaction import masker
-from aether_context.retrieval.parts import packed, unpacked
-from aether_context.retrieval.words import RULES, terms
+from aether_context.retrieval.embedders import unit
+from aether_context.retrieval.storage import packed, unpacked
+from aether_context.retrieval.terms import RULES, terms
 
 
 class Letters:

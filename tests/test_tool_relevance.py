@@ -23,7 +23,7 @@ from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.finding import FindTools
 from aether_context.build.relevance import FIND_TOOLS
-from aether_context.embedding import StaticEmbedder
+from aether_context.retrieval.embedders import StaticEmbedder
 
 SUBJECTS = ("invoice", "parcel", "calendar", "photo", "recipe", "flight", "hotel", "contract", "guitar", "garden")
 VERBS = ("create", "delete", "list", "rename")

@@ -18,10 +18,17 @@ from scripted import Chat, Memories, new_store, remembered
 from aether_context import PackPolicy, PackStore
 from aether_context import vectors as shelf
 from aether_context.adk import ContextPackPlugin, shelving
-from aether_context.embedding import CachedEmbedder, Purpose, StaticEmbedder, Vectors, register
 from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 from aether_context.retrieval import HybridIndex
-from aether_context.retrieval.kept import StoredVectors, digest_of
+from aether_context.retrieval.embedders import (
+    CachedEmbedder,
+    Purpose,
+    StaticEmbedder,
+    StoredVectors,
+    Vectors,
+    digest_of,
+    register,
+)
 from aether_context.vectors import UserVectors, tidy
 
 TEXTS = ["The keys are under the mat.", "My automobile is in the garage.", "Soup on Fridays.", ""]

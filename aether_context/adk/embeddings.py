@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from google.genai import Client, types
 
-from aether_context.embedding import CachedEmbedder, Purpose, Vectors, unit
-from aether_context.embedding import register as register_embedder
 from aether_context.errors import EmbeddingError
+from aether_context.retrieval.embedders import CachedEmbedder, Purpose, Vectors, unit
+from aether_context.retrieval.embedders import register as register_embedder
 from aether_context.tokens.counters import sound
 
 DEFAULT_MODEL = "gemini-embedding-001"

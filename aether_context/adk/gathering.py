@@ -43,7 +43,7 @@ from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
 from aether_context.policy import PackPolicy, RetrievalSettings
-from aether_context.retrieval.pools import similarity
+from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.strategies import ranked
 from aether_context.text.spellings import is_preference

@@ -17,10 +17,10 @@ from google.genai import types
 from typing_extensions import override
 
 from aether_context.canonical import hash_json, plain, short
-from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Memory, Remembered
-from aether_context.retrieval.pools import similarity
+from aether_context.retrieval.call_indexes import similarity
+from aether_context.retrieval.embedders import Embedder
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""

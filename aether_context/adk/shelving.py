@@ -6,10 +6,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from aether_context.embedding import CachedEmbedder, Embedder
 from aether_context.pack import Identity
 from aether_context.policy import PackPolicy
-from aether_context.retrieval.kept import StoredVectors
+from aether_context.retrieval.embedders import CachedEmbedder, Embedder, StoredVectors
 from aether_context.store import PackStore
 from aether_context.vectors import UserVectors
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 from aether_context.cli.terminal import cell, console, grid, moment, print_json, tell
-from aether_context.embedding import choice
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Remembered, located
-from aether_context.retrieval import Entry, Hit, HybridIndex
+from aether_context.retrieval import Entry, Hit, HybridIndex, embedders
 
 _SCORES = ("lexical", "semantic", "neighbours", "time", "recency", "mmr")
 
@@ -35,7 +34,7 @@ def show(
         SearchIndexError: there is neither, it cannot be read, or it is not said whose memories are meant.
         StoreError: the file holds no memories.
     """
-    if embedder is not None and embedder.partition(":")[0] not in {"none", *choice.KINDS}:
+    if embedder is not None and embedder.partition(":")[0] not in {"none", *embedders.KINDS}:
         from aether_context.adk.embeddings import register_embedders
 
         register_embedders()

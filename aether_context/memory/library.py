@@ -8,11 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from aether_context.embedding import Embedder, StaticEmbedder, embedder_for
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.memory.file import Memory, MemoryFile
 from aether_context.memory.scope import Remembered, Scope, searched
-from aether_context.retrieval.kept import StoredVectors, digest_of
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, digest_of, embedder_for
 from aether_context.retrieval.slots import SlotIndex
 
 _LONGEST_PREFERENCE = 2_000

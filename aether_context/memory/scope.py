@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from aether_context.canonical import canonical_json
 from aether_context.memory.file import Change, Memory, MemoryFile, Span
 from aether_context.retrieval import Entry, Hit
-from aether_context.retrieval.parts import Part, packed, unpacked
-from aether_context.retrieval.rows import Rows
+from aether_context.retrieval.arrays import Rows
 from aether_context.retrieval.slots import SlotIndex
-from aether_context.retrieval.words import RULES
+from aether_context.retrieval.storage import Part, packed, unpacked
+from aether_context.retrieval.terms import RULES
 
 Numbers = NDArray[np.int64]
 

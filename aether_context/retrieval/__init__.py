@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aether_context.retrieval.ranking import Found, Left, answers, query_for, rank, retrieve, weakest
 
 if TYPE_CHECKING:
-    from aether_context.retrieval.catalogue import tool_encoder, tool_scores
+    from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
     from aether_context.retrieval.entries import Entry, Hit
     from aether_context.retrieval.index import HybridIndex
 
@@ -31,8 +31,8 @@ _HOMES = {
     "Entry": "entries",
     "Hit": "entries",
     "HybridIndex": "index",
-    "tool_encoder": "catalogue",
-    "tool_scores": "catalogue",
+    "tool_encoder": "call_indexes",
+    "tool_scores": "call_indexes",
 }
 """What needs numpy is loaded when it is asked for."""
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.retrieval.vectors import product
+from aether_context.retrieval.arrays import product
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]

@@ -15,11 +15,10 @@ from dataclasses import asdict
 
 import numpy as np
 
-from aether_context.embedding import Embedder
 from aether_context.errors import SearchIndexError
-from aether_context.retrieval import saving
-from aether_context.retrieval.entries import Entry, Hit
-from aether_context.retrieval.fusion import Slots
+from aether_context.retrieval import storage
+from aether_context.retrieval.embedders import Embedder
+from aether_context.retrieval.entries import Entry, Hit, Slots
 from aether_context.retrieval.slots import SlotIndex
 
 _COMPACT_ABOVE = 1_000
@@ -111,7 +110,7 @@ class HybridIndex:
         self._compact()
         slots = self._index.living
         rows = [asdict(entry) for entry in self._held(slots)]
-        saving.write(folder, self.embedders, rows, self._index.part(slots))
+        storage.write(folder, self.embedders, rows, self._index.part(slots))
 
     @classmethod
     def load(
@@ -127,7 +126,7 @@ class HybridIndex:
             SearchIndexError: there is none, it is of another format, or a byte changed since it was written.
         """
         index = cls(embedder, redact=redact)
-        embedders, rows, part = saving.read(folder)
+        embedders, rows, part = storage.read(folder)
         entries = [Entry(**row) for row in rows]
         if embedders == index.embedders:
             index._index.extend([part])

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.retrieval.rows import Rows
+from aether_context.retrieval.arrays import Rows
 
 Scores: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = NDArray[np.int32]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.embedding import Embedder, Purpose, StaticEmbedder, Vectors
 from aether_context.errors import EmbeddingError
-from aether_context.retrieval.vectors import Similarities, Slots, VectorTable, quantized
+from aether_context.retrieval.arrays import Similarities, Slots, VectorTable, quantized
+from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, Vectors
 
 
 class Asked:

@@ -10,14 +10,16 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.embedding import Embedder, embedder_for
-from aether_context.retrieval.dates import asks_for_recent, closeness, freshness, named_times
+from aether_context.retrieval.arrays import Rows, lengths_of, product
 from aether_context.retrieval.diversity import mmr
-from aether_context.retrieval.entries import Entry, Hit, repeats
-from aether_context.retrieval.fusion import (
+from aether_context.retrieval.embedders import Embedder, embedder_for
+from aether_context.retrieval.entries import (
     NEIGHBOURS,
+    Entry,
     Floats,
+    Hit,
     Slots,
+    repeats,
     sampled,
     semantic_share,
     smoothed,
@@ -25,11 +27,9 @@ from aether_context.retrieval.fusion import (
     told_by_words,
 )
 from aether_context.retrieval.lexical import InvertedIndex, Postings
-from aether_context.retrieval.parts import Part
-from aether_context.retrieval.rows import Rows
 from aether_context.retrieval.semantic import Asked, SemanticIndex
-from aether_context.retrieval.vectors import lengths_of, product
-from aether_context.retrieval.words import query_terms, terms
+from aether_context.retrieval.storage import Part
+from aether_context.retrieval.terms import asks_for_recent, closeness, freshness, named_times, query_terms, terms
 
 Lookup = Callable[[Slots], Sequence[Entry]]
 """The entries of some slots, in the order of these."""

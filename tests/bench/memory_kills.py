@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aether_context.embedding import Purpose, Vectors, unit
 from aether_context.memory import Memories, Memory, scope
+from aether_context.retrieval.embedders import Purpose, Vectors, unit
 
 WHO = ("app", "ann")
 NAMES = 400

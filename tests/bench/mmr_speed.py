@@ -15,8 +15,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from aether_context.retrieval.arrays import quantized
 from aether_context.retrieval.diversity import mmr
-from aether_context.retrieval.vectors import quantized
 
 _WEIGHTS = (0.9, 0.7, 0.5, 0.3, 0.1)
 _CLUSTERS = {"anywhere": (1, 1.0), "clusters": (100, 0.4), "near-duplicates": (20, 0.1)}

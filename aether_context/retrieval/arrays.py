@@ -1,20 +1,58 @@
-"""Vectors in one byte a dimension, and products of them that every machine gives alike.
-
-Each row is scaled to whole numbers from -127 to 127. Sums of products of those stay below 2**24, so that 32-bit floats
-hold them exactly in whatever order a machine's linear algebra adds them up.
-
-Beside a large table lie the signs of its numbers, an eighth of its size. Where a query and a row differ in sign, each
-dimension counted by how much the query says in it, tells which rows may be near without a look at the rows.
-"""
+"""Arrays that grow by rows, and vectors in one byte a dimension."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.retrieval.rows import Rows
+# Arrays that grow by rows.
+
+Array = NDArray[Any]
+
+
+class Rows:
+    """An array that doubles its room when it is full, so that appending costs a constant amount on average.
+
+    Args:
+        values: the first rows, of shape ``(n, ...)``; they say type and width.
+    """
+
+    def __init__(self, values: Array) -> None:
+        self._held = values
+        self._length = len(values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def values(self) -> Array:
+        """The rows, a view that is valid until the next one is appended."""
+        return self._held[: self._length]
+
+    def reserve(self, length: int) -> None:
+        """Makes room for so many rows in all."""
+        if length > len(self._held):
+            room = np.empty((length, *self._held.shape[1:]), dtype=self._held.dtype)
+            room[: self._length] = self.values
+            self._held = room
+
+    def extend(self, rows: Array) -> None:
+        wanted = self._length + len(rows)
+        if wanted > len(self._held):
+            self.reserve(max(wanted, 2 * len(self._held), 64))
+        self._held[self._length : wanted] = rows
+        self._length = wanted
+
+
+# Vectors in one byte a dimension, and products of them that every machine gives alike.
+#
+# Each row is scaled to whole numbers from -127 to 127. Sums of products of those stay below 2**24, so that 32-bit
+# floats hold them exactly in whatever order a machine's linear algebra adds them up.
+#
+# Beside a large table lie the signs of its numbers, an eighth of its size. Where a query and a row differ in sign,
+# each dimension counted by how much the query says in it, tells which rows may be near without a look at the rows.
 
 Similarities: TypeAlias = NDArray[np.float64]
 Slots: TypeAlias = NDArray[np.int64]

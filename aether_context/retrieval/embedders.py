@@ -1,0 +1,322 @@
+"""What turns texts into vectors: the port, the model inside the package, and others by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.errors import EmbeddingError, MissingExtra, PolicyError
+from aether_context.retrieval.arrays import quantized
+from aether_context.tokens.counters import sound
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+
+# What turns texts into vectors, and the memory of what it has turned.
+
+Vectors: TypeAlias = NDArray[np.float32]
+"""Of shape ``(texts, dimensions)``; a row has length 1, or 0 where the text says nothing that the model knows."""
+
+Purpose: TypeAlias = Literal["entry", "query"]
+"""Whether a text is found or finds; some models want to know."""
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors whose products say how alike the texts are."""
+
+    @property
+    def name(self) -> str:
+        """What an index and a manifest record: equal names give equal vectors."""
+
+    @property
+    def local(self) -> bool:
+        """Whether texts stay in this process."""
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        """The vectors of the texts, in their order.
+
+        Raises:
+            EmbeddingError: the model failed, could not be reached or took too long.
+        """
+
+
+def unit(vectors: NDArray[np.generic]) -> Vectors:
+    """The rows at length 1, rows of zeros as they are. The division is of doubles, so that machines agree."""
+    doubles = vectors.astype(np.float64)
+    lengths = np.sqrt((doubles * doubles).sum(axis=1, keepdims=True))
+    result: Vectors = np.divide(doubles, lengths, out=np.zeros_like(doubles), where=lengths > 0).astype(np.float32)
+    return result
+
+
+class CachedEmbedder:
+    """An embedder that remembers vectors by content, the least recently used forgotten first. Threads may share it.
+
+    Args:
+        max_texts: so many are kept; of 384 dimensions, 10,000 take 15 MB.
+    """
+
+    def __init__(self, embedder: Embedder, *, max_texts: int = 10_000) -> None:
+        self.embedder = embedder
+        self._max_texts = max_texts
+        self._held: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.embedder.name
+
+    @property
+    def local(self) -> bool:
+        return self.embedder.local
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        keys = [
+            hashlib.blake2b(f"{purpose}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            for text in texts
+        ]
+        with self._lock:
+            known = {key: self._held[key] for key in keys if key in self._held}
+            for key in known:
+                self._held.move_to_end(key)
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        if new or not texts:
+            fresh = self.embedder.embed(list(new.values()), purpose=purpose)
+            if not texts:
+                return fresh
+            known |= dict(zip(new, fresh, strict=True))
+            with self._lock:
+                self._held.update((key, known[key].copy()) for key in new)
+                while len(self._held) > self._max_texts:
+                    self._held.popitem(last=False)
+        return np.stack([known[key] for key in keys])
+
+
+# An embedder whose vectors are kept by content, wherever there is room for them.
+
+
+class VectorKeep(Protocol):
+    """Keeps vectors in one byte a dimension by `digest_of` their texts."""
+
+    def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those that are kept."""
+
+    def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
+        """Keeps some."""
+
+
+class StoredVectors:
+    """An embedder that makes the vectors of entries once; those of queries it makes each time.
+
+    What comes back is whole numbers at length 1, new or kept, so that a vector that was kept ranks as a new one does.
+
+    Args:
+        embedder: makes those that are not kept.
+    """
+
+    def __init__(self, embedder: Embedder, keep: VectorKeep) -> None:
+        self._embedder = embedder
+        self._keep = keep
+
+    @property
+    def name(self) -> str:
+        return self._embedder.name
+
+    @property
+    def local(self) -> bool:
+        return self._embedder.local
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        if purpose == "query" or not texts:
+            return self._embedder.embed(texts, purpose=purpose)
+        digests = [digest_of(text) for text in texts]
+        known = self._keep.vectors(self.name, digests)
+        missing = {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}
+        if missing:
+            made = quantized(self._embedder.embed(list(missing.values())))
+            fresh = {digest: row.tobytes() for digest, row in zip(missing, made, strict=True)}
+            self._keep.keep_vectors(self.name, fresh)
+            known |= fresh
+        return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
+
+
+def digest_of(text: str) -> bytes:
+    """What a text's vectors are kept by: 16 bytes."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+# The model inside the package: one vector a token, summed.
+#
+# The table is distilled from all-MiniLM-L6-v2 (Apache-2.0) by ``tests/bench/distill.py``. A token's weight is the
+# length of its row, and rows are whole numbers, so that the sum is exact and every machine gives the same vector.
+
+_MOST_CHARACTERS = 8_000
+_MOST_TOKENS = 1_024
+_BATCH = 1_024
+
+
+class StaticEmbedder:
+    """Thousands of texts a second with nothing but numpy and a tokenizer. Threads may share it.
+
+    Of a text the first 8,000 characters and 1,024 tokens count.
+    """
+
+    local = True
+
+    @property
+    def name(self) -> str:
+        return f"static-{_model().digest[:12]}"
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        model = _model()
+        batches = [texts[first : first + _BATCH] for first in range(0, len(texts), _BATCH)]
+        sums = [model.sums(batch) for batch in batches] or [np.zeros((0, model.rows.shape[1]), dtype=np.int64)]
+        return unit(np.concatenate(sums))
+
+
+class _Model:
+    """The table and the teacher's tokenizer: lower case, accents off, WordPiece."""
+
+    def __init__(self, data: bytes) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        self.digest = hashlib.sha256(data).hexdigest()
+        with np.load(io.BytesIO(data), allow_pickle=False) as held:
+            self.rows: NDArray[np.int8] = held["rows"]
+            vocabulary = held["vocabulary"].tobytes().decode().split("\n")
+        pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
+        self._tokenizer = Tokenizer(pieces)
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
+        beginnings = [sound(text[:_MOST_CHARACTERS]) for text in texts]
+        encoded = self._tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
+        tokens = [one.ids[:_MOST_TOKENS] for one in encoded]
+        result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
+        said = [number for number, one in enumerate(tokens) if one]
+        if said:
+            together = np.concatenate([np.array(tokens[number], dtype=np.int32) for number in said])
+            starts = np.cumsum([0, *(len(tokens[number]) for number in said[:-1])])
+            result[said] = np.add.reduceat(self.rows[together], starts, axis=0, dtype=np.int32)
+        return result
+
+
+@functools.lru_cache(maxsize=1)
+def _model() -> _Model:
+    return _Model((files("aether_context.retrieval") / "static.npz").read_bytes())
+
+
+# Models of the sentence-transformers library, by name or from a folder.
+
+_TRANSFORMER_BATCH = 64
+_READ_BYTES = 2**20
+
+
+class TransformerEmbedder:
+    """A sentence-transformers model, loaded at the first text. Threads may share it; one embeds at a time.
+
+    Args:
+        model: a name on the hub, or the path of a folder.
+
+    Raises:
+        MissingExtra: the library is not installed.
+    """
+
+    local = True
+
+    def __init__(self, model: str) -> None:
+        if find_spec("sentence_transformers") is None:
+            raise MissingExtra("sentence-transformers", f"the embedder sentence-transformers:{model}")
+        self.name = f"sentence-transformers:{identity(model)}"
+        self._model = model
+        self._loaded: SentenceTransformer | None = None
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        if not texts:
+            return np.zeros((0, 0), dtype=np.float32)
+        try:
+            with self._lock:
+                if self._loaded is None:
+                    from sentence_transformers import SentenceTransformer
+
+                    self._loaded = SentenceTransformer(self._model)
+                encode = self._loaded.encode_query if purpose == "query" else self._loaded.encode_document
+                found = encode(
+                    list(texts), batch_size=_TRANSFORMER_BATCH, show_progress_bar=False, convert_to_numpy=True
+                )
+        except Exception as error:  # whatever the library, its backend or the hub raises
+            raise EmbeddingError(self.name, f"{type(error).__name__}: {error}") from error
+        return unit(np.asarray(found))
+
+
+def identity(model: str) -> str:
+    """What a model is told from others by: its name or, of a folder, the folder's name and a hash of what is in it.
+
+    Of each file its path, its length, its beginning and its end count, so that weights need not be read whole.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return model
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_READ_BYTES))
+            file.seek(max(_READ_BYTES, size - _READ_BYTES))
+            digest.update(file.read(_READ_BYTES))
+    return f"{folder.resolve().name}@{digest.hexdigest()[:12]}"
+
+
+# Embedders by name.
+
+Make = Callable[[str], Embedder]
+"""The embedder of a model, whose name is what stands behind the colon."""
+
+KINDS: dict[str, Make] = {
+    "static": lambda model: StaticEmbedder(),
+    "sentence-transformers": lambda model: CachedEmbedder(TransformerEmbedder(model)),
+}
+"""By what stands before the colon."""
+
+DEFAULT_MODELS = {"sentence-transformers": "sentence-transformers/all-MiniLM-L6-v2"}
+
+
+def register(kind: str, make: Make, *, default_model: str = "") -> None:
+    """Puts a kind of embedder on offer, in place of one of the same name."""
+    KINDS[kind] = make
+    if default_model:
+        DEFAULT_MODELS[kind] = default_model
+
+
+def embedder_for(name: str | None = None) -> Embedder | None:
+    """The embedder of a name: ``static`` where there is none, ``KIND`` or ``KIND:MODEL``; None for ``none``.
+
+    Raises:
+        PolicyError: nobody has registered the kind.
+        MissingExtra: it needs a package that is not installed.
+    """
+    kind, _, model = (name or "static").partition(":")
+    if kind == "none":
+        return None
+    if kind not in KINDS:
+        names = ["none", *KINDS]
+        near = difflib.get_close_matches(kind, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(names)
+        raise PolicyError(f"embedder {name!r} is unknown: {hint}", field="embedder")
+    return KINDS[kind](model or DEFAULT_MODELS.get(kind, ""))
