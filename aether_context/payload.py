@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from aether_context.conversation.summary import fenced
 from aether_context.pack import RECALLED, AcceptanceItem, Candidate, Step, Tool, turn_place
 from aether_context.policy import PayloadSettings
 
@@ -131,8 +132,6 @@ ROLES = {
 }
 """What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 
-SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
@@ -210,11 +209,6 @@ def explanation(lines: Iterable[str]) -> str:
 def summary_section(summary: str) -> str:
     """The summary as a section of the payload, or nothing."""
     return _sections(("CONVERSATION SUMMARY", fenced(summary)))
-
-
-def summary_message(summary: str) -> str:
-    """The summary as a message of its own before the turns that are kept."""
-    return f"{SUMMARY_TITLE}:\n{fenced(summary)}"
 
 
 def sections(text: str) -> dict[str, str]:
@@ -309,11 +303,6 @@ def checklist(step: Step) -> str:
 
 def checklist_line(item: AcceptanceItem) -> str:
     return bullet(f"[ ] {_named(item.id, item.text)}{' (needs evidence)' if item.needs_evidence else ''}")
-
-
-def fenced(text: str) -> str:
-    """Text whose every line is a bullet or indented."""
-    return "\n".join(line if line.startswith(("- ", "  ")) else f"  {line}" for line in text.splitlines())
 
 
 def day(time: float) -> str:

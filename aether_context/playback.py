@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from aether_context.build import build_pack
 from aether_context.canonical import JSON, canonical_json
+from aether_context.conversation.content_json import content_from_wire
+from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.manifest import Manifest, epoch_of, stage_hashes
 from aether_context.pack import (
@@ -24,10 +26,8 @@ from aether_context.pack import (
     Tool,
 )
 from aether_context.policy import PackPolicy
-from aether_context.quoting import attributed
 from aether_context.resolution import Resolver
 from aether_context.store import PackStore
-from aether_context.wire import content_from_wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

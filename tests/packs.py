@@ -12,7 +12,8 @@ from typing import Any
 
 from aether_context.build import build_pack, extend_pack
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.conversation import is_human, live_positions
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.turns import is_human, live_positions
 from aether_context.manifest import Manifest, Tip, record
 from aether_context.pack import (
     AcceptanceItem,
@@ -30,7 +31,6 @@ from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Memo
-from aether_context.wire import content_of_parts, part_of
 
 MODEL = "gemini-2.5-flash"
 BEGIN = 1_735_700_000.0

@@ -18,7 +18,7 @@ from typing import Any
 import packs
 
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.conversation import is_human
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Identity, Ingredients, Tool
 from aether_context.policy import PackPolicy
 from aether_context.state import read_state

@@ -19,13 +19,13 @@ from aether_context.adk import reading
 from aether_context.adk.deadlines import within
 from aether_context.adk.tools import memory_tools
 from aether_context.conversation import units
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.normalization import normalize
+from aether_context.conversation.registry import BUILT_IN
 from aether_context.pack import Content
-from aether_context.strategies.normalization import normalize
-from aether_context.strategies.registry import BUILT_IN
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import RemoteCounter
 from aether_context.tokens.estimate import EstimateCounter
-from aether_context.wire import content_of_parts, part_of
 
 
 def memories_of(chat: Chat) -> list[Any]:

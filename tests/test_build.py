@@ -11,10 +11,10 @@ from test_conversation import calls, human, says
 
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
-from aether_context.conversation import torn
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.turns import torn
 from aether_context.errors import StepTooLarge
 from aether_context.pack import AcceptanceItem, Candidate, Content, Identity, Ingredients, Pack, Request, Step, Tool
-from aether_context.wire import content_of_parts, part_of
 
 IDENTITY = Identity(
     app="app", user="user", session="session", invocation="i1", agent="agent", last_event_time=1_768_900_000.0

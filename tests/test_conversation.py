@@ -7,7 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.conversation import (
+from aether_context.conversation import units
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.turns import (
     Cut,
     Worth,
     as_ranges,
@@ -17,10 +19,8 @@ from aether_context.conversation import (
     protected,
     superseded,
     torn,
-    units,
 )
 from aether_context.pack import Content, Epoch
-from aether_context.wire import content_of_parts, part_of
 
 
 def human(text: str = "hello") -> Content:

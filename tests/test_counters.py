@@ -668,7 +668,7 @@ def test_picks_are_values() -> None:
 
 
 def test_models_of_one_family_share_texts_but_not_images() -> None:
-    from aether_context.wire import content_of_parts, part_of
+    from aether_context.conversation.content_json import content_of_parts, part_of
 
     image = {"inline_data": {"mime_type": "image/png", "data": "sha256:0"}}
     memo, words = Memo(), Words()

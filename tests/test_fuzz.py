@@ -33,7 +33,8 @@ from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.gathering import scope_of
 from aether_context.adk.reading import Reader
-from aether_context.conversation import protected, units
+from aether_context.conversation import units
+from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack
 from aether_context.payload import SYSTEM_CONTRACT, step_text
 from aether_context.playback import Replayer, request_json

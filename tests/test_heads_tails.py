@@ -24,11 +24,7 @@ from timing import best_of
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import context_tools, cut_now
 from aether_context.cli import main
-from aether_context.conversation import is_human, torn, units
-from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
-from aether_context.pack import Anchor, Content
-from aether_context.policy import AnchorSettings, ConversationSettings
-from aether_context.strategies import (
+from aether_context.conversation import (
     AnchorDefinition,
     Conversation,
     Removed,
@@ -42,10 +38,15 @@ from aether_context.strategies import (
     select_strategy,
     strategy_names,
     trim,
+    units,
     unregister_anchor,
     unregister_strategy,
     validate,
 )
+from aether_context.conversation.turns import is_human, torn
+from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
+from aether_context.pack import Anchor, Content
+from aether_context.policy import AnchorSettings, ConversationSettings
 
 POLICY = PackPolicy(max_input_tokens=3_000, conversation={"strategy": "heads_tails"}, usage={"gate": 0})
 

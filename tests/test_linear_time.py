@@ -22,6 +22,9 @@ from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
 from aether_context.build import scope
+from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
+from aether_context.conversation.normalization import normalize
+from aether_context.conversation.summary import fenced
 from aether_context.evidence import extracting, kinds, lines, media, record, rows, sampling
 from aether_context.evidence.offload import offload
 from aether_context.evidence.reading import Searcher
@@ -32,11 +35,9 @@ from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import Entry, HybridIndex, entries, ranking, terms
 from aether_context.state import acceptance, read_state
-from aether_context.strategies.normalization import normalize
 from aether_context.text import compression, decoding, entities
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
-from aether_context.wire import content_from_wire, content_of_parts, part_of
 
 SHORT, LONG = 10_000, 100_000
 MOST_TIMES = 30
@@ -330,7 +331,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     # payloads
     "bullet": payload.bullet,
-    "fenced": payload.fenced,
+    "fenced": fenced,
     "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
     "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
     "cited_uris": acceptance.cited_uris,

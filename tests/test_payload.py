@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aether_context.canonical import hash_text
+from aether_context.conversation.summary import summary_message
 from aether_context.pack import AcceptanceItem, Candidate, Step, Tool
 from aether_context.payload import (
     FIRST_LINE,
@@ -15,7 +16,6 @@ from aether_context.payload import (
     evidence_line,
     memory_line,
     render,
-    summary_message,
     summary_section,
 )
 from aether_context.policy import PayloadSettings

@@ -21,18 +21,18 @@ from aether_context.adk import preview_strategies
 from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
 from aether_context.canonical import canonical_json
 from aether_context.cli import main
-from aether_context.conversation import units
-from aether_context.errors import PolicyError, SessionError
-from aether_context.playback import Replayer, request_json
-from aether_context.strategies import (
+from aether_context.conversation import (
     Conversation,
     Removed,
     Trimmed,
     decided,
     register_strategy,
     strategy_names,
+    units,
     unregister_strategy,
 )
+from aether_context.errors import PolicyError, SessionError
+from aether_context.playback import Replayer, request_json
 
 PLAN = {
     "task": "Write the guide",

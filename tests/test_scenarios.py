@@ -21,7 +21,7 @@ from scenarios import NAMES, PRESETS, TURNS, WINDOWS
 from scripted import Chat, new_store
 
 from aether_context import PackStore, build_pack
-from aether_context.conversation import is_human
+from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Fate, Layer, Pack, TruncationEvent
 from aether_context.playback import Replayer

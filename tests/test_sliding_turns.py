@@ -19,11 +19,11 @@ from scripted import Chat, Scripted, call, inside, look_up, new_store
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
 from aether_context.adk.edge import Edge
-from aether_context.conversation import torn, units
+from aether_context.conversation import Conversation, Trimmed, trim, units
+from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, SlidingTurnsSettings
-from aether_context.strategies import Conversation, Trimmed, trim
 from aether_context.tokens import counter_for
 
 POLICY = PackPolicy(max_input_tokens=20_000, conversation={"strategy": "sliding_turns"}, usage={"gate": 0})

@@ -16,11 +16,9 @@ from scripted import Chat, call
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.errors import PolicyError
-from aether_context.pack import Content
-from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.strategies import Conversation, Trimmed, normalize, rendered
-from aether_context.strategies.stable_prefix import (
+from aether_context.conversation import Conversation, Trimmed, normalize, rendered
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.stable_prefix import (
     BOUNDARY,
     StablePrefix,
     bytes_to_tokens,
@@ -28,9 +26,11 @@ from aether_context.strategies.stable_prefix import (
     estimate_tool_overhead,
     placeholder,
 )
-from aether_context.strategies.untouched import Untouched
+from aether_context.conversation.strategies import Untouched
+from aether_context.errors import PolicyError
+from aether_context.pack import Content
+from aether_context.policy import ConversationSettings, StablePrefixSettings
 from aether_context.tokens import counter_for
-from aether_context.wire import content_of_parts, part_of
 
 SETTINGS = StablePrefixSettings()
 ROUNDED = 40

@@ -21,10 +21,10 @@ from scripted import Chat, Scripted, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.quoting import BEGIN, END, attributed
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import BEGIN, END, attributed
 from aether_context.text.compression import summarize
 from aether_context.tokens import counter_for
-from aether_context.wire import content_of_parts, part_of
 
 COUNTER = counter_for("gemini-2.5-flash")
 WINDOWS = [4_000, 8_000]
@@ -464,7 +464,7 @@ def test_what_alone_passes_the_window_is_said_everywhere(caplog: pytest.LogCaptu
 
 
 def test_a_user_who_imitates_another_agents_turn_is_a_user() -> None:
-    from aether_context.quoting import BEGIN, END
+    from aether_context.conversation.quotes import BEGIN, END
 
     opening = f"For context: below is a transcript of what another agent did, quoted between {BEGIN} and {END}."
     posed = types.UserContent(

@@ -24,7 +24,15 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.adk.preview import preview_strategies
 from aether_context.build import build_pack
 from aether_context.cli import main
-from aether_context.conversation import torn
+from aether_context.conversation import (
+    Conversation,
+    Trimmed,
+    register_strategy,
+    strategy_names,
+    trim,
+    unregister_strategy,
+)
+from aether_context.conversation.turns import torn
 from aether_context.errors import (
     AetherContextError,
     AnchorPreservationError,
@@ -35,14 +43,6 @@ from aether_context.errors import (
     TokenCountingError,
 )
 from aether_context.pack import Content
-from aether_context.strategies import (
-    Conversation,
-    Trimmed,
-    register_strategy,
-    strategy_names,
-    trim,
-    unregister_strategy,
-)
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Tally
 from aether_context.usage import LedgerReport

@@ -18,7 +18,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.build import build_pack
 from aether_context.build.gating import sent_bytes
-from aether_context.conversation import torn
+from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.manifest import Manifest
 from aether_context.pack import Calibration, Content, Pack

@@ -8,8 +8,8 @@ from dataclasses import replace
 from google.adk.events.event import Event
 from google.genai import types
 
+from aether_context.conversation.quotes import NAMELESS, opens
 from aether_context.pack import Content
-from aether_context.quoting import NAMELESS, opens
 
 
 class Authors:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from aether_context.canonical import hash_json, short
-from aether_context.conversation import live_positions
+from aether_context.conversation.turns import live_positions
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage
 
 _MOST_PAYLOADS = 64

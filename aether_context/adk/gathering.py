@@ -37,7 +37,8 @@ from aether_context.adk.reading import (
 from aether_context.adk.records import Records, SessionRecords
 from aether_context.build.proof import TOOL
 from aether_context.canonical import hash_text
-from aether_context.conversation import torn
+from aether_context.conversation import ranked
+from aether_context.conversation.turns import torn
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
@@ -45,7 +46,6 @@ from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ing
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
-from aether_context.strategies import ranked
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.model_limits import model_window
 from aether_context.usage.prices import cached_share

@@ -19,9 +19,9 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aether_context.adk.reading import structure
+from aether_context.conversation import registered_anchors, selected
 from aether_context.pack import Anchor, Content
 from aether_context.policy import AnchorSettings
-from aether_context.strategies import registered_anchors, selected
 
 ANCHORS = "aether:anchors"
 CUT = "aether:cut"

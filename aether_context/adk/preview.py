@@ -45,12 +45,12 @@ from aether_context.adk.reading import Reader
 from aether_context.adk.recorder import Recorder
 from aether_context.adk.summarizing import Granted
 from aether_context.adk.unread import last_unread
+from aether_context.conversation import strategy_names
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.manifest import Recording, record
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.strategies import strategy_names
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset

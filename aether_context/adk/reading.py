@@ -20,11 +20,11 @@ from pydantic import BaseModel
 
 from aether_context.adk.authorship import looks_quoted
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import attributed, says
 from aether_context.pack import Candidate, Content, Part, Tool
-from aether_context.quoting import attributed, says
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
-from aether_context.wire import content_of_parts, part_of
 
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 ESSENTIAL_MARK = "aether_context.essential"

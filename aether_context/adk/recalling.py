@@ -20,11 +20,11 @@ from aether_context.adk import epochs
 from aether_context.adk.reading import found_memories
 from aether_context.adk.shelving import Shelves
 from aether_context.canonical import hash_text
+from aether_context.conversation.quotes import Said
+from aether_context.conversation.quotes import said as quoted_words
 from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Ingredients, recalled_id
 from aether_context.policy import PackPolicy, RetrievalSettings
-from aether_context.quoting import Said
-from aether_context.quoting import said as quoted_words
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, query_for
 from aether_context.retrieval.call_indexes import SessionIndexes, ranked, told

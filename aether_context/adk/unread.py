@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.conversation import is_human
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Pack
 
 

@@ -104,7 +104,7 @@ def _changed(part: types.Part, wire: dict[str, Any], before: dict[str, Any]) -> 
 
 
 def _is_text(part: types.Part) -> bool:
-    """Whether a part is nothing but text, as `aether_context.wire.part_of` reads it."""
+    """Whether a part is nothing but text, as `aether_context.conversation.content_json.part_of` reads it."""
     held = {name for name, value in part.__dict__.items() if value is not None}
     return part.text is not None and not part.thought and held <= {"text", "thought", "thought_signature"}
 

@@ -19,9 +19,9 @@ from aether_context.build.scope import narrow
 from aether_context.build.shares import share
 from aether_context.build.tightening import tighten
 from aether_context.build.trimming import trim
+from aether_context.conversation import strategies_of
 from aether_context.pack import Ingredients, Outgoing, Pack
 from aether_context.policy import PackPolicy
-from aether_context.strategies import strategies_of
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import Memo, Tally
 

@@ -19,7 +19,8 @@ from aether_context.build.settling import content_id
 from aether_context.build.shares import Shares
 from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
-from aether_context.conversation import as_ranges, live_positions
+from aether_context.conversation.summary import summary_message
+from aether_context.conversation.turns import as_ranges, live_positions
 from aether_context.pack import (
     Accuracy,
     Allocation,
@@ -274,7 +275,7 @@ def _contents(
             item = replace(item, content=content, outcome="payload", tokens=tally.content(content), members=members)
         out.append(item)
     if fitted.summary and policy.conversation.summary == "head":
-        content = summary_content(payload.summary_message(fitted.summary))
+        content = summary_content(summary_message(fitted.summary))
         made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=tally.content(content))
         out.insert(_summary_index(source, fitted), made)
     return tuple(out)
@@ -522,7 +523,7 @@ def _grown_head(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: 
     before = source.epoch.summary
     if policy.conversation.summary != "head" or not before or not fitted.summary.startswith(before):
         return 0
-    return tally.count(payload.summary_message(before))
+    return tally.count(summary_message(before))
 
 
 def _prefix(source: Ingredients, sent: Sent, cut: bool, grown_head: int) -> Prefix:

@@ -13,6 +13,7 @@ from aether_context.build.scope import Scope
 from aether_context.build.settling import Settled, settle
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
+from aether_context.conversation.summary import summary_message
 from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoing, PackedMessage
 from aether_context.policy import PackPolicy
 from aether_context.tokens.cache import Tally
@@ -183,7 +184,7 @@ def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
         return 0
     if policy.conversation.summary == "payload":
         return tally.count(payload.summary_section(summary))
-    return tally.content(summary_content(payload.summary_message(summary)))
+    return tally.content(summary_content(summary_message(summary)))
 
 
 def _explains_in_system(source: Ingredients, policy: PackPolicy) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aether_context import conversation
 from aether_context.build.carry import summary_tokens
 from aether_context.build.returning import gain
 from aether_context.build.rewriting import asked, response_tokens, shortened
+from aether_context.conversation import turns
+from aether_context.conversation.summary import MOST_TOKENS, recap
 from aether_context.pack import Outgoing
 from aether_context.policy import PackPolicy
-from aether_context.strategies.recap import MOST_TOKENS, recap
 from aether_context.text.compression import Summaries, level
 from aether_context.tokens.cache import Tally
 
@@ -60,15 +60,15 @@ def cut_to(
     room = min(room, MOST_TOKENS)
     responses = [response_tokens(item.content, tally) for item in items]
     tokens = [0 if at == human else item.tokens for at, item in enumerate(items)]
-    parts = conversation.units([item.content for item in items])
-    worth = conversation.Worth(
-        superseded=conversation.superseded(parts, [item.raw for item in items]),
-        stands_at=conversation.outliving(parts, [item.raw for item in items], tokens),
+    parts = turns.units([item.content for item in items])
+    worth = turns.Worth(
+        superseded=turns.superseded(parts, [item.raw for item in items]),
+        stands_at=turns.outliving(parts, [item.raw for item in items], tokens),
         spare={at: sum(_spare(responses[index]) for index in unit.indices) for at, unit in enumerate(parts)},
     )
 
-    def chosen(target: int, neighbours: bool) -> conversation.Cut:
-        return conversation.cut(
+    def chosen(target: int, neighbours: bool) -> turns.Cut:
+        return turns.cut(
             parts,
             tokens,
             target=target,
@@ -124,7 +124,7 @@ def _spare(responses: Sequence[int]) -> int:
 def _left(
     items: Sequence[Outgoing],
     responses: Sequence[Sequence[int]],
-    made: conversation.Cut,
+    made: turns.Cut,
     tally: Tally,
     *,
     room: int,

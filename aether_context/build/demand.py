@@ -9,7 +9,8 @@ from aether_context.allocation import allocate
 from aether_context.build.carry import Carried
 from aether_context.build.choice import Chosen
 from aether_context.build.room import input_budget
-from aether_context.conversation import is_human, units
+from aether_context.conversation import units
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import answers

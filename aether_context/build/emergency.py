@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aether_context import conversation, payload
+from aether_context import payload
 from aether_context.build.carry import Carried
 from aether_context.build.cutting import LEAST_EXTRACT
 from aether_context.build.fit import Fitted, Marks, spoken, unpack
 from aether_context.build.rewriting import asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.build.settling import content_id
 from aether_context.canonical import short
-from aether_context.conversation import Unit
+from aether_context.conversation import turns
+from aether_context.conversation.quotes import requoted
+from aether_context.conversation.turns import Unit
 from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
 from aether_context.policy import PackPolicy
-from aether_context.quoting import requoted
 from aether_context.text.compression import extract, level
 from aether_context.tokens.cache import Tally
 
@@ -94,7 +95,7 @@ def _shorten_responses(scene: _Scene, fitted: Fitted) -> Fitted:
     tally, budget = scene.tally, scene.budget
     if not fitted.items:
         return fitted
-    parts = conversation.units([item.content for item in fitted.items])
+    parts = turns.units([item.content for item in fitted.items])
     last = max(parts, key=lambda unit: unit.indices[-1])
     targets = [at for at in last.indices if response_tokens(fitted.items[at].content, tally)]
     sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, tally)]
@@ -189,7 +190,7 @@ _Order = Callable[[Sequence[Unit], int | None], list[int]]
 
 
 def _unasked(parts: Sequence[Unit], human: int | None) -> list[int]:
-    stay = conversation.protected(parts, human, neighbours=False)
+    stay = turns.protected(parts, human, neighbours=False)
     going = [at for at in range(len(parts)) if at not in stay]
     return sorted(going, key=lambda at: (parts[at].kind == "human", at))
 
@@ -205,7 +206,7 @@ def _leave_out(scene: _Scene, fitted: Fitted, over: int, order: _Order) -> tuple
         return fitted, over
     items = fitted.items
     human = next((at for at, item in enumerate(items) if item.origin == scene.human), None)
-    parts = conversation.units([item.content for item in items])
+    parts = turns.units([item.content for item in items])
     gone: set[int] = set()
     for at in order(parts, human):
         if over <= 0:
@@ -237,7 +238,7 @@ def _thin(scene: _Scene, fitted: Fitted, over: int) -> Fitted:
     parts of any other content that comes last.
     """
     items, tally = fitted.items, scene.tally
-    parts = conversation.units([item.content for item in items])
+    parts = turns.units([item.content for item in items])
     last = max(parts, key=lambda unit: unit.indices[-1], default=None)
     if last is None:
         return fitted
@@ -254,7 +255,7 @@ def _thin(scene: _Scene, fitted: Fitted, over: int) -> Fitted:
         made = []
         for number, index in enumerate(indices):
             item = items[index]
-            kept = conversation.as_ranges({at for which, at in chosen if which == number})
+            kept = turns.as_ranges({at for which, at in chosen if which == number})
             ceiling = fitted.extracts.get(item.raw.digest)
             found = reduced(item, ceiling, {item.raw.digest: kept}, asked([one.raw for one in items], index), tally)
             made.append(replace(found, tokens=tally.content(found.content) if kept else 0))
@@ -282,7 +283,7 @@ def _thin(scene: _Scene, fitted: Fitted, over: int) -> Fitted:
 
 
 def _ranges(item: Outgoing) -> tuple[tuple[int, int], ...]:
-    return conversation.as_ranges(at for _, at in item.members)
+    return turns.as_ranges(at for _, at in item.members)
 
 
 def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]:
@@ -409,7 +410,7 @@ def _leave_out_media(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, 
         tokens_after=max(0, scene.carried.measured["task"] - (before - over)),
     )
     request = f"{text}\n{note}" if text else note
-    ranges = conversation.as_ranges(there - set(gone))
+    ranges = turns.as_ranges(there - set(gone))
     parts = {**fitted.parts, raw.digest: ranges}
     return replace(fitted, request=request, parts=parts, events=(*fitted.events, event)), over
 

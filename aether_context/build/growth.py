@@ -17,7 +17,7 @@ from aether_context.build.proof import addresses_of, missing_evidence
 from aether_context.build.relevance import asks
 from aether_context.build.settling import content_id
 from aether_context.canonical import fold
-from aether_context.conversation import is_human
+from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Folds, Ingredients, Layer, Outgoing, Pack, Prefix, Sent
 from aether_context.policy import PackPolicy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aether_context.conversation import Normal, normalize
 from aether_context.pack import Outgoing
 from aether_context.policy import StablePrefixSettings
-from aether_context.strategies import Normal, normalize
 from aether_context.tokens.cache import Tally
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aether_context.build.room import input_budget
-from aether_context.conversation import is_human
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Ingredients, PackedMessage
 from aether_context.policy import PackPolicy
 from aether_context.tokens.cache import Tally

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
-from aether_context.conversation import is_human
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import attributed, requoted
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Outgoing, Part
-from aether_context.quoting import attributed, requoted
 from aether_context.text.compression import extract, level
 from aether_context.text.leaves import laid_out, parsed
 from aether_context.tokens.cache import Tally
-from aether_context.wire import content_of_parts, part_of
 
 _DOMINANT = 0.8
 _LEAST_TEXT = 8

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from aether_context.build import room
 from aether_context.build.gating import by_hand, gated
 from aether_context.canonical import JSON
+from aether_context.conversation import Budget, Conversation, Removed, Replaced, Trimmed, ranked, strategies_of
 from aether_context.pack import Act, Ingredients, Outgoing, Reason, Stage, TruncationEvent, content_name
 from aether_context.policy import PackPolicy
-from aether_context.strategies import Budget, Conversation, Removed, Replaced, Trimmed, ranked, strategies_of
 from aether_context.tokens.cache import Tally
 
 

@@ -16,10 +16,7 @@ from aether_context.build.emergency import NET
 from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.build.gating import by_hand, gated, past_byte_net
 from aether_context.build.settling import content_id, truncations
-from aether_context.conversation import protected, units
-from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
-from aether_context.policy import PackPolicy
-from aether_context.strategies import (
+from aether_context.conversation import (
     Budget,
     Conversation,
     Strategy,
@@ -29,8 +26,12 @@ from aether_context.strategies import (
     ranked,
     standing_anchors,
     strategies_of,
+    units,
 )
-from aether_context.strategies.recap import recap
+from aether_context.conversation.summary import recap
+from aether_context.conversation.turns import protected
+from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
+from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import Tally
 

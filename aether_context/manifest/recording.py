@@ -19,7 +19,7 @@ from aether_context.canonical import (
     hash_text,
     short,
 )
-from aether_context.conversation import as_ranges
+from aether_context.conversation.turns import as_ranges
 from aether_context.manifest.schema import (
     AnchorRecord,
     CalibrationRecord,

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.tokens import EstimateCounter, TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import Memo, Tally
 from aether_context.tokens.counters import file_counter
-from aether_context.wire import content_of_parts, part_of
 
 VOCABULARIES = (("gemini-2.5-flash", "gemma3"), ("gpt-4o", "o200k"))
 

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from aether_context import PackPolicy, build_pack
-from aether_context.conversation import is_human
+from aether_context.conversation import Conversation, identify, select_strategy, strategy_names, trim
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Identity, Ingredients, Request, Step
-from aether_context.strategies import Conversation, identify, select_strategy, strategy_names, trim
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Memo
-from aether_context.wire import content_of_parts, part_of
 
 MODEL = "gemini-2.5-flash"
 LINES = 12

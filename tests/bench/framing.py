@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import Tally
 from aether_context.tokens.framing import written_call
 from aether_context.usage.calibration import TokenRatio, calibration, estimated, report
-from aether_context.wire import content_of_parts, part_of
 
 _SMALL, _LARGE = 200, 60_000
 

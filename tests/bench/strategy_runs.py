@@ -6,7 +6,7 @@
 The file and the columns are those of tool_runs.py; ``usable`` are the lines kept in requests that a provider takes,
 within the window and valid, in percent of all. ``cuts`` are acts of strategies, ``freed`` the tokens that an act freed
 and ``lost`` those of the cached prefix that it broke, on average. Shapes are those that
-`aether_context.strategies.shape_of` tells apart, read off each run's whole history. A run that fits is the same under
+`aether_context.conversation.shape_of` tells apart, read off each run's whole history. A run that fits is the same under
 every strategy and is played once.
 """
 
@@ -25,9 +25,9 @@ from tool_runs import COLUMNS, Run, Score, play, score
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.conversation import Conversation, shape_of, strategy_names
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content
-from aether_context.strategies import Conversation, shape_of, strategy_names
-from aether_context.wire import content_of_parts, part_of
 
 ACTS = ("cuts", "freed", "lost")
 SHOWN = ("over", "invalid", "grounded", "lines", "usable", "cost", "reuse")

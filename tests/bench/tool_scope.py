@@ -23,9 +23,9 @@ from typing import Any
 
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Identity, Ingredients, Request, Step, Tool
 from aether_context.tokens.cache import Memo
-from aether_context.wire import content_of_parts, part_of
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
 MODEL = "gemini-2.5-flash"

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
-from aether_context.wire import content_of_parts, part_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

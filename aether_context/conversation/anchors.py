@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aether_context.conversation import Unit
+from aether_context.conversation.strategy import Conversation, Trimmed
+from aether_context.conversation.turns import Unit
 from aether_context.errors import AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, AnchorKind, Content
 from aether_context.policy import AnchorSettings
-from aether_context.strategies.strategy import Conversation, Trimmed
 
 Selector: TypeAlias = Callable[[Content, int, Sequence[Content]], bool]
 """Whether a content is an anchor, given its index and all contents."""

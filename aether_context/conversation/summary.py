@@ -13,6 +13,19 @@ from aether_context.pack import Content
 from aether_context.text.compression import Counts, Summaries, split_bullets, summarize
 from aether_context.text.entities import entity_table, is_entry
 
+SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
+
+
+def summary_message(summary: str) -> str:
+    """The summary as a message of its own before the turns that are kept."""
+    return f"{SUMMARY_TITLE}:\n{fenced(summary)}"
+
+
+def fenced(text: str) -> str:
+    """Text whose every line is a bullet or indented."""
+    return "\n".join(line if line.startswith(("- ", "  ")) else f"  {line}" for line in text.splitlines())
+
+
 MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where about 10 KB are well borne."""
 

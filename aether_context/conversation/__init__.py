@@ -1,13 +1,13 @@
 """Strategies: what of a conversation is still sent.
 
-    from aether_context.strategies import Conversation, strategies_of
+    from aether_context.conversation import Conversation, strategies_of
     strategy, = strategies_of(PackPolicy(conversation={"strategy": "heads_tails"}).conversation)
     result = strategy.trim(Conversation.of(contents, window=16_000))
 
 A policy names one or several; each also works alone, on plain contents.
 """
 
-from aether_context.strategies.anchors import (
+from aether_context.conversation.anchors import (
     AnchorDefinition,
     hold,
     identify,
@@ -19,11 +19,19 @@ from aether_context.strategies.anchors import (
     unregister_anchor,
     validate,
 )
-from aether_context.strategies.composition import trim
-from aether_context.strategies.normalization import Normal, normalize
-from aether_context.strategies.registry import register_strategy, strategies_of, strategy_names, unregister_strategy
-from aether_context.strategies.selection import Selection, Shape, select_strategy, shape_of
-from aether_context.strategies.strategy import (
+from aether_context.conversation.normalization import Normal, normalize
+from aether_context.conversation.registry import (
+    Selection,
+    Shape,
+    register_strategy,
+    select_strategy,
+    shape_of,
+    strategies_of,
+    strategy_names,
+    trim,
+    unregister_strategy,
+)
+from aether_context.conversation.strategy import (
     Budget,
     Conversation,
     Removed,
@@ -34,6 +42,7 @@ from aether_context.strategies.strategy import (
     lost_tokens,
     rendered,
 )
+from aether_context.conversation.turns import units
 
 __all__ = [
     "AnchorDefinition",
@@ -63,6 +72,7 @@ __all__ = [
     "strategies_of",
     "strategy_names",
     "trim",
+    "units",
     "unregister_anchor",
     "unregister_strategy",
     "validate",

@@ -19,12 +19,12 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.conversation import units
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.strategy import Conversation, Replaced, Trimmed, decided
+from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.strategies.strategy import Conversation, Replaced, Trimmed, decided
 from aether_context.tokens.cache import Memo
-from aether_context.wire import content_of_parts, part_of
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""

@@ -13,15 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from aether_context import payload
 from aether_context.canonical import JSON
-from aether_context.conversation import is_human
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.summary import recap, summary_message
+from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
-from aether_context.strategies.recap import recap
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.tokens.cache import Tally
 from aether_context.tokens.framing import framing_of
-from aether_context.wire import content_of_parts, part_of
 
 
 class Summarize(Protocol):
@@ -228,7 +227,7 @@ def summary_tokens(counter: Counts, summary: str) -> int:
 
 
 def _summary_content(summary: str) -> Content:
-    return content_of_parts("user", [part_of({"text": payload.summary_message(summary)})])
+    return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

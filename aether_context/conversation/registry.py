@@ -1,0 +1,291 @@
+"""Strategies by name: the package's own and others, several as one, and which suits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from aether_context.conversation.stable_prefix import StablePrefix
+from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
+from aether_context.conversation.strategy import Conversation, Removed, Strategy, Trimmed, decided
+from aether_context.conversation.turns import is_human, protected, units
+from aether_context.errors import PolicyError
+from aether_context.pack import Act, Anchor
+from aether_context.policy import ConversationSettings
+
+# Strategies from outside, kept from leaving a request that no provider takes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """A strategy whose unsound decisions are not taken; what is wrong with them is its note."""
+
+    strategy: Strategy
+
+    @property
+    def name(self) -> str:
+        return self.strategy.name
+
+    @property
+    def early(self) -> bool:
+        return self.strategy.early
+
+    def trim(self, conversation: Conversation) -> Trimmed:
+        result = self.strategy.trim(conversation)
+        fault = _fault(conversation, result)
+        if not fault:
+            return result
+        return decided(conversation, self.name, note=f"strategy {self.name!r} changed nothing: {fault}")
+
+
+def _fault(conversation: Conversation, result: Trimmed) -> str:
+    """What is wrong with what a result removes; empty where nothing is."""
+    gone = {one.index for one in result.removed}
+    if not gone:
+        return ""
+    parts = units(conversation.contents)
+    torn = next((unit for unit in parts if 0 < len(gone.intersection(unit.indices)) < len(unit.indices)), None)
+    if torn is not None:
+        return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
+    kept = protected(parts, conversation.human, neighbours=False)
+    lost = sorted(gone.intersection(index for at in kept for index in parts[at].indices))
+    if lost:
+        return f"it would take content {lost[0]}, which the model has yet to answer"
+    first = next(at for at in range(len(conversation.contents)) if at not in gone)
+    summary = conversation.summary if result.summary is None else result.summary
+    if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
+        return f"content {first} would come first, which is not a person's"
+    return ""
+
+
+# Strategies by name: the package's own, and those that are registered from outside.
+
+Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
+
+BUILT_IN: dict[str, Factory] = {
+    "epochs": lambda settings: Epochs(settings=settings),
+    "stable_prefix": lambda settings: StablePrefix(settings=settings),
+    "sliding_turns": lambda settings: SlidingTurns(settings=settings),
+    "heads_tails": lambda settings: HeadsTails(settings=settings),
+    "summarize": lambda settings: Summarize(settings=settings),
+    "none": lambda settings: Untouched(settings=settings),
+}
+_REGISTERED: dict[str, Factory] = {}
+
+
+def register_strategy(name: str, factory: Factory) -> None:
+    """Makes a strategy available to policies under a name; one of that name is replaced.
+
+    A replay needs the same registration, since a policy holds the name only. A decision that would tear an exchange,
+    take what the model has yet to answer, or leave a request that begins with the model's words is not taken; the
+    manifest says so.
+
+    Args:
+        factory: makes the strategy from the policy's settings; its own are in ``settings.custom[name]``.
+
+    Raises:
+        PolicyError: the name is empty or one of the package's own.
+    """
+    if not name.strip() or name in BUILT_IN:
+        raise PolicyError(f"strategy name {name!r} is empty or taken: choose another one", field="name")
+    _REGISTERED[name] = factory
+
+
+def unregister_strategy(name: str) -> None:
+    """Takes a registered strategy away again; one that is not there is no error."""
+    _REGISTERED.pop(name, None)
+
+
+def strategy_names() -> tuple[str, ...]:
+    """The names that policies can give, the package's own first."""
+    return (*BUILT_IN, *sorted(_REGISTERED))
+
+
+def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
+    """A policy's strategies in their order.
+
+    Raises:
+        PolicyError: a name is unknown, or one that looks at what the host sent stands after one that waits for the
+            water marks.
+    """
+    found = tuple(_make(name, settings) for name in settings.strategy)
+    late = next((at for at, one in enumerate(found) if not one.early), len(found))
+    misplaced = next((one.name for one in found[late:] if one.early), None)
+    if misplaced is not None:
+        raise PolicyError(
+            f"conversation.strategy = {list(settings.strategy)}: {misplaced!r} looks at what the host sent, so it has "
+            f"to stand before {found[late].name!r}",
+            field="conversation.strategy",
+        )
+    return found
+
+
+def _make(name: str, settings: ConversationSettings) -> Strategy:
+    if name in BUILT_IN:
+        return BUILT_IN[name](settings)
+    if name in _REGISTERED:
+        return Guarded(strategy=_REGISTERED[name](settings))
+    known = strategy_names()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    cure = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    raise PolicyError(
+        f"conversation.strategy = {name!r} is unknown: {cure} A strategy of your own needs register_strategy first",
+        field="conversation.strategy",
+    )
+
+
+# Several strategies as one, and what each would do.
+
+
+def trim(conversation: Conversation, settings: ConversationSettings) -> Trimmed:
+    """What a policy's strategies do to a conversation together, each to what the one before it leaves.
+
+    Nothing is changed, so this is the preview, too: what would go, the tokens that it frees, and those of the cached
+    prefix that it breaks.
+
+    Raises:
+        PolicyError: a strategy is unknown, or stands where it cannot.
+    """
+    first, *others = strategies_of(settings)
+    whole = result = first.trim(conversation)
+    left = conversation
+    for strategy in others:
+        left = left.after(result)
+        result = strategy.trim(left)
+        whole = _joined(whole, result)
+    return whole
+
+
+def _joined(whole: Trimmed, result: Trimmed) -> Trimmed:
+    """A result of what another one left, in the places of the whole."""
+    place = whole.kept
+    replaced = {one.index: one for one in whole.replaced}
+    replaced |= {place[one.index]: replace(one, index=place[one.index]) for one in result.replaced}
+    summarized = result.summary is not None
+    return Trimmed(
+        kept=tuple(place[at] for at in result.kept),
+        removed=_sorted(*whole.removed, *(replace(one, index=place[one.index]) for one in result.removed)),
+        replaced=tuple(replaced[at] for at in sorted(replaced)),
+        anchors=_both(whole.anchors, result.anchors),
+        summary=result.summary if summarized else whole.summary,
+        summary_at=(place[result.summary_at] if result.summary_at else 0) if summarized else whole.summary_at,
+        state=result.state if result.state is not None else whole.state,
+        lasting=whole.lasting and result.lasting,
+        normalize=whole.normalize or result.normalize,
+        note="; ".join(filter(None, (whole.note, result.note))),
+        tokens_before=whole.tokens_before,
+        tokens_after=result.tokens_after,
+        act=_added(whole.act, result.act),
+    )
+
+
+def _sorted(*removed: Removed) -> tuple[Removed, ...]:
+    return tuple(sorted(removed, key=lambda one: one.index))
+
+
+def _both(one: Sequence[Anchor], other: Sequence[Anchor]) -> tuple[Anchor, ...]:
+    return tuple(anchor for anchor in one if anchor in other)
+
+
+def _added(one: Act | None, other: Act | None) -> Act | None:
+    if one is None or other is None:
+        return one or other
+    return Act(
+        strategy=f"{one.strategy}, {other.strategy}",
+        removed=one.removed + other.removed,
+        replaced=one.replaced + other.replaced,
+        freed_tokens=one.freed_tokens + other.freed_tokens,
+        lost_tokens=max(one.lost_tokens, other.lost_tokens),
+    )
+
+
+# Which strategy suits a conversation, by its shape.
+
+ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
+
+TALK_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a conversation looks like.
+
+    ``tokens`` are those of all contents, ``tool_tokens`` those of calls and responses among them, ``largest_turn``
+    those of its largest turn.
+    """
+
+    kind: ShapeKind
+    contents: int
+    turns: int
+    tokens: int
+    tool_tokens: int
+    largest_turn: int
+
+
+def shape_of(conversation: Conversation) -> Shape:
+    """The shape of a conversation, from the tokens of its contents alone.
+
+    ``short`` fits under the high-water mark. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
+    consists of words for more than half, and ``session`` is everything else.
+    """
+    tokens, contents = conversation.tokens, conversation.contents
+    total = sum(tokens)
+    tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
+    turns: list[int] = [0]
+    spoke = True
+    for size, content in zip(tokens, contents, strict=True):
+        human = is_human(content)
+        if human and not spoke:
+            turns.append(0)
+        spoke = human
+        turns[-1] += size
+    return Shape(
+        kind=_kind(conversation, total, tools, max(turns)),
+        contents=len(contents),
+        turns=len(turns),
+        tokens=total,
+        tool_tokens=tools,
+        largest_turn=max(turns),
+    )
+
+
+def _kind(conversation: Conversation, total: int, tools: int, largest: int) -> ShapeKind:
+    high = conversation.budget.high
+    if total <= high:
+        return "short"
+    if largest > high:
+        return "loop"
+    return "dialogue" if tools < (1 - TALK_SHARE) * total else "session"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The strategy that suits a conversation, the rule that says so, and the shape that it looks at."""
+
+    strategy: str
+    rule: str
+    shape: Shape
+
+
+_RULES: Mapping[ShapeKind, tuple[str, str]] = {
+    "short": ("epochs", "it fits, and nothing is cut"),
+    "loop": (
+        "epochs",
+        "one turn alone passes the high-water mark: the cut goes through it, and the entity table counts",
+    ),
+    "session": ("epochs", "each turn fits and tools fill most of it: deep, rare cuts keep the most in the cache"),
+    "dialogue": ("heads_tails", "words fill most of it: how it began stays word for word, at hardly more cost"),
+}
+
+
+def select_strategy(conversation: Conversation) -> Selection:
+    """The strategy that suits a conversation, by its shape.
+
+    The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
+    tests/bench/strategy_runs.py gives the figures, docs/benchmarks.md has them.
+    """
+    shape = shape_of(conversation)
+    strategy, rule = _RULES[shape.kind]
+    return Selection(strategy=strategy, rule=f"{shape.kind}: {rule}", shape=shape)
