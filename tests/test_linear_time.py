@@ -25,9 +25,9 @@ from aether_context.build import scope
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
-from aether_context.evidence import extracting, kinds, lines, media, record, rows, sampling
+from aether_context.evidence import extracts, lines, media, outline, record, samples
 from aether_context.evidence.offload import offload
-from aether_context.evidence.reading import Searcher
+from aether_context.evidence.passages import Searcher
 from aether_context.evidence.urls import _split
 from aether_context.files import segment
 from aether_context.pack import Candidate, Content, Tool
@@ -343,16 +343,16 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "printable": decoding.printable,
     "read_json": decoding.read_json,
     "closing": lambda text: quiet(decoding.closing, text),
-    "kind_of": kinds.kind_of,
-    "is_data": kinds.is_data,
+    "kind_of": lines.kind_of,
+    "is_data": lines.is_data,
     "view_of": lambda text: lines.view_of(text),
-    "show": lambda text: extracting.show(
+    "show": lambda text: extracts.show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
     ),
-    "sampled": lambda text: sampling.sampled(text, sampling.query_words(text[:2_000])),
-    "line_count": sampling.line_count,
-    "query_words": sampling.query_words,
-    "sampled_rows": lambda text: rows.sampled_rows(
+    "sampled": lambda text: samples.sampled(text, samples.query_words(text[:2_000])),
+    "line_count": samples.line_count,
+    "query_words": samples.query_words,
+    "sampled_rows": lambda text: outline.sampled_rows(
         f'[{{"id": 1}}, {text}', ["id", text[:20]], max_tokens=300, counter=COUNTER
     ),
     "offload": lambda text: offload(
@@ -363,7 +363,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),
     "typed": lambda text: media.typed(text, b""),
-    "is_text": kinds.is_text,
+    "is_text": lines.is_text,
     "evidence_key": record.evidence_key,
     "artifact_uris": record.artifact_uris,
     # search

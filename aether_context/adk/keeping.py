@@ -23,8 +23,8 @@ from aether_context.adk.records import put_record, session_of
 from aether_context.canonical import hash_bytes
 from aether_context.errors import KnowledgeError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.evidence.extracting import show, tokens_of
-from aether_context.evidence.kinds import MEDIA_TYPES, is_text
+from aether_context.evidence.extracts import show, tokens_of
+from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.record import Form, size_words
 from aether_context.state import EvidenceShape, Problems, acceptance_of, current_step, knowledge, read_plan
 from aether_context.store import PackStore

@@ -29,8 +29,8 @@ from aether_context.adk.records import Scope, SessionRecords, put_record, sessio
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
-from aether_context.evidence.extracting import tokens_of
-from aether_context.evidence.kinds import MEDIA_TYPES, is_text
+from aether_context.evidence.extracts import tokens_of
+from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in
 from aether_context.evidence.offload import gist, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash

@@ -27,10 +27,9 @@ from aether_context.adk.records import SessionRecords, state_record
 from aether_context.canonical import replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key
-from aether_context.evidence.kinds import is_text
-from aether_context.evidence.lines import view_of
+from aether_context.evidence.lines import is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown
-from aether_context.evidence.reading import Excerpt, Searcher, read_lines
+from aether_context.evidence.passages import Excerpt, Searcher, read_lines
 from aether_context.evidence.record import READ, SCHEME, SEARCH, EvidenceRecord, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore

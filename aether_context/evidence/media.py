@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aether_context.canonical import JSON, Path
-from aether_context.evidence.kinds import is_text
+from aether_context.evidence.lines import is_text
 from aether_context.evidence.record import READ, EvidenceRecord, size_words
 from aether_context.tokens.media import sniffed
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
-from aether_context.evidence.extracting import Shown, show, tokens_of
-from aether_context.evidence.kinds import MEDIA_TYPES, data_type
-from aether_context.evidence.lines import view_of
+from aether_context.evidence.extracts import RULES, Shown, extractor, show, tokens_of
+from aether_context.evidence.lines import MEDIA_TYPES, data_type, view_of
 from aether_context.evidence.record import READ, SEARCH, Form, evidence_uri, size_words
-from aether_context.evidence.registry import RULES, extractor
 from aether_context.policy import OffloadSettings
 from aether_context.text.compression import shorten
 from aether_context.tokens import TokenCounter

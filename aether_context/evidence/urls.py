@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from aether_context.errors import KnowledgeError, PolicyError, StoreError
-from aether_context.evidence.kinds import is_text
+from aether_context.evidence.lines import is_text
 from aether_context.files import Files
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tool_runs import Score as Sums
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.evidence.lines import view_of
-from aether_context.evidence.reading import Searcher
+from aether_context.evidence.passages import Searcher
 from aether_context.policy import OffloadSettings
 from aether_context.tokens import counter_for
 

@@ -1,22 +1,81 @@
-"""What is shown of a long output: its own lines, chosen for what an agent needs next, and notes of what is missing."""
+"""What is shown of a long output: chosen lines, by extractors of the package or from outside."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Protocol
 
-from aether_context.evidence.kinds import Kind, data_type, kind_of
-from aether_context.evidence.lines import MOST_DECODED, View, view_of
-from aether_context.evidence.outline import rendered
-from aether_context.evidence.rows import sampled_rows
-from aether_context.evidence.sampling import Sample, line_count, query_words, sampled
-from aether_context.text.compression import fitting, pick, relevance, span
+from aether_context.errors import PolicyError
+from aether_context.evidence.lines import MOST_DECODED, Kind, View, data_type, kind_of, view_of
+from aether_context.evidence.outline import rendered, sampled_rows
+from aether_context.evidence.samples import Sample, line_count, query_words, sampled
+from aether_context.text.compression import Counts, fitting, pick, relevance, span
 from aether_context.text.decoding import printable
 from aether_context.text.entities import entities_of
 from aether_context.tokens import TokenCounter
+
+# Extractors from outside, by name.
+
+RULES = ("never", "threshold", "always")
+"""What a policy can say of a tool without an extractor."""
+
+
+class Extractor(Protocol):
+    """Chooses what is shown of a long output.
+
+    Equal arguments have to give equal texts. What it gives should be the output's own lines.
+    """
+
+    def __call__(self, text: str, *, max_tokens: int, counter: Counts, query: str) -> str: ...
+
+
+_EXTRACTORS: dict[str, Extractor] = {}
+
+
+def register_extractor(name: str, extractor: Extractor) -> None:
+    """Makes an extractor known to policies under a name.
+
+    Raises:
+        PolicyError: the name is one of a rule's.
+    """
+    if name in RULES:
+        raise PolicyError(f"{name!r} is a rule: give the extractor another name", field="offload.tools")
+    _EXTRACTORS[name] = extractor
+
+
+def extractor(name: str) -> Extractor:
+    """The extractor of a name.
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if name not in _EXTRACTORS:
+        known = (*RULES, *sorted(_EXTRACTORS))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(known)
+        raise PolicyError(
+            f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload"
+        )
+    return _EXTRACTORS[name]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Checks that every rule is one.
+
+    Raises:
+        PolicyError: one is not.
+    """
+    for name in names:
+        if name not in RULES:
+            extractor(name)
+
+
+# What is shown of a long output: its own lines, chosen for what an agent needs next, and notes of what is missing.
 
 _COUNTED, _SAMPLED = 20_000, 9_000
 _PROSE = 100
