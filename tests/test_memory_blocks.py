@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aether_context.memory import Memories, Memory, scope
-from aether_context.memory.file import Span
+from aether_context.memory import Memories, Memory, library
+from aether_context.memory.database import Span
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import unit
 from aether_context.retrieval.storage import packed, unpacked
@@ -213,8 +213,8 @@ def test_rows_in_no_block_are_cut_into_blocks():
     living = np.array([1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 20])
 
     def cut(*held):
-        with patch.object(scope, "BLOCK_ROWS", 4):
-            return [numbers.tolist() for numbers in scope.uncovered(living, held)]
+        with patch.object(library, "BLOCK_ROWS", 4):
+            return [numbers.tolist() for numbers in library.uncovered(living, held)]
 
     assert cut() == [[1, 2, 5, 6], [7, 9, 12, 13], [14, 15, 20]]
     whole, small = Span(first=5, last=9, rows=4), Span(first=14, last=14, rows=1)
@@ -251,7 +251,7 @@ ACTS = st.lists(
 @given(ACTS)
 def test_blocks_never_change_what_is_found(tmp_path_factory, acts):
     path = tmp_path_factory.mktemp("blocks") / "m.sqlite"
-    with patch.object(scope, "BLOCK_ROWS", 4):
+    with patch.object(library, "BLOCK_ROWS", 4):
         memories, other, plain = opened(path), opened(path), Memories(embedder=Letters())
         for act, at in acts:
             if act in ("add", "change"):

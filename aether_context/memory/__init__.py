@@ -7,8 +7,7 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 
 from __future__ import annotations
 
-from aether_context.memory.file import Memory, located
-from aether_context.memory.library import Memories
-from aether_context.memory.scope import Remembered
+from aether_context.memory.database import Memory, located
+from aether_context.memory.library import Memories, Remembered
 
 __all__ = ["Memories", "Memory", "Remembered", "located"]

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aether_context.memory import Memories, Memory, scope
+from aether_context.memory import Memories, Memory, library
 from aether_context.retrieval.embedders import Purpose, Vectors, unit
 
 WHO = ("app", "ann")
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    scope.BLOCK_ROWS = BLOCK_ROWS
+    library.BLOCK_ROWS = BLOCK_ROWS
     outcome, state = Outcome(), State()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memories.sqlite"
