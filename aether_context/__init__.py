@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aether_context.build import build_pack
     from aether_context.manifest import Manifest
+    from aether_context.packing import build_pack
     from aether_context.playback import replay
     from aether_context.policy import PackPolicy
     from aether_context.store import PackStore
@@ -20,7 +20,7 @@ _HOMES = {
     "Manifest": "aether_context.manifest.schema",
     "PackPolicy": "aether_context.policy",
     "PackStore": "aether_context.store",
-    "build_pack": "aether_context.build",
+    "build_pack": "aether_context.packing",
     "replay": "aether_context.playback",
 }
 

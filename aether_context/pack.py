@@ -515,7 +515,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingredients:
-    """All that `aether_context.build.build_pack` reads.
+    """All that `aether_context.packing.build_pack` reads.
 
     ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
     handed over since. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the

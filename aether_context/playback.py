@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aether_context.build import build_pack
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.quotes import attributed
@@ -25,6 +24,7 @@ from aether_context.pack import (
     Step,
     Tool,
 )
+from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.resolution import Resolver
 from aether_context.store import PackStore

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aether_context.build import build_pack, extend_pack
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import is_human, live_positions
@@ -27,6 +26,7 @@ from aether_context.pack import (
     Step,
     Tool,
 )
+from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aether_context.allocation import allocate, project, strengths, weigh, whole
 from aether_context.errors import StepTooLarge
 from aether_context.pack import FLEXIBLE_LAYERS, LAYERS, Signals
+from aether_context.packing.allocation import allocate, project, strengths, weigh, whole
 from aether_context.policy import PROFILES, BudgetSettings, PackPolicy, Range
 
 NEUTRAL = Signals()

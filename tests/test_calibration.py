@@ -21,8 +21,8 @@ from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.build import build_pack
 from aether_context.pack import Calibration
+from aether_context.packing import build_pack
 from aether_context.playback import Replayer
 from aether_context.usage.calibration import Anchor, TokenRatio, calibration, estimated, report
 

@@ -21,10 +21,10 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from aether_context import Manifest, PackPolicy, PackStore, __version__
-from aether_context.build import build_pack
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.cli import main, terminal
 from aether_context.cli.terminal import bar, moment, plain
+from aether_context.packing import build_pack
 from aether_context.retrieval import HybridIndex
 
 _numbers = itertools.count(1)

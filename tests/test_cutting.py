@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from packs import answered, called, lines, said
 
-from aether_context.build.cutting import cut_to, pays
 from aether_context.conversation.summary import recap
 from aether_context.pack import Content, Outgoing
+from aether_context.packing.fit import cut_to, pays
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry

@@ -36,7 +36,7 @@ from aether_context.adk.reading import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack
-from aether_context.payload import SYSTEM_CONTRACT, step_text
+from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
 from aether_context.playback import Replayer, request_json
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import Memo

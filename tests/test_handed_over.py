@@ -13,9 +13,10 @@ from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
 from scripted import Chat, Sent, call
 from test_teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
-from aether_context import PackPolicy, payload
+from aether_context import PackPolicy
 from aether_context.conversation.quotes import BEGIN, END, OPENING
-from aether_context.payload import FIRST_LINE, HANDED, HANDED_RULE
+from aether_context.packing import payload
+from aether_context.packing.payload import FIRST_LINE, HANDED, HANDED_RULE
 from aether_context.playback import Replayer
 
 PLAN = {"task_id": "42", "step": {"id": "s1", "text": "Settle the claim", "acceptance": ["it is settled"]}}

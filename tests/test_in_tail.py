@@ -9,7 +9,7 @@ from packs import STEP, answered, called, ingredients, lines, memory, said
 from scripted import Chat, Memories, call, remembered
 
 from aether_context import PackPolicy
-from aether_context.build import build_pack
+from aether_context.packing import build_pack
 
 ANSWER = "The manager of Lisbon approves refunds above 740 euros"
 

@@ -20,7 +20,7 @@ from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send
 
 from aether_context import PackPolicy
 from aether_context.adk import keep_evidence
-from aether_context.payload import sections
+from aether_context.packing.payload import sections
 
 PLAN = {
     "task_id": "42",

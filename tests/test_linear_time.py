@@ -17,11 +17,10 @@ import pytest
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context import artifacts, canonical, payload
+from aether_context import artifacts, canonical
 from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
-from aether_context.build import scope
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
@@ -31,6 +30,7 @@ from aether_context.evidence.passages import Searcher
 from aether_context.evidence.urls import _split
 from aether_context.files import segment
 from aether_context.pack import Candidate, Content, Tool
+from aether_context.packing import payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import Entry, HybridIndex, entries, ranking, terms
@@ -311,7 +311,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     # declarations
     "_tool": read_tool,
-    "trimmed": lambda text: scope.trimmed(read_tool(text)),
+    "trimmed": lambda text: tools.trimmed(read_tool(text)),
     # shorter text
     "extract": lambda text: compression.extract(text, max_tokens=300, counter=COUNTER, query=text[:300]),
     "shorten": lambda text: compression.shorten(text, max_tokens=100, counter=COUNTER, query=text[:300]),

@@ -14,7 +14,7 @@ from google.adk.tools.tool_context import ToolContext
 from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered
 
 from aether_context import PackPolicy
-from aether_context.payload import HEADERS
+from aether_context.packing.payload import HEADERS
 
 PLAN = {
     "task_id": "42",

@@ -22,7 +22,6 @@ from timing import best_of
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.preview import preview_strategies
-from aether_context.build import build_pack
 from aether_context.cli import main
 from aether_context.conversation import (
     Conversation,
@@ -43,6 +42,7 @@ from aether_context.errors import (
     TokenCountingError,
 )
 from aether_context.pack import Content
+from aether_context.packing import build_pack
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Tally
 from aether_context.usage import LedgerReport

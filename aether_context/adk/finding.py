@@ -13,8 +13,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.reading import ESSENTIAL_MARK
-from aether_context.build.relevance import FIND_TOOLS
 from aether_context.pack import Pack, Tool
+from aether_context.packing.tools import FIND_TOOLS
 from aether_context.retrieval import tool_scores
 
 _MOST_FOUND = 5

@@ -35,7 +35,6 @@ from aether_context.adk.reading import (
     system_text,
 )
 from aether_context.adk.records import Records, SessionRecords
-from aether_context.build.proof import TOOL
 from aether_context.canonical import hash_text
 from aether_context.conversation import ranked
 from aether_context.conversation.turns import torn
@@ -43,6 +42,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
+from aether_context.packing.payload import TOOL
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique

@@ -8,7 +8,6 @@ from dataclasses import replace
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from aether_context.build import build_pack
 from aether_context.canonical import JSON, short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import (
@@ -26,6 +25,7 @@ from aether_context.cli.terminal import (
 from aether_context.cli.verification import Verifier
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Fate, Pack, Part
+from aether_context.packing import build_pack
 from aether_context.playback import Replayer, request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore

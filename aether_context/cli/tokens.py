@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aether_context.build import recount
 from aether_context.canonical import short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
 from aether_context.errors import SessionError, StoreError
 from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Pack
+from aether_context.packing import recount
 from aether_context.playback import Replayer
 from aether_context.policy import PackPolicy, TokenSettings
 from aether_context.store import PackStore

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from packs import IDENTITY, STEP, ingredients
 
-from aether_context.build import build_pack, extend_pack
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import is_human, live_positions
 from aether_context.pack import Accuracy, Content, Epoch, Pack, Tool
+from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.tokens.cache import Memo

@@ -1,10 +1,4 @@
-"""Rungs three and four: what is always sent becomes shorter where it leaves others too little.
-
-Tool declarations lose their examples and long descriptions, the largest first; then the step's own words are tightened.
-This happens where system, task and tools alone exceed the input budget, and at an epoch's beginning also before a
-memory or a piece of evidence is dropped, but then no layer inside its floor is touched. The acceptance list and the
-user's request stay word for word.
-"""
+"""The allocation of a pack, and what is always sent made shorter where it leaves others too little."""
 
 from __future__ import annotations
 
@@ -14,17 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from aether_context import payload
-from aether_context.build.carry import Carried
-from aether_context.build.choice import Chosen
-from aether_context.build.demand import Demand, allocated, demand
-from aether_context.build.ladder import Press, briefest, least_tokens
-from aether_context.build.room import input_budget
-from aether_context.build.scope import Scope, trimmed
-from aether_context.pack import Candidate, Ingredients, Layer, Step, Tool, TruncationEvent
+from aether_context.errors import StepTooLarge
+from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals, Step, Tool, TruncationEvent
+from aether_context.packing import payload
+from aether_context.packing.allocation import input_budget
+from aether_context.packing.carryover import Carried
+from aether_context.packing.choice import Chosen, Demand, Press, allocated, briefest, demand, least_tokens
+from aether_context.packing.tools import Scope, trimmed
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries, level, shorten
 from aether_context.tokens.cache import Tally
+
+# Rungs three and four: what is always sent becomes shorter where it leaves others too little.
+#
+# Tool declarations lose their examples and long descriptions, the largest first; then the step's own words are
+# tightened. This happens where system, task and tools alone exceed the input budget, and at an epoch's beginning also
+# before a memory or a piece of evidence is dropped, but then no layer inside its floor is touched. The acceptance
+# list and the user's request stay word for word.
 
 _LEAST_LINE = 8
 _BRIEF_LINE = 32
@@ -197,3 +197,66 @@ def _tighten_step(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
         if getattr(step, name) != getattr(changed, name)
     ]
     return _with(tight, "task", tight.carried.measured["task"] - gain, touched, step=changed)
+
+
+# The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Signals and allocation; ``too_large`` is set where the given layers exceed the budget and have to shrink."""
+
+    signals: Signals
+    allocation: Allocation
+    too_large: StepTooLarge | None
+
+
+def share(
+    source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, tally: Tally, *, at_cut: bool = False
+) -> Shares:
+    """Allocates the window.
+
+    Args:
+        at_cut: whether the conversation is being cut; see `demand`.
+
+    Raises:
+        StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
+            the largest texts among them.
+    """
+    asked = demand(source, policy, tight.carried, chosen, at_cut=at_cut)
+    try:
+        return Shares(signals=asked.signals, allocation=allocated(source, policy, asked), too_large=None)
+    except StepTooLarge as error:
+        too_large = error.naming(_texts(source, tight, tally))
+        if policy.on_invalid != "warn":
+            raise too_large from None
+    squeezed = replace(asked, measured=_squeezed(source, policy, asked.measured))
+    return Shares(signals=asked.signals, allocation=allocated(source, policy, squeezed), too_large=too_large)
+
+
+def _squeezed(source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, int]) -> dict[Layer, int]:
+    """Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer."""
+    left = input_budget(source, policy)
+    squeezed: dict[Layer, int] = {}
+    for layer in ("system", "tools", "task"):
+        squeezed[layer] = min(measured[layer], left)
+        left -= squeezed[layer]
+    return squeezed
+
+
+def _texts(source: Ingredients, tight: Tight, tally: Tally) -> dict[str, int]:
+    """What the given layers consist of, by a name that says no word of it, in tokens."""
+    step, human = tight.step, source.request.human
+    asked = "what was handed over" if source.request.handed else "the user's request"
+    texts = {
+        "the system instruction": source.request.system,
+        asked: source.request.contents[human].text if human is not None else "",
+        "the task": step.task,
+        "the goal": step.goal,
+        "the step's text": step.text,
+        "the role": "\n".join(payload.role_lines(step)),
+        "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
+    }
+    sizes = {name: tally.count(text) for name, text in texts.items() if text}
+    sizes |= {f"acceptance item {item.id}": tally.count(item.text) for item in step.acceptance}
+    return sizes | {f"tool {tool.name}": tally.tool(tool) for tool in tight.scope.tools}

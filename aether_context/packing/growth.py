@@ -8,18 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
-from aether_context.allocation import spend
-from aether_context.build.assembly import checksum, content_fate, method, request_tokens, speaker
-from aether_context.build.demand import Demand, allocated
-from aether_context.build.fit import Marks, marks
-from aether_context.build.gating import by_hand, gated, past_byte_net
-from aether_context.build.proof import addresses_of, missing_evidence
-from aether_context.build.relevance import asks
-from aether_context.build.settling import content_id
 from aether_context.canonical import fold
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Folds, Ingredients, Layer, Outgoing, Pack, Prefix, Sent
+from aether_context.packing.allocation import spend
+from aether_context.packing.assembly import checksum, content_fate, method, request_tokens, speaker
+from aether_context.packing.choice import Demand, allocated
+from aether_context.packing.early_strategies import by_hand, content_id, gated, past_byte_net
+from aether_context.packing.fit import Marks, marks
+from aether_context.packing.payload import addresses_of, missing_evidence
+from aether_context.packing.tools import asks
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, framing_of
 from aether_context.tokens.cache import Memo, Tally

@@ -6,15 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aether_context import payload
-from aether_context.build.returning import matched, still_packed
-from aether_context.build.rewriting import Parts, asked, packed_message, reduced, summary_content, thinned
-from aether_context.build.scope import Scope
-from aether_context.build.settling import Settled, settle
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.summary import summary_message
 from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoing, PackedMessage
+from aether_context.packing import payload
+from aether_context.packing.early_strategies import Settled, settle
+from aether_context.packing.rewrites import (
+    Parts,
+    asked,
+    matched,
+    packed_message,
+    reduced,
+    still_packed,
+    summary_content,
+    thinned,
+)
+from aether_context.packing.tools import Scope
 from aether_context.policy import PackPolicy
 from aether_context.tokens.cache import Tally
 

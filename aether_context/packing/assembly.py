@@ -1,4 +1,4 @@
-"""The outgoing request and the account of it."""
+"""The outgoing request, normalized at the very end, and the account of it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from aether_context import payload
-from aether_context.allocation import spend
-from aether_context.build.carry import Carried, explains_in_payload, packed_text, plan_digest, summary_tokens
-from aether_context.build.choice import Chosen
-from aether_context.build.fit import Fitted
-from aether_context.build.gating import by_hand
-from aether_context.build.normalizing import normalized
-from aether_context.build.proof import addresses_in, covered_by, missing_evidence, validity_of
-from aether_context.build.rewriting import packed_message, summary_content
-from aether_context.build.settling import content_id
-from aether_context.build.shares import Shares
-from aether_context.build.tightening import Tight
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
+from aether_context.conversation import Normal, normalize
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import as_ranges, live_positions
 from aether_context.pack import (
@@ -43,10 +32,100 @@ from aether_context.pack import (
     State,
     TruncationEvent,
 )
-from aether_context.policy import PackPolicy
+from aether_context.packing import payload
+from aether_context.packing.allocation import spend
+from aether_context.packing.carryover import Carried, explains_in_payload, packed_text, plan_digest, summary_tokens
+from aether_context.packing.choice import Chosen
+from aether_context.packing.early_strategies import by_hand, content_id
+from aether_context.packing.fit import Fitted
+from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
+from aether_context.packing.rewrites import packed_message, summary_content
+from aether_context.packing.shares import Shares, Tight
+from aether_context.policy import PackPolicy, StablePrefixSettings
 from aether_context.text.compression import extract
 from aether_context.tokens.cache import Tally
 from aether_context.usage.calibration import estimated
+
+# The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
+
+
+def normalized(contents: Sequence[Outgoing], settings: StablePrefixSettings, tally: Tally) -> tuple[Outgoing, ...]:
+    """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
+
+    One that needs none of it stays the same object.
+    """
+    found = normalize([item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder)
+    return tuple(_outgoing(contents, one, tally) for one in found)
+
+
+def _outgoing(contents: Sequence[Outgoing], normal: Normal, tally: Tally) -> Outgoing:
+    first = contents[normal.sources[0]]
+    if normal.content is first.content:
+        return first
+    return Outgoing(
+        content=normal.content,
+        raw=first.raw,
+        origin=first.origin,
+        outcome="merged",
+        tokens=tally.content(normal.content),
+        members=tuple(_member(contents[index], place) for index, place in normal.members),
+    )
+
+
+def _member(item: Outgoing, place: int) -> tuple[int, int]:
+    """Where a part of an outgoing content comes from: origin and place there, -1 for what was made here."""
+    if item.members:
+        return item.members[place]
+    if item.origin < 0:
+        return (-1, -1)
+    if item.outcome != "payload":
+        return (item.origin, place)
+    others = [at for at, part in enumerate(item.raw.parts) if part.kind != "text"]
+    return (item.origin, others[place - 1] if place else -1)
+
+
+# What the layers of a pack cost by another counter; nothing of the pack is decided anew.
+
+_SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
+    ("evidence", ("EVIDENCE", "TOP EVIDENCE")),
+    ("memory", ("MEMORY",)),
+    ("conversation", ("CONVERSATION SUMMARY",)),
+)
+"""The sections of a payload that belong to another layer than the task."""
+
+
+def recount(pack: Pack, tally: Tally) -> dict[Layer, int]:
+    """Tokens of each layer as it is sent; they sum to those of the whole request."""
+    other = pack.source.request.other_tools
+    layers: dict[Layer, int] = {
+        "system": tally.system(pack.system, declares=bool(pack.tools or other)),
+        "task": 0,
+        "tools": sum(tally.tools(pack.tools)) + sum(tally.count_all(other)),
+        "evidence": 0,
+        "memory": 0,
+        "conversation": 0,
+    }
+    counts = tally.contents([one.content for one in pack.contents])
+    for one, tokens in zip(pack.contents, counts, strict=True):
+        if one.origin != pack.source.request.human:
+            layers["conversation"] += tokens
+            continue
+        for layer, inside in _inside(one, tally).items():
+            layers[layer] += inside
+            tokens -= inside
+        layers["task"] += tokens
+    return layers
+
+
+def _inside(message: Outgoing, tally: Tally) -> dict[Layer, int]:
+    """What a packed message holds of other layers."""
+    found = payload.sections(message.content.text) if message.outcome == "payload" else {}
+    layers = [(layer, "".join(found.get(name, "") for name in names)) for layer, names in _SECTIONS]
+    counts = tally.count_all([text for _, text in layers])
+    return {layer: tokens for (layer, _), tokens in zip(layers, counts, strict=True)}
+
+
+# The outgoing request and the account of it.
 
 _NEW_ANCHORS = 4
 _MOST_ANCHORS = 8

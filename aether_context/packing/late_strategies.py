@@ -10,12 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aether_context.build import room
-from aether_context.build.carry import summary_tokens
-from aether_context.build.emergency import NET
-from aether_context.build.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
-from aether_context.build.gating import by_hand, gated, past_byte_net
-from aether_context.build.settling import content_id, truncations
 from aether_context.conversation import (
     Budget,
     Conversation,
@@ -31,6 +25,11 @@ from aether_context.conversation import (
 from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import protected
 from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
+from aether_context.packing import allocation
+from aether_context.packing.carryover import summary_tokens
+from aether_context.packing.early_strategies import by_hand, content_id, gated, past_byte_net, truncations
+from aether_context.packing.emergency import NET
+from aether_context.packing.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
 from aether_context.tokens.cache import Tally
@@ -129,7 +128,7 @@ def _conversation(
     items = fitted.items
     contents = tuple(item.content for item in items)
     positions = tuple(request.positions[item.origin] for item in items)
-    slack = room.slack(source, policy)
+    slack = allocation.slack(source, policy)
 
     def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
         return recap(gone, kept, max_tokens=max_tokens, counter=tally, summaries=summaries, earlier=earlier)

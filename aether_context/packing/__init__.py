@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aether_context.build.assembly import assemble
-from aether_context.build.carry import Carried, carry
-from aether_context.build.choice import Chosen, choose
-from aether_context.build.emergency import within_window
-from aether_context.build.filling import fill
-from aether_context.build.fit import fit
-from aether_context.build.growth import extend_pack
-from aether_context.build.recount import recount
-from aether_context.build.scope import narrow
-from aether_context.build.shares import share
-from aether_context.build.tightening import tighten
-from aether_context.build.trimming import trim
 from aether_context.conversation import strategies_of
 from aether_context.pack import Ingredients, Outgoing, Pack
+from aether_context.packing.assembly import assemble, recount
+from aether_context.packing.carryover import Carried, carry
+from aether_context.packing.choice import Chosen, choose, fill
+from aether_context.packing.emergency import within_window
+from aether_context.packing.fit import fit
+from aether_context.packing.growth import extend_pack
+from aether_context.packing.late_strategies import trim
+from aether_context.packing.shares import share, tighten
+from aether_context.packing.tools import narrow
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import Memo, Tally

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aether_context import payload
-from aether_context.build.carry import Carried
-from aether_context.build.cutting import LEAST_EXTRACT
-from aether_context.build.fit import Fitted, Marks, spoken, unpack
-from aether_context.build.rewriting import asked, part_tokens, reduced, response_tokens, shortened
-from aether_context.build.settling import content_id
 from aether_context.canonical import short
 from aether_context.conversation import turns
 from aether_context.conversation.quotes import requoted
 from aether_context.conversation.turns import Unit
 from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
+from aether_context.packing import payload
+from aether_context.packing.carryover import Carried
+from aether_context.packing.early_strategies import content_id
+from aether_context.packing.fit import LEAST_EXTRACT, Fitted, Marks, spoken, unpack
+from aether_context.packing.rewrites import asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract, level
 from aether_context.tokens.cache import Tally
