@@ -6,22 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aether_context.manifest import Manifest
     from aether_context.packing import build_pack
-    from aether_context.playback import replay
     from aether_context.policy import PackPolicy
-    from aether_context.store import PackStore
+    from aether_context.store import Manifest, PackStore
+    from aether_context.store.replay import replay
 
 __all__ = ["Manifest", "PackPolicy", "PackStore", "build_pack", "replay"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Manifest": "aether_context.manifest.schema",
+    "Manifest": "aether_context.store.manifest",
     "PackPolicy": "aether_context.policy",
-    "PackStore": "aether_context.store",
+    "PackStore": "aether_context.store.packs",
     "build_pack": "aether_context.packing",
-    "replay": "aether_context.playback",
+    "replay": "aether_context.store.replay",
 }
 
 

@@ -20,9 +20,9 @@ from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
 from aether_context.adk.counters import register_counters
-from aether_context.manifest import Manifest
 from aether_context.packing import payload
 from aether_context.state import schema
+from aether_context.store import Manifest
 from aether_context.tokens.choice import CHAIN, OFFERS
 from aether_context.tokens.framing import FRAMINGS
 

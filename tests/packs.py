@@ -13,7 +13,6 @@ from typing import Any
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import is_human, live_positions
-from aether_context.manifest import Manifest, Tip, record
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -28,7 +27,7 @@ from aether_context.pack import (
 )
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore, Tip, record
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import Memo
 

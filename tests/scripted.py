@@ -33,7 +33,7 @@ from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 _numbers = itertools.count(1)
 

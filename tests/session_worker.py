@@ -20,7 +20,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from scripted import Chat, call
 
 from aether_context import PackPolicy, PackStore
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 POLICY = PackPolicy(max_input_tokens=2_500)
 STATE = {

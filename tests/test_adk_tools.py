@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from scripted import Chat, Scripted, call, delete_all, look_up
 
 from aether_context.adk import evidence_tools, planning_tools
-from aether_context.resolution import Resolver
 from aether_context.state import read_state
 from aether_context.state.board import TaskBoard
+from aether_context.store.replay import Resolver
 
 BOARD = {
     "task": "Write the guide",

@@ -21,10 +21,10 @@ from test_store import recording
 from aether_context import PackStore
 from aether_context.adk import FsspecArtifactService
 from aether_context.adk.artifacts import resolve
-from aether_context.artifacts import relative_name
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
+from aether_context.store.artifacts import relative_name
 from aether_context.testing import ARTIFACT_CHECKS
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}

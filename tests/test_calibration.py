@@ -23,7 +23,7 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import Calibration
 from aether_context.packing import build_pack
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 from aether_context.usage.calibration import Anchor, TokenRatio, calibration, estimated, report
 
 MODEL = "gemini-2.5-flash"

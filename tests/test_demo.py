@@ -17,9 +17,9 @@ from aether_context import Manifest, PackStore
 from aether_context.cli.demonstration import WHY, replays, run_demo
 from aether_context.demo.folder import Folder
 from aether_context.demo.task import FOLLOW_UP, QUESTION, STEPS
-from aether_context.manifest import Row
 from aether_context.pack import Reason
-from aether_context.playback import Replayer
+from aether_context.store import Row
+from aether_context.store.replay import Replayer
 
 WINDOW = 16_000
 

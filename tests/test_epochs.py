@@ -9,7 +9,7 @@ from scripted import Chat, call, new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.manifest import Manifest
+from aether_context.store import Manifest
 
 WINDOW = 3_000
 ORDERS = [f"order_{number:04}" for number in range(1, 37)]

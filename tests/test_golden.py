@@ -14,8 +14,8 @@ import pytest
 import scenarios
 
 from aether_context import PackStore, build_pack
-from aether_context.manifest import SCHEMA_VERSION
-from aether_context.playback import Replayer
+from aether_context.store import SCHEMA_VERSION
+from aether_context.store.replay import Replayer
 
 FOLDER = Path(__file__).parent / "golden"
 PRESENT = FOLDER / str(SCHEMA_VERSION)

@@ -16,7 +16,7 @@ from aether_context.adk import evidence_tools, keep_evidence
 from aether_context.cli import main
 from aether_context.errors import KnowledgeError, StateError, StoreError
 from aether_context.evidence import EvidenceRecord
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 PAGE = "\n".join(f"Clause {at}: the tenant keeps item {at} in order." for at in range(1, 600))
 PAGE = PAGE.replace("Clause 377: the tenant keeps item 377 in order.", "Clause 377: the retention period is 41 days.")

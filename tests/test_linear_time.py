@@ -17,7 +17,7 @@ import pytest
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context import artifacts, canonical
+from aether_context import canonical
 from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
 from aether_context.adk.epochs import storable
@@ -27,14 +27,15 @@ from aether_context.conversation.summary import fenced
 from aether_context.evidence import extracts, lines, media, outline, record, samples
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
-from aether_context.evidence.urls import _split
-from aether_context.files import segment
 from aether_context.pack import Candidate, Content, Tool
 from aether_context.packing import payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import Entry, HybridIndex, entries, ranking, terms
 from aether_context.state import acceptance, read_state
+from aether_context.store import artifacts
+from aether_context.store.files import segment
+from aether_context.store.urls import _split
 from aether_context.text import compression, decoding, entities
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response

@@ -14,7 +14,7 @@ from scripted import Chat, call, faults, new_store
 from aether_context import PackPolicy
 from aether_context.errors import StoreError
 from aether_context.evidence.media import media_in, typed
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:

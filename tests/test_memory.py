@@ -32,9 +32,9 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
-from aether_context.playback import Replayer
 from aether_context.retrieval.embedders import StaticEmbedder
 from aether_context.retrieval.lexical import key_of
+from aether_context.store.replay import Replayer
 
 WORKER = Path(__file__).parent / "memory_worker.py"
 WHO = {"app_name": "app", "user_id": "ann"}

@@ -16,7 +16,7 @@ from scripted import Chat, Scripted, call, faults, new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError, StoreError
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 ROWS = [
     f"2025-01-01 10:{at // 60 % 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(3_000)

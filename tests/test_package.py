@@ -52,7 +52,7 @@ def test_no_public_name_is_missing_from_all():
     loaded_by(code)
 
 
-@pytest.mark.parametrize("name", ["aether_context.adk", "aether_context.packing", "aether_context.manifest"])
+@pytest.mark.parametrize("name", ["aether_context.adk", "aether_context.packing", "aether_context.store"])
 def test_packages_list_what_they_offer(name):
     package = importlib.import_module(name)
     assert all(hasattr(package, offered) for offered in package.__all__)

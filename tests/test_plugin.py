@@ -50,7 +50,7 @@ from scripted import (
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError, StoreError
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 PLAN = {
     "task_id": "42",
@@ -1673,7 +1673,7 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
     manifest = chat.manifests()[4]
     resolved = chat.manifests()
     assert resolved
-    from aether_context.playback import Replayer, request_json
+    from aether_context.store.replay import Replayer, request_json
 
     replayed = Replayer(chat.store).replay(manifest)
     assert ("edited" in request_json(replayed.pack)) == ("edited" in "".join(chat.sent[4].wires))

@@ -10,11 +10,10 @@ import packs
 import pytest
 from packs import MEMORIES, STEP, Session, ingredients, lines, said, tool
 
-from aether_context.manifest import Manifest
 from aether_context.pack import Content, Pack
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
 
 POLICY = PackPolicy()
 TALK = (said("Who approves refunds?"), said("The manager.", "model"), said("Above which sum?"))

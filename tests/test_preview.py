@@ -32,7 +32,7 @@ from aether_context.conversation import (
     unregister_strategy,
 )
 from aether_context.errors import PolicyError, SessionError
-from aether_context.playback import Replayer, request_json
+from aether_context.store.replay import Replayer, request_json
 
 PLAN = {
     "task": "Write the guide",

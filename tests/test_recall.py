@@ -22,10 +22,10 @@ from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.recalling import passages, said, told_of
 from aether_context.errors import EmbeddingError, PolicyError
-from aether_context.resolution import Resolver
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
 from aether_context.retrieval.embedders import Embedder, Vectors, register
+from aether_context.store.replay import Resolver
 
 FACTS = [
     "My sister Ada keeps bees behind the old mill.",

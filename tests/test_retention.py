@@ -26,9 +26,9 @@ from aether_context.adk.tools import record_evidence
 from aether_context.cli.commands import main
 from aether_context.cli.sizes import size
 from aether_context.errors import ArtifactError, ChecksumMismatch, PackNotFound, StoreError
-from aether_context.playback import Replayer
-from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
-from aether_context.transfer import export_pack
+from aether_context.store.export import export_pack
+from aether_context.store.replay import Replayer
+from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
 from aether_context import Manifest, PackStore
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "samples"

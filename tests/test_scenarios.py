@@ -24,7 +24,7 @@ from aether_context import PackStore, build_pack
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Fate, Layer, Pack, TruncationEvent
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 from aether_context.tokens.cache import Memo
 
 ORDER = (

@@ -22,9 +22,9 @@ from aether_context.adk.recorder import Recorder
 from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.files import Files
-from aether_context.playback import Replayer
-from aether_context.spool import Spool, SpooledFiles, spool_of
+from aether_context.store.files import Files
+from aether_context.store.replay import Replayer
+from aether_context.store.spool import Spool, SpooledFiles, spool_of
 
 _numbers = itertools.count(1)
 

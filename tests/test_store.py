@@ -26,9 +26,9 @@ from aether_context.errors import (
     SchemaVersionError,
     StoreError,
 )
-from aether_context.files import File, Files, segment
-from aether_context.manifest import Recording, record, schema
-from aether_context.playback import Replayer
+from aether_context.store import Recording, record, schema
+from aether_context.store.files import File, Files, segment
+from aether_context.store.replay import Replayer
 
 
 @pytest.fixture

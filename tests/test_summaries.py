@@ -18,7 +18,7 @@ from scripted import Chat, new_store
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError
-from aether_context.playback import Replayer
+from aether_context.store.replay import Replayer
 from aether_context.text.compression import Summaries
 from aether_context.tokens import counter_for
 

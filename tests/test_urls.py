@@ -16,7 +16,7 @@ from scripted import Chat, call
 from aether_context import PackPolicy
 from aether_context.adk import evidence_tools
 from aether_context.errors import KnowledgeError, PolicyError
-from aether_context.evidence.urls import Allowed
+from aether_context.store.urls import Allowed
 
 PAGE = "<html><body>\n<p>The retention period is 41 days.</p>\n</body></html>"
 

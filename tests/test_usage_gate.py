@@ -18,11 +18,11 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
-from aether_context.manifest import Manifest
 from aether_context.pack import Calibration, Content, Pack
 from aether_context.packing import build_pack
 from aether_context.packing.early_strategies import sent_bytes
 from aether_context.policy import UsageSettings
+from aether_context.store import Manifest
 
 EAGER = {"high_water": 0.8, "cached_price": 1.0}
 """A mark well under the input budget, and no cache that a cut could break, so that every cut pays."""

@@ -16,9 +16,7 @@ from packs import IDENTITY
 from scripted import Chat, Memories, new_store, remembered
 
 from aether_context import PackPolicy, PackStore
-from aether_context import vectors as shelf
 from aether_context.adk import ContextPackPlugin, shelving
-from aether_context.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 from aether_context.retrieval import HybridIndex
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
@@ -29,7 +27,9 @@ from aether_context.retrieval.embedders import (
     digest_of,
     register,
 )
-from aether_context.vectors import UserVectors, tidy
+from aether_context.store import vectors as shelf
+from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
+from aether_context.store.vectors import UserVectors, tidy
 
 TEXTS = ["The keys are under the mat.", "My automobile is in the garage.", "Soup on Fridays.", ""]
 ENCODER = "sentence-transformers:some/model"

@@ -11,9 +11,9 @@ from test_adk_tools import results, state_of
 
 from aether_context.adk import evidence_tools, memory_tools
 from aether_context.errors import KnowledgeError
-from aether_context.resolution import Resolver
 from aether_context.state import NoteShape, note_id, read_state
 from aether_context.state.knowledge import add_decision, add_entity, find_note
+from aether_context.store.replay import Resolver
 
 
 class Keeps(Memories):

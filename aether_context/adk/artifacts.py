@@ -15,13 +15,13 @@ from google.adk.errors.input_validation_error import InputValidationError
 from google.genai import types
 from typing_extensions import override
 
-from aether_context.artifacts import SCHEME as ARTIFACT
-from aether_context.artifacts import ArtifactFiles, Scope, Version, relative_name
 from aether_context.canonical import JSON, canonical_json, plain
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import evidence_key
-from aether_context.files import Files
 from aether_context.store import PackStore
+from aether_context.store.artifacts import SCHEME as ARTIFACT
+from aether_context.store.artifacts import ArtifactFiles, Scope, Version, relative_name
+from aether_context.store.files import Files
 
 SCHEME = "fsspec"
 """What a URI of such a service begins with, once `register_artifact_service` was called; ``fsspec+s3`` and so on."""

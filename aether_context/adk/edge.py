@@ -41,12 +41,11 @@ from aether_context.adk.usage import METADATA, Ledgers, note, reported
 from aether_context.adk.writing import write
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.manifest import pack_id
 from aether_context.pack import Ingredients, Pack
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
-from aether_context.store import PackStore
+from aether_context.store import PackStore, pack_id
 from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.tokens.cache import Memo
 from aether_context.tokens.model_limits import model_window

@@ -13,8 +13,8 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
 from aether_context.adk.bounded import keep
-from aether_context.artifacts import SCHEME
-from aether_context.manifest import Manifest, Recording
+from aether_context.store import Manifest, Recording
+from aether_context.store.artifacts import SCHEME
 
 _MOST_INVOCATIONS = 512
 _MOST_WAITING = 1_000

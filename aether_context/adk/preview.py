@@ -47,10 +47,9 @@ from aether_context.adk.summarizing import Granted
 from aether_context.adk.unread import last_unread
 from aether_context.conversation import strategy_names
 from aether_context.errors import MissingExtra, SessionError
-from aether_context.manifest import Recording, record
 from aether_context.pack import Pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
+from aether_context.store import PackStore, Recording, record
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset

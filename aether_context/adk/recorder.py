@@ -22,11 +22,10 @@ from aether_context.adk.epochs import Scope, scope_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
-from aether_context.manifest import Manifest, Recording, Tip, record
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
-from aether_context.spool import SpooledFiles, spool_of
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore, Recording, Tip, record
+from aether_context.store.spool import SpooledFiles, spool_of
 
 logger = logging.getLogger("aether_context")
 

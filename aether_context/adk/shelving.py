@@ -10,7 +10,7 @@ from aether_context.pack import Identity
 from aether_context.policy import PackPolicy
 from aether_context.retrieval.embedders import CachedEmbedder, Embedder, StoredVectors
 from aether_context.store import PackStore
-from aether_context.vectors import UserVectors
+from aether_context.store.vectors import UserVectors
 
 _MOST_VECTORS, _MOST_SHELVES = 50_000, 512
 _MOST_QUERIES = 64

@@ -29,10 +29,10 @@ from aether_context.adk.records import Records
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BoardError, MissingExtra, StateError, StoreError
 from aether_context.evidence.offload import superseding
-from aether_context.evidence.urls import Allowed
 from aether_context.state import EvidenceShape, StepShape, knowledge
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
+from aether_context.store.urls import Allowed
 from aether_context.text.spellings import as_kind
 
 logger = logging.getLogger("aether_context")

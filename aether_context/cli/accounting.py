@@ -12,8 +12,7 @@ from aether_context.canonical import JSON
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json, tell
 from aether_context.errors import AetherContextError
-from aether_context.manifest import Manifest
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
 from aether_context.usage import Accuracy, CallUsage, Totals, accuracy
 from aether_context.usage.prices import cost_of
 

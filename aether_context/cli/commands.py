@@ -409,7 +409,7 @@ def gc(
     The exit code is 3 where a manifest could not be read; then no text of that user goes.
     """
     from aether_context.cli import retaining
-    from aether_context.retention import DAY_SECONDS, Rules
+    from aether_context.store.retention import DAY_SECONDS, Rules
 
     rules = Rules(
         packs_seconds=pack_days * DAY_SECONDS,
@@ -468,7 +468,7 @@ def schema(kind: str) -> None:
     from aether_context.cli import terminal
 
     module, name = {
-        "manifest": ("manifest", "schema"),
+        "manifest": ("store", "schema"),
         "state": ("state", "state_schema"),
         "policy": ("policy", "PackPolicy"),
     }[kind]

@@ -16,12 +16,11 @@ from rich.text import Text
 
 from aether_context.cli.terminal import cell, grid, heading, number, print_line
 from aether_context.errors import AetherContextError
-from aether_context.manifest import Manifest, Row
-from aether_context.manifest.schema import Event
 from aether_context.pack import LAYERS
-from aether_context.playback import Replayer
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore, Row
+from aether_context.store.manifest import Event
+from aether_context.store.replay import Replayer
 from aether_context.usage.prices import cost_of
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from aether_context.cli.terminal import (
 )
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
-from aether_context.manifest import Manifest, Row, ToolScope
 from aether_context.pack import LAYERS
-from aether_context.resolution import Resolved, Resolver
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore, Row, ToolScope
+from aether_context.store.replay import Resolved, Resolver
 
 _FEW = 12
 _FEW_ITEMS = 3

@@ -19,8 +19,7 @@ from aether_context.cli.terminal import (
     tell,
 )
 from aether_context.errors import AetherContextError
-from aether_context.manifest import Manifest
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
 
 _ROOM_FOR_ALL = 130
 """Columns from which on a row shows whole ids."""

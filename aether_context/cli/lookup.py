@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aether_context.errors import PackNotFound, StoreError
-from aether_context.store import HOUR, PackStore
+from aether_context.store import PackStore
+from aether_context.store.packs import HOUR
 
 
 def pack_name(place: str) -> str:

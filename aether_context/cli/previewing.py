@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from aether_context.cli import inspection, replaying
 from aether_context.cli.terminal import console, grid, number, plain, print_canonical, print_json
 from aether_context.conversation import Conversation, Selection, select_strategy
-from aether_context.playback import request_json
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
+from aether_context.store.replay import request_json
 
 if TYPE_CHECKING:
     from google.adk.sessions.session import Session

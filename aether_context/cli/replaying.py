@@ -23,12 +23,11 @@ from aether_context.cli.terminal import (
     tell,
 )
 from aether_context.cli.verification import Verifier
-from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Fate, Pack, Part
 from aether_context.packing import build_pack
-from aether_context.playback import Replayer, request_json
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import Replayer, request_json
 
 _MOST_LINES, _MOST_CHARACTERS = 8, 140
 

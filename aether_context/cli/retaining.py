@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, number, print_json, print_line, progress, tell
 from aether_context.errors import PackNotFound
-from aether_context.retention import Plan, Rules, carry_out, carry_out_forgetting, forget, plan
 from aether_context.store import PackStore
-from aether_context.transfer import export_pack
+from aether_context.store.export import export_pack
+from aether_context.store.retention import Plan, Rules, carry_out, carry_out_forgetting, forget, plan
 
 _KINDS = ("packs", "blobs", "evidence", "caches")
 

@@ -13,12 +13,11 @@ from aether_context.canonical import short
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
 from aether_context.errors import SessionError, StoreError
-from aether_context.manifest import Manifest
 from aether_context.pack import LAYERS, Pack
 from aether_context.packing import recount
-from aether_context.playback import Replayer
 from aether_context.policy import PackPolicy, TokenSettings
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import Replayer
 from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import Tally
 from aether_context.tokens.choice import OFFERS

@@ -8,9 +8,8 @@ from contextlib import suppress
 from aether_context.cli import lookup
 from aether_context.cli.terminal import cell, console, number, print_line, progress
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
-from aether_context.manifest import Manifest
-from aether_context.playback import Replayer
-from aether_context.store import PackStore
+from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import Replayer
 
 
 class Verifier:

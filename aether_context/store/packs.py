@@ -31,8 +31,9 @@ from typing import Any
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
-from aether_context.files import File, Files, segment
-from aether_context.manifest import Manifest, Recording
+from aether_context.store.files import File, Files, segment
+from aether_context.store.manifest import Manifest
+from aether_context.store.recording import Recording
 
 __all__ = ["DEFAULT_STORE", "HOUR", "PackStore", "segment"]
 

@@ -20,21 +20,6 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation.turns import as_ranges
-from aether_context.manifest.schema import (
-    AnchorRecord,
-    CalibrationRecord,
-    ContentList,
-    EpochRecord,
-    Event,
-    LayerAccount,
-    LayerBudget,
-    Manifest,
-    PayloadRecord,
-    PrefixReport,
-    Row,
-    StrategyAct,
-    ToolScope,
-)
 from aether_context.pack import (
     Allocation,
     Candidate,
@@ -49,6 +34,21 @@ from aether_context.pack import (
     Signals,
     Step,
     Tool,
+)
+from aether_context.store.manifest import (
+    AnchorRecord,
+    CalibrationRecord,
+    ContentList,
+    EpochRecord,
+    Event,
+    LayerAccount,
+    LayerBudget,
+    Manifest,
+    PayloadRecord,
+    PrefixReport,
+    Row,
+    StrategyAct,
+    ToolScope,
 )
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aether_context.errors import StoreError
-from aether_context.files import File, segment
-from aether_context.manifest import SCHEMA_VERSION
-from aether_context.spool import spool_of
-from aether_context.store import PackStore
+from aether_context.store.files import File, segment
+from aether_context.store.manifest import SCHEMA_VERSION
+from aether_context.store.packs import PackStore
+from aether_context.store.spool import spool_of
 
 DAY_SECONDS = 86_400.0
 _EVIDENCE = ("messages", "evidence")

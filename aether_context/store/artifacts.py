@@ -4,7 +4,7 @@
     {base}/{app}/{user}/artifacts/{name}/{version}              of a user, in all sessions
 
 A version is one file, created exclusively: a line of canonical JSON that describes it, then its bytes. Segments are
-those of `aether_context.files.segment`; ``name.json`` in a folder holds a name that is no safe segment itself.
+those of `aether_context.store.files.segment`; ``name.json`` in a folder holds a name that is no safe segment itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import ArtifactError
-from aether_context.files import Files, segment
+from aether_context.store.files import Files, segment
 
 SCHEME = "artifact://"
 _VERSION = re.compile(r"0|[1-9]\d{0,17}")

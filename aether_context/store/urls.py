@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from aether_context.errors import KnowledgeError, PolicyError, StoreError
 from aether_context.evidence.lines import is_text
-from aether_context.files import Files
+from aether_context.store.files import Files
 
 if TYPE_CHECKING:
     import httpx

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.errors import StoreError
-from aether_context.files import Files
+from aether_context.store.files import Files
 
 logger = logging.getLogger("aether_context")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from aether_context.artifacts import SCHEME, ArtifactFiles, Scope, absolute, relative_name
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, BlobNotFound, ChecksumMismatch, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
-from aether_context.manifest import Manifest
-from aether_context.store import PackStore
+from aether_context.store.artifacts import SCHEME, ArtifactFiles, Scope, absolute, relative_name
+from aether_context.store.manifest import Manifest
+from aether_context.store.packs import PackStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from aether_context.errors import StoreError
-from aether_context.files import File
 from aether_context.retrieval.storage import packed, unpacked
-from aether_context.store import PackStore
+from aether_context.store.files import File
+from aether_context.store.packs import PackStore
 
 MOST_VECTORS = 10_000
 """So many of a user are kept in memory, those used last."""
