@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
-from aether_context.adk.counters import register_counters
+from aether_context.adk.models.gemini import register_counters
 from aether_context.packing import payload
 from aether_context.state import schema
 from aether_context.store import Manifest

@@ -20,7 +20,7 @@ from test_store import recording
 
 from aether_context import PackStore
 from aether_context.adk import FsspecArtifactService
-from aether_context.adk.artifacts import resolve
+from aether_context.adk.services.artifacts import resolve
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri

@@ -15,8 +15,8 @@ from matrix import half_slow
 from scripted import Chat, Memories, call, faults, look_up, remembered
 
 from aether_context import PackPolicy
-from aether_context.adk import reading
-from aether_context.adk.deadlines import within
+from aether_context.adk.bounds import within
+from aether_context.adk.request import reader
 from aether_context.adk.tools import memory_tools
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -35,7 +35,7 @@ def memories_of(chat: Chat) -> list[Any]:
 def test_of_very_many_memories_the_first_are_looked_at() -> None:
     chat = Chat(memory=Memories(*(remembered(f"fact {n}: item {n} is liked") for n in range(20_000))))
     chat.say("what do I like about item 7?")
-    assert len(memories_of(chat)) == reading.MOST_MEMORIES
+    assert len(memories_of(chat)) == reader.MOST_MEMORIES
     assert any("of 20000 entries" in said for said in chat.manifests()[0].degradations)
     chat.replays()
 
@@ -50,7 +50,7 @@ def test_a_memory_of_fifty_megabytes_is_read_from_its_beginning() -> None:
 
 def test_many_large_memories_leave_room_for_no_more_than_a_window_takes() -> None:
     entries = [remembered(f"{n} item 7 is liked. " * 5_000) for n in range(100)]
-    found = list(reading.found_memories(entries))
+    found = list(reader.found_memories(entries))
     assert sum(len(one.text) for one in found) <= 400_000
     assert found[0].text.startswith("0 item 7")
 
@@ -61,9 +61,9 @@ def test_preloaded_memories_are_bounded_too() -> None:
         "The following content is from your previous conversations with the user.\n"
         f"<PAST_CONVERSATIONS>\n{block}\n</PAST_CONVERSATIONS>"
     )
-    found = reading.preloaded([types.Content(role="user", parts=[types.Part(text=text)])], None)
+    found = reader.preloaded([types.Content(role="user", parts=[types.Part(text=text)])], None)
     assert found is not None
-    assert len(found.memories) == reading.MOST_MEMORIES
+    assert len(found.memories) == reader.MOST_MEMORIES
 
 
 def test_of_a_state_with_too_many_notes_the_last_are_read() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
-from aether_context.adk.counters import register_counters
+from aether_context.adk.models.gemini import register_counters
 from aether_context.errors import MissingExtra, PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from google.genai import types
 
-from aether_context.adk.embeddings import GeminiEmbedder, register_embedders
+from aether_context.adk.models.gemini import GeminiEmbedder, register_embedders
 from aether_context.errors import EmbeddingError, MissingExtra
 from aether_context.retrieval.embedders import CachedEmbedder, StaticEmbedder, embedder_for, identity, unit
 

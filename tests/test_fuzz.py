@@ -31,8 +31,8 @@ from scripted import Chat, accounted, big_file, delete_all, faults, look_up, new
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.gathering import scope_of
-from aether_context.adk.reading import Reader
+from aether_context.adk.request.inputs import scope_of
+from aether_context.adk.request.reader import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack

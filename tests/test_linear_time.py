@@ -18,9 +18,9 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context import canonical
-from aether_context.adk import reading, recalling
 from aether_context.adk.acceptance import _read as read_critic
-from aether_context.adk.epochs import storable
+from aether_context.adk.request import reader, recall
+from aether_context.adk.session.epochs import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
@@ -271,7 +271,7 @@ def memory(text: str, id: str = "m") -> Candidate:
 
 
 def preload(text: str) -> object:
-    return reading.preloaded(
+    return reader.preloaded(
         [words_of(f"The following content is from your previous conversations with the user.\n{text}")], None
     )
 
@@ -283,7 +283,7 @@ def search(text: str) -> object:
 
 
 def read_tool(text: str) -> Tool:
-    return reading._tool(declaration(text), frozenset())
+    return reader._tool(declaration(text), frozenset())
 
 
 TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
@@ -298,15 +298,13 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
         "t", content(text, "response").parts[0].text, framing_of("claude-sonnet-4")
     ),
     "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
-    "Reader.content": lambda text: reading.Reader().content(words_of(text), "gemini-2.5-flash"),
-    "human_index": lambda text: reading.human_index([words_of(text), words_of(text + "x")], words_of("another")),
+    "Reader.content": lambda text: reader.Reader().content(words_of(text), "gemini-2.5-flash"),
+    "human_index": lambda text: reader.human_index([words_of(text), words_of(text + "x")], words_of("another")),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
-    "words_of": lambda text: recalling.words_of(words_of(text)),
-    "passages": recalling.passages,
-    "said": lambda text: recalling.said(
-        [recalling.told_of(words_of(text))], [Event(author="user", content=words_of(text))]
-    ),
+    "words_of": lambda text: recall.words_of(words_of(text)),
+    "passages": recall.passages,
+    "said": lambda text: recall.said([recall.told_of(words_of(text))], [Event(author="user", content=words_of(text))]),
     "normalize": lambda text: normalize(
         [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
     ),

@@ -16,7 +16,7 @@ from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import Manifest
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService, context_pack_callbacks
-from aether_context.adk.artifacts import resolve
+from aether_context.adk.services.artifacts import resolve
 
 PLACE = {"app_name": "shop", "user_id": "ann", "session_id": "s1"}
 

@@ -10,8 +10,8 @@ from google.adk.tools import FunctionTool
 from google.genai import types
 from scripted import Chat, call, look_up, send_mail
 
-from aether_context.adk import edge
-from aether_context.adk.reading import Reader
+from aether_context.adk import packer
+from aether_context.adk.request.reader import Reader
 
 Extended = list[bool]
 
@@ -20,14 +20,14 @@ Extended = list[bool]
 def extended(monkeypatch: pytest.MonkeyPatch) -> Extended:
     """For each call after which a pack was looked for to go on from, whether it went on from it."""
     found: Extended = []
-    extend = edge.extend_pack
+    extend = packer.extend_pack
 
     def watched(*given: Any, **named: Any) -> Any:
         pack = extend(*given, **named)
         found.append(pack is not None)
         return pack
 
-    monkeypatch.setattr(edge, "extend_pack", watched)
+    monkeypatch.setattr(packer, "extend_pack", watched)
     return found
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from scripted import Chat, call, delete_all, look_up, send_mail
 
 from aether_context import PackPolicy
-from aether_context.adk.edge import InvalidPlan
+from aether_context.adk.packer import InvalidPlan
 from aether_context.adk.tools import planning_tools
 from aether_context.errors import StepTooLarge
 from aether_context.state import read_state

@@ -20,7 +20,7 @@ from test_plugin import Restarting, planned, same_requests, small
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.recalling import passages, said, told_of
+from aether_context.adk.request.recall import passages, said, told_of
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes

@@ -21,7 +21,7 @@ from test_store import recording
 
 from aether_context import PackPolicy, PackStore, replay
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.adk.artifacts import resolve
+from aether_context.adk.services.artifacts import resolve
 from aether_context.adk.tools import record_evidence
 from aether_context.cli.commands import main
 from aether_context.cli.sizes import size

@@ -18,7 +18,7 @@ from scripted import Chat, Scripted, call, inside, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
-from aether_context.adk.edge import Edge
+from aether_context.adk.packer import Edge
 from aether_context.conversation import Conversation, Trimmed, trim, units
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError

@@ -18,7 +18,7 @@ from test_store import recording
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.recorder import Recorder
+from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri

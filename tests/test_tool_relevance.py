@@ -21,7 +21,7 @@ from test_adk_tools import results
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.finding import FindTools
+from aether_context.adk.request.tool_search import FindTools
 from aether_context.packing.tools import FIND_TOOLS
 from aether_context.retrieval.embedders import StaticEmbedder
 

@@ -16,7 +16,8 @@ from packs import IDENTITY
 from scripted import Chat, Memories, new_store, remembered
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk import ContextPackPlugin, shelving
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.request import recall
 from aether_context.retrieval import HybridIndex
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
@@ -310,8 +311,8 @@ def test_vectors_are_known_by_every_letter():
 
 
 def test_of_many_users_those_seen_last_are_remembered(monkeypatch):
-    monkeypatch.setattr(shelving, "_MOST_SHELVES", 2)
-    shelves = shelving.Shelves(new_store(), at_once)
+    monkeypatch.setattr(recall, "_MOST_SHELVES", 2)
+    shelves = recall.Shelves(new_store(), at_once)
     embedder = CachedEmbedder(Costly())
 
     def of(user):

@@ -18,7 +18,7 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.edge import Edge, OnError
+from aether_context.adk.packer import Edge, OnError
 from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError
 from aether_context.policy import LimitSettings, PackPolicy

@@ -38,13 +38,12 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.edge import Edge, InvalidPlan
-from aether_context.adk.gathering import Last
-from aether_context.adk.marks import cut_request
-from aether_context.adk.reading import Reader
-from aether_context.adk.recorder import Recorder
-from aether_context.adk.summarizing import Granted
-from aether_context.adk.unread import last_unread
+from aether_context.adk.models.texts import Granted
+from aether_context.adk.packer import Edge, InvalidPlan
+from aether_context.adk.request.inputs import Last
+from aether_context.adk.request.marks import cut_request, last_unread
+from aether_context.adk.request.reader import Reader
+from aether_context.adk.services.recorder import Recorder
 from aether_context.conversation import strategy_names
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.pack import Pack

@@ -35,7 +35,7 @@ def show(
         StoreError: the file holds no memories.
     """
     if embedder is not None and embedder.partition(":")[0] not in {"none", *embedders.KINDS}:
-        from aether_context.adk.embeddings import register_embedders
+        from aether_context.adk.models.gemini import register_embedders
 
         register_embedders()
     if located(folder).is_file():

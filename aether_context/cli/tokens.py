@@ -104,7 +104,7 @@ def _print(counted: _Counted, columns: Mapping[str, tuple[TokenCounter, Mapping[
 def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iterator[TokenCounter]:
     """The counters that are named, which is leave to use the network; else the policy's and the estimate."""
     if settings.network or not OFFERS.keys() >= {*names, settings.counter} - {"auto"}:
-        from aether_context.adk.counters import register_counters
+        from aether_context.adk.models.gemini import register_counters
 
         register_counters()
     if not names:

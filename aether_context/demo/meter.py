@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from google.adk.models.llm_request import LlmRequest
 
-from aether_context.adk.reading import Reader, system_text
+from aether_context.adk.request.reader import Reader, system_text
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import Tally
 

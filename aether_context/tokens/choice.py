@@ -4,7 +4,7 @@
     pick = counters.pick("gemini-2.5-flash")
     pick.counter.count("Hello")
 
-Counters register by name from where they may live: those that need google-genai in `aether_context.adk.counters`.
+Counters register by name from where they may live: those that need google-genai in `aether_context.adk.models.gemini`.
 """
 
 from __future__ import annotations

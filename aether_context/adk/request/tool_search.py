@@ -12,7 +12,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.reading import ESSENTIAL_MARK
+from aether_context.adk.request.reader import ESSENTIAL_MARK
 from aether_context.pack import Pack, Tool
 from aether_context.packing.tools import FIND_TOOLS
 from aether_context.retrieval import tool_scores

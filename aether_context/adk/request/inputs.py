@@ -13,14 +13,11 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from aether_context.adk import epochs
-from aether_context.adk.authorship import Authors
-from aether_context.adk.deadlines import within
-from aether_context.adk.finding import can_find
-from aether_context.adk.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
-from aether_context.adk.memory import HybridMemoryService
-from aether_context.adk.reading import (
+from aether_context.adk.bounds import within
+from aether_context.adk.request.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
+from aether_context.adk.request.reader import (
     MOST_MEMORIES,
+    Authors,
     Known,
     Preloaded,
     Reader,
@@ -34,7 +31,10 @@ from aether_context.adk.reading import (
     structure,
     system_text,
 )
-from aether_context.adk.records import Records, SessionRecords
+from aether_context.adk.request.tool_search import can_find
+from aether_context.adk.services.memory import HybridMemoryService
+from aether_context.adk.session import epochs
+from aether_context.adk.session.records import Records, SessionRecords
 from aether_context.canonical import hash_text
 from aether_context.conversation import ranked
 from aether_context.conversation.turns import torn

@@ -22,23 +22,20 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk import epochs
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer, noted
-from aether_context.adk.counters import register_counters
-from aether_context.adk.finding import finder
-from aether_context.adk.gathering import Call, Gathered, Gatherer, Last, scope_of
-from aether_context.adk.metering import Meters
-from aether_context.adk.mirroring import Mirror
-from aether_context.adk.offloading import Offloader
-from aether_context.adk.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
-from aether_context.adk.recalling import Recall
-from aether_context.adk.recorder import Recorder
-from aether_context.adk.records import SessionRecords
-from aether_context.adk.shelving import Shelves
-from aether_context.adk.summarizing import Granted, ModelSummarizer
-from aether_context.adk.unread import last_unread
-from aether_context.adk.usage import METADATA, Ledgers, note, reported
-from aether_context.adk.writing import write
+from aether_context.adk.evidence.offload import Offloader
+from aether_context.adk.evidence.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
+from aether_context.adk.models.gemini import register_counters
+from aether_context.adk.models.texts import Granted, ModelSummarizer
+from aether_context.adk.request.inputs import Call, Gathered, Gatherer, Last, scope_of
+from aether_context.adk.request.marks import last_unread
+from aether_context.adk.request.recall import Recall, Shelves
+from aether_context.adk.request.tool_search import finder
+from aether_context.adk.request.writer import write
+from aether_context.adk.services.recorder import Mirror, Recorder
+from aether_context.adk.session import epochs
+from aether_context.adk.session.records import SessionRecords
+from aether_context.adk.usage import METADATA, Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import Ingredients, Pack

@@ -1,7 +1,4 @@
-"""What a session's state knows of its evidence.
-
-aether:evidence:{digits}      what is known of a result that is not shown whole, by the digits of its address
-"""
+"""What a session's state knows of its evidence, and a state that is written to."""
 
 from __future__ import annotations
 
@@ -11,10 +8,43 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
-from pydantic import ValidationError
+from google.adk.sessions.state import State
+from pydantic import BaseModel, ValidationError
 
-from aether_context.adk.bounded import keep
+from aether_context.adk.bounds import keep
+from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
+
+# A session's state, written to by what an agent or an app calls.
+
+
+class Declared:
+    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool.
+
+    Args:
+        dry: writes go to a copy, to see whether they would be refused.
+    """
+
+    def __init__(self, context: CallbackContext, *, dry: bool = False) -> None:
+        self._state: State | dict[str, Any] = context.state.to_dict() if dry else context.state
+        agent = context.get_invocation_context().agent
+        self._schema: type[BaseModel] | None = None
+        while agent is not None and self._schema is None:
+            self._schema = agent.state_schema
+            agent = getattr(agent, "parent_agent", None)
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self._state.get(key, default)
+
+    def __setitem__(self, key: str, value: Any, /) -> None:
+        if self._schema is not None and key not in self._schema.model_fields:
+            raise StateError(f"the application has to declare {key!r} in the agent's state_schema first")
+        self._state[key] = value
+
+
+# What a session's state knows of its evidence.
+#
+# aether:evidence:{digits} what is known of a result that is not shown whole, by the digits of its address
 
 _STATE = "aether:evidence:"
 _MOST_SESSIONS = 64

@@ -10,7 +10,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.finding import FindTools
+from aether_context.adk.request.tool_search import FindTools
 from aether_context.pack import Outgoing, Pack, Part
 
 

@@ -19,11 +19,10 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.bounded import keep
-from aether_context.adk.deadlines import within
-from aether_context.adk.media import MEDIA_KEY, model_of
-from aether_context.adk.reading import ESSENTIAL_MARK
-from aether_context.adk.records import SessionRecords, state_record
+from aether_context.adk.bounds import keep, within
+from aether_context.adk.evidence.offload import MEDIA_KEY, model_of
+from aether_context.adk.request.reader import ESSENTIAL_MARK
+from aether_context.adk.session.records import SessionRecords, state_record
 from aether_context.canonical import replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import evidence_key

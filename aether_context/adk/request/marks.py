@@ -1,11 +1,4 @@
-"""What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
-
-    state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
-    event.custom_metadata = {"aether:anchors": True}
-    state["aether:cut"] = {"session": "…", "id": "…"}
-
-What does not fit these forms is ignored.
-"""
+"""What people and tools mark in a session, and where the model begins to read."""
 
 from __future__ import annotations
 
@@ -18,10 +11,19 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.adk.reading import structure
+from aether_context.adk.request.reader import structure
 from aether_context.conversation import registered_anchors, selected
-from aether_context.pack import Anchor, Content
+from aether_context.conversation.turns import is_human
+from aether_context.pack import Anchor, Content, Pack
 from aether_context.policy import AnchorSettings
+
+# What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
+#
+#     state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
+#     event.custom_metadata = {"aether:anchors": True}
+#     state["aether:cut"] = {"session": "…", "id": "…"}
+#
+# What does not fit these forms is ignored.
 
 ANCHORS = "aether:anchors"
 CUT = "aether:cut"
@@ -161,3 +163,44 @@ def _without_client_id(part: types.Part) -> types.Part:
         if held is not None and (held.id or "").startswith(_CLIENT_ID):
             return part.model_copy(update={name: held.model_copy(update={"id": None})})
     return part
+
+
+# Where the model begins to read: for the rule that a front end draws through a conversation.
+
+
+def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
+    """The event before the first human message that a pack sends; None where it is the session's first one.
+
+    Args:
+        read: the frozen form of an event's content.
+    """
+    first = _first_sent(pack)
+    if first is None:
+        return None
+    contents = pack.source.request.contents
+    digest = contents[first].digest
+    left = sum(content.digest == digest for content in contents[first:])
+    before: Event | None = None
+    found = False
+    for event in reversed(events):
+        if found and event.content is not None:
+            before = event
+            break
+        if not found and _is_message(event) and event.content is not None and read(event.content).digest == digest:
+            left -= 1
+            found = left == 0
+    return before
+
+
+def _first_sent(pack: Pack) -> int | None:
+    """The index of the first human message that is sent; None where nothing before it is missing."""
+    request = pack.source.request
+    sent = {origin for one in pack.contents for origin in (one.origin, *(origin for origin, _ in one.members))}
+    first = next((at for at, content in enumerate(request.contents) if at in sent and is_human(content)), None)
+    if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
+        return None
+    return first
+
+
+def _is_message(event: Event) -> bool:
+    return event.author == "user" and not event.get_function_responses()

@@ -1,0 +1,1 @@
+"""Tool results on their way out of a prompt, and back into it."""
