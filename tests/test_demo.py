@@ -15,8 +15,8 @@ from rich.console import Console
 
 from aether_context import Manifest, PackStore
 from aether_context.cli.demonstration import WHY, replays, run_demo
-from aether_context.demo.folder import Folder
-from aether_context.demo.task import FOLLOW_UP, QUESTION, STEPS
+from aether_context.demo.agent import Folder
+from aether_context.demo.script import FOLLOW_UP, QUESTION, STEPS
 from aether_context.pack import Reason
 from aether_context.store import Row
 from aether_context.store.replay import Replayer

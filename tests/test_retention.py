@@ -23,8 +23,7 @@ from aether_context import PackPolicy, PackStore, replay
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
 from aether_context.adk.services.artifacts import resolve
 from aether_context.adk.tools import record_evidence
-from aether_context.cli.commands import main
-from aether_context.cli.sizes import size
+from aether_context.cli.commands import main, size
 from aether_context.errors import ArtifactError, ChecksumMismatch, PackNotFound, StoreError
 from aether_context.store.export import export_pack
 from aether_context.store.replay import Replayer

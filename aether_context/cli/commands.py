@@ -11,14 +11,16 @@ another one does.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 import click
 
 from aether_context import __version__
-from aether_context.cli.sizes import AMOUNT, SHARE, size
 from aether_context.errors import (
     AetherContextError,
     BudgetExceededError,
@@ -28,6 +30,47 @@ from aether_context.errors import (
     ReplayError,
     ReplayIncomplete,
 )
+
+# Numbers as people write them: sizes such as ``10GB``, ``500MiB`` or plain bytes, amounts and shares.
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1_000**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1_024**power for power, letter in enumerate("kmgtp", 1)},
+}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]{0,3})", re.IGNORECASE)
+
+
+class _Number(click.FloatRange):
+    """A number in a range. What is no number ("nan") is in none, though it compares as false with both ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+AMOUNT = _Number(min=0)
+SHARE = _Number(0, 1)
+
+
+def size(said: str) -> int:
+    """The whole bytes of a size, rounded down. Units of thousands end in ``B``, those of 1,024 in ``iB``, in any case.
+
+    Raises:
+        click.BadParameter: it is not a size.
+    """
+    found = _SIZE.fullmatch(said.strip())
+    if found is None:
+        raise click.BadParameter(f"{said!r} is no size: give bytes, or a number with a unit, such as 10GB or 500MiB")
+    number, unit = found.groups()
+    if unit.lower() not in _UNITS:
+        known = "B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB"
+        raise click.BadParameter(f"{said!r} has a unit {unit!r} that is not known: it is one of {known}")
+    return int(Decimal(number) * _UNITS[unit.lower()])
+
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 
@@ -106,9 +149,9 @@ def list_packs(
     url: str, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool
 ) -> None:
     """Lists packs, the oldest first."""
-    from aether_context.cli import listing
+    from aether_context.cli import packs
 
-    readable = listing.show(url, app=app, user=user, session=session, limit=limit, as_json=as_json)
+    readable = packs.show(url, app=app, user=user, session=session, limit=limit, as_json=as_json)
     _end(0 if readable else NOT_THERE)
 
 
@@ -156,7 +199,7 @@ def replay(pack_id: str, url: str, policy: str | None, everything: bool, as_json
     What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
     policy names one.
     """
-    from aether_context.cli import replaying
+    from aether_context.cli import replay as replaying
 
     is_whole = replaying.show_replay(url, pack_id, policy=policy, everything=everything, as_json=as_json)
     _end(0 if is_whole else FAILED)
@@ -172,7 +215,7 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
     A pack whose request passed its window fails, too. Without PACK_IDS all packs are checked. The exit code is 1 where
     any failed.
     """
-    from aether_context.cli import verification
+    from aether_context.cli import replay as verification
 
     _end(0 if verification.show_verification(url, pack_ids, replays=replays) else FAILED)
 
@@ -227,7 +270,7 @@ def preview(
     SESSION.json is what `Session.model_dump_json()` or ADK's web page wrote. A session that waits for a user's message
     gets a stand-in where --message gives none. Tools are not known here, and memories are not searched.
     """
-    from aether_context.cli import previewing
+    from aether_context.cli import preview as previewing
 
     if (path is None) == (database is None):
         raise click.UsageError("give either a file or --db")
@@ -319,7 +362,7 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """
-    from aether_context.cli import accounting
+    from aether_context.cli import usage as accounting
 
     readable = accounting.show(url, app=app, user=user, session=session, by=tuple(dict.fromkeys(by)), as_json=as_json)
     _end(0 if readable else NOT_THERE)
@@ -364,7 +407,7 @@ def search(
     as_json: bool,
 ) -> None:
     """Shows what an index or a memory service finds for QUERY, best first, with each score the rank was made of."""
-    from aether_context.cli import searching
+    from aether_context.cli import search as searching
 
     searching.show(
         query, folder, app=app, user=user, embedder=embedder, limit=limit, mmr_lambda=mmr_lambda, as_json=as_json
@@ -408,7 +451,7 @@ def gc(
 
     The exit code is 3 where a manifest could not be read; then no text of that user goes.
     """
-    from aether_context.cli import retaining
+    from aether_context.cli import retention
     from aether_context.store.retention import DAY_SECONDS, Rules
 
     rules = Rules(
@@ -418,7 +461,7 @@ def gc(
         most_bytes=max_bytes,
         grace_seconds=grace_minutes * 60,
     )
-    readable = retaining.collect(url, rules, app=app, user=user, delete=delete, as_json=as_json)
+    readable = retention.collect(url, rules, app=app, user=user, delete=delete, as_json=as_json)
     _end(0 if readable else NOT_THERE)
 
 
@@ -435,9 +478,9 @@ def forget(url: str, app: str, user: str, session: str | None, delete: bool, as_
     That is packs, texts, evidence, caches, artifacts in the same store, and what waits in this machine's spool. Texts
     that other sessions of the user name stay until those go. A memory service keeps its own.
     """
-    from aether_context.cli import retaining
+    from aether_context.cli import retention
 
-    retaining.forget_all(url, app=app, user=user, session=session, delete=delete, as_json=as_json)
+    retention.forget_all(url, app=app, user=user, session=session, delete=delete, as_json=as_json)
 
 
 @main.command(
@@ -456,9 +499,9 @@ def export_pack(pack_id: str, url: str, target: str, raw: bool, as_json: bool) -
     was taken out of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in
     the store are named.
     """
-    from aether_context.cli import retaining
+    from aether_context.cli import retention
 
-    retaining.export(url, pack_id, target, raw=raw, as_json=as_json)
+    retention.export(url, pack_id, target, raw=raw, as_json=as_json)
 
 
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))

@@ -24,7 +24,7 @@ from aether_context.store.replay import Replayer
 from aether_context.usage.prices import cost_of
 
 if TYPE_CHECKING:
-    from aether_context.demo.meter import Reached
+    from aether_context.demo.agent import Reached
 
 _PACKAGE = Path(__file__).parent.parent
 _MOST_LINES = 12

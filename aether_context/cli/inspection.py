@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from aether_context.canonical import JSON, canonical_json, short
-from aether_context.cli import lookup
+from aether_context.cli import packs
 from aether_context.cli.terminal import (
     bar,
     cell,
@@ -67,7 +67,7 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> s
         PackNotFound: there is no such pack, or, where JSON is asked for, an ancestor is missing.
     """
     store = PackStore(url)
-    manifest = store.read(lookup.find(store, pack_id))
+    manifest = store.read(packs.find(store, pack_id))
     resolver = Resolver(store)
     if as_json:
         fault = _fault(manifest)

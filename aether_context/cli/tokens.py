@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aether_context.canonical import short
-from aether_context.cli import lookup
+from aether_context.cli import packs
 from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
 from aether_context.errors import SessionError, StoreError
 from aether_context.pack import LAYERS, Pack
@@ -130,7 +130,7 @@ def _read(source: str, model: str | None, url: str) -> _Counted:
     if not path.is_file():
         store = PackStore(url)
         try:
-            place = lookup.find(store, source)
+            place = packs.find(store, source)
         except StoreError as error:
             raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
         return _of_pack(store, store.read(place), model)
@@ -146,7 +146,7 @@ def _read(source: str, model: str | None, url: str) -> _Counted:
             store = PackStore(base)
             return _of_pack(store, store.read(f"{store.files.root}/{above[0].relative_to(base).as_posix()}"), model)
         store = PackStore(url)
-        return _of_pack(store, store.read(lookup.find(store, str(value["pack_id"]))), model)
+        return _of_pack(store, store.read(packs.find(store, str(value["pack_id"]))), model)
     if "events" in value and ("app_name" in value or "appName" in value):
         return _of_session(source, model or DEFAULT_MODEL)
     return _Counted(title=source, model=model or DEFAULT_MODEL, text=text, recorded={})

@@ -1,4 +1,4 @@
-"""The demo's agent on ADK's own runner: its tools, its session, and the scripted model."""
+"""The demo's agent on ADK's own runner: its tools, its session, its meter, and the scripted model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,120 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from aether_context.adk import ContextPackPlugin
-from aether_context.demo.folder import Folder
-from aether_context.demo.meter import Meter, Reached
-from aether_context.demo.script import Move, Play, Results, researcher
-from aether_context.demo.task import FOLLOW_UP, INSTRUCTION, KNOWLEDGE, QUESTION, STEPS, plan_at
+from aether_context.adk.request.reader import Reader, system_text
+from aether_context.demo.script import (
+    FOLLOW_UP,
+    INSTRUCTION,
+    KNOWLEDGE,
+    QUESTION,
+    STEPS,
+    Move,
+    Play,
+    Results,
+    plan_at,
+    researcher,
+)
+from aether_context.tokens import counter_for, framing_of
+from aether_context.tokens.cache import Tally
+
+# Tools over a folder of Python files: they read, and reach nothing outside it.
+
+_MOST_HITS = 40
+_LONGEST_LINE = 160
+
+
+class Folder:
+    """A folder of Python files. Its methods' docstrings are what the model reads of them.
+
+    Args:
+        without: a folder in it that is not shown.
+    """
+
+    def __init__(self, root: Path, *, without: str = "") -> None:
+        self._root = root.resolve()
+        self._without = without
+
+    def list_files(self) -> str:
+        """Lists the Python files, a line each: path, number of lines, number of characters."""
+        return "\n".join(f"{path} {text.count(chr(10))} {len(text)}" for path, text in self._texts())
+
+    def read_file(self, path: str, first_line: int = 1, last_line: int = 0) -> str:
+        """Reads a file, or its lines from first_line to last_line. A last_line of 0 is the end."""
+        lines = self._lines(path)
+        if lines is None:
+            return f"There is no file {path!r}: list_files shows what is there."
+        return "\n".join(lines[max(0, first_line - 1) : last_line or None])
+
+    def search_text(self, text: str) -> str:
+        """Finds the lines that contain a text, at most 40 of them, each as path:line: content."""
+        hits = [
+            f"{path}:{number}: {line.strip()[:_LONGEST_LINE]}"
+            for path, held in self._texts()
+            for number, line in enumerate(held.splitlines(), start=1)
+            if text and text in line
+        ]
+        return "\n".join(hits[:_MOST_HITS]) or f"No line contains {text!r}."
+
+    def _lines(self, path: str) -> list[str] | None:
+        try:
+            wanted = (self._root / path).resolve()
+            inside = wanted.is_relative_to(self._root) and wanted.suffix == ".py"
+            return wanted.read_text(encoding="utf-8").splitlines() if inside else None
+        except (OSError, ValueError):
+            return None
+
+    def _texts(self) -> list[tuple[str, str]]:
+        """Path and text of each file, in the order of their paths."""
+        found = [path.relative_to(self._root) for path in self._root.rglob("*.py")]
+        names = sorted(path.as_posix() for path in found if path.parts[0] != self._without)
+        return [(name, "\n".join(lines) + "\n") for name in names if (lines := self._lines(name)) is not None]
+
+
+# What reached the demo's model: the tokens of each request, and how many of them the request before began with.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """One request: its tokens, and those at its beginning that it has in common with the request before."""
+
+    tokens: int
+    shared: int
+
+
+class Meter:
+    """Counts requests as they come.
+
+    Args:
+        model: whose tokens they are.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.requests: list[Reached] = []
+        self._model = model
+        self._reader = Reader()
+        self._tally = Tally(counter_for(model), framing=framing_of(model))
+        self._before: list[tuple[str, int]] = []
+
+    def take(self, request: LlmRequest) -> None:
+        """Counts a request: its declarations, its instruction, and its contents, in the order of the cache."""
+        system, _ = system_text(request.config)
+        tools = self._reader.tools(request.config, frozenset())
+        contents = [self._reader.content(one, self._model) for one in request.contents]
+        pieces = [
+            *zip((tool.digest for tool in tools), self._tally.tools(tools), strict=True),
+            (system, self._tally.system(system, declares=bool(tools))),
+            *zip((one.digest for one in contents), self._tally.contents(contents), strict=True),
+        ]
+        shared = 0
+        for piece, before in zip(pieces, self._before, strict=False):
+            if piece != before:
+                break
+            shared += piece[1]
+        self.requests.append(Reached(tokens=sum(tokens for _, tokens in pieces), shared=shared))
+        self._before = pieces
+
+
+# The demo's agent on ADK's own runner: its tools, its session, and the scripted model.
 
 _APP, _USER = "demo", "reader"
 LIKE = "gemini-2.5-flash"

@@ -20,7 +20,7 @@ from itertools import count
 from test_store import recording
 
 from aether_context import Manifest, PackStore
-from aether_context.cli import lookup
+from aether_context.cli import packs as lookup
 
 BEGIN = 1_735_700_000.0
 DAYS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from aether_context.cli import lookup
+from aether_context.cli import packs as lookup
 from aether_context.cli.terminal import cell, console, grid, number, print_json, print_line, progress, tell
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore

@@ -1,11 +1,10 @@
-"""`aether-context list`: a row per pack."""
+"""Packs of a store by place or a piece of their id, and `aether-context list`."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from aether_context.canonical import JSON
-from aether_context.cli import lookup
 from aether_context.cli.terminal import (
     cell,
     console,
@@ -18,8 +17,71 @@ from aether_context.cli.terminal import (
     print_line,
     tell,
 )
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import HOUR
+
+# Packs of a store by place or by a piece of their id. A place is the folder of one pack.
+
+
+def pack_name(place: str) -> str:
+    """The id of the pack at a place."""
+    return place.rsplit("/", 1)[-1]
+
+
+def require(store: PackStore) -> PackStore:
+    """The store, where it is there.
+
+    Raises:
+        StoreError: it is not there, or is a file.
+    """
+    if not store.files.is_there():
+        raise StoreError(f"no packs in {store.url}: there is no such store")
+    return store
+
+
+def whose(*, app: str | None, user: str | None, session: str | None) -> str:
+    """Those whose packs are meant, as the middle of a sentence; empty where it is everybody."""
+    names = (("app", app), ("user", user), ("session", session))
+    told = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
+    return f" of {told}" if told else ""
+
+
+def find(store: PackStore, pack_id: str | None) -> str:
+    """The place of the pack with this id, or of the newest one.
+
+    Args:
+        pack_id: an id, its beginning, or the hash at its end.
+
+    Raises:
+        PackNotFound: there is none, or more than one.
+    """
+    known = store.folders(newest=1) if pack_id is None else _among(store, pack_id)
+    if not known:
+        raise PackNotFound(f"no packs in {require(store).url}")
+    if pack_id is None:
+        return known[-1]
+    exact = [place for place in known if pack_name(place) == pack_id]
+    found = exact or [place for place in known if _abbreviates(pack_id, pack_name(place))]
+    if not found:
+        raise PackNotFound(f"no pack {pack_id!r} in {store.url}: `{store.command('list')}` shows what is there")
+    if len(found) > 1:
+        some = ", ".join(pack_name(place) for place in found[:3])
+        raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({some}, …): give more of the id")
+    return found[0]
+
+
+def _among(store: PackStore, pack_id: str) -> list[str]:
+    """The packs of one hour where the id names it, else all."""
+    begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
+    return (HOUR.match(begins) and store.folders(begins=begins)) or store.folders()
+
+
+def _abbreviates(piece: str, whole: str) -> bool:
+    return bool(piece) and (whole.startswith((piece, f"pack_{piece}")) or whole.rsplit("_", 1)[-1].startswith(piece))
+
+
+# `aether-context list`: a row per pack.
 
 _ROOM_FOR_ALL = 130
 """Columns from which on a row shows whole ids."""
@@ -34,14 +96,14 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     Raises:
         StoreError: the store is not there, or could not be listed.
     """
-    store = lookup.require(PackStore(url))
+    store = require(PackStore(url))
     known = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
     shown = known[-limit:] if limit else known
     found = [(place, _read(store, place)) for place in shown]
     if as_json:
         print_json([_value(store, place, one) for place, one in found])
     elif not found:
-        tell(f"no packs{lookup.whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(found, len(known) > len(shown))
     return not any(isinstance(one, AetherContextError) for _, one in found)
@@ -67,7 +129,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool
     table = grid(*shown)
     unreadable = []
     for place, one in found:
-        name = lookup.pack_name(place) if whole else lookup.pack_name(place).rsplit("_", 1)[-1]
+        name = pack_name(place) if whole else pack_name(place).rsplit("_", 1)[-1]
         if isinstance(one, AetherContextError):
             table.add_row(cell(name), Text("unreadable", style="red"))
             unreadable.append(f"{name} unreadable: {one}")
@@ -99,7 +161,7 @@ def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool
 
 def _value(store: PackStore, place: str, one: Manifest | AetherContextError) -> JSON:
     if isinstance(one, AetherContextError):
-        return {"pack_id": lookup.pack_name(place), "error": plain(one)}
+        return {"pack_id": pack_name(place), "error": plain(one)}
     same = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(one, field) for field in (*same, *tokens)} | {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from aether_context.canonical import JSON
-from aether_context.cli import lookup
+from aether_context.cli import packs
 from aether_context.cli.terminal import cell, console, grid, moment, number, print_json, tell
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
@@ -55,7 +55,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     Raises:
         StoreError: the store is not there, or could not be listed.
     """
-    store = lookup.require(PackStore(url))
+    store = packs.require(PackStore(url))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     whole, unreadable = _Group(), []
@@ -78,7 +78,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         found = {"by": list(by), "groups": listed, "all": _value(whole), "strategies": acts}
         print_json(found | {"unreadable": len(unreadable)})
     elif not groups:
-        tell(f"no packs{lookup.whose(app=app, user=user, session=session)} in {store.url}")
+        tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(by, [*rows, (("all", *[""] * (len(by) - 1)), whole)], whole)
         _print_acts(strategies)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aether_context.cli import inspection, replaying
+from aether_context.cli import inspection, replay
 from aether_context.cli.terminal import console, grid, number, plain, print_canonical, print_json
 from aether_context.conversation import Conversation, Selection, select_strategy
 from aether_context.policy import PackPolicy
@@ -68,7 +68,7 @@ def show(
     elif as_json:
         print_canonical(request_json(made.pack))
     else:
-        replaying.show_request(made.pack, plain(manifest.pack_id), everything=everything)
+        replay.show_request(made.pack, plain(manifest.pack_id), everything=everything)
 
 
 def show_strategies(
