@@ -29,7 +29,7 @@ from scripted import Chat, Failure, Scripted, call, look_up
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.adk.usage import reported
-from aether_context.errors import BudgetExceededError, PolicyError
+from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
 from aether_context.usage import LedgerReport, Totals
 
 
@@ -433,7 +433,7 @@ def test_a_step_that_does_not_fit_is_caught_in_both_ways(as_callbacks: bool) -> 
     items = [f"number {at} " + "and so on " * 20 for at in range(20)]
     policy = PackPolicy(on_invalid="raise", max_input_tokens=600)
     chat = raising(as_callbacks, policy, state={"plan": {"step": {"text": "Do it", "acceptance": items}}})
-    with pytest.raises(PolicyError, match="input budget"):
+    with pytest.raises(StepTooLarge, match="input budget"):
         chat.say("hello")
 
 
