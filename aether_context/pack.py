@@ -282,7 +282,7 @@ def turn_place(candidate: Candidate) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class CandidateOutcome:
     """What became of one candidate: a row of the manifest."""
 
     id: str
@@ -474,7 +474,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SummaryRequest:
     """A summary that a pack would rather have from a model than from its own extractive way.
 
     ``key`` is a hash over all that decides the text, the model's name included. ``earlier`` is the summary that a
@@ -514,7 +514,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingredients:
+class PackInput:
     """All that `aether_context.packing.build_pack` reads.
 
     ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
@@ -525,15 +525,16 @@ class Ingredients:
     ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
     not declared; ``can_read`` where a tool is declared that reads what an address stands for. ``tool_scores`` are those
     that an earlier build chose tools by, ``tool_encoder`` what compared them.
-    ``hands_off`` says why a request must leave as it came, and is empty where it need not.
+    ``passthrough_reason`` says why a request must leave as it came, and is empty where it need not.
     ``searched`` is the number of turns among which those that a cut took were looked for, None where none were;
     ``encoder`` names what compared the meanings of the candidates that came without a score, ``memory_encoder`` of
     those that the memory service scored, and is empty where it scored none.
     ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
-    this pack's wishes, by their keys. ``calibration`` is how counted tokens become the provider's, None where nothing
-    is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut that was asked
-    for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a later reading that
-    differs, empty where there is none. ``tools_kept`` are the tools of whose results it keeps some.
+    this pack's summary requests, by their keys. ``calibration`` is how counted tokens become the provider's, None where
+    nothing is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
+    that was asked for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a
+    later reading that differs, empty where there is none. ``tools_kept`` are the tools of whose results it keeps
+    some.
     """
 
     identity: Identity
@@ -555,7 +556,7 @@ class Ingredients:
     can_read: bool = True
     tool_scores: Mapping[str, float] = field(default_factory=dict)
     tool_encoder: str = ""
-    hands_off: str = ""
+    passthrough_reason: str = ""
     searched: int | None = None
     encoder: str = "none"
     memory_encoder: str = ""
@@ -598,7 +599,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folds:
+class RunningHashes:
     """Hashes over the contents so far, each made content by content, so that an appended one costs one step."""
 
     read: str = ""
@@ -617,14 +618,14 @@ class Pack:
     not all are, and ``tool_scores`` by what the relevant ones were chosen, where they were for this pack, with
     ``tool_encoder`` for the embedder. ``acts`` are what strategies did to this request.
     ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
-    ``wishes`` are summaries that a model could improve on. ``request_tokens`` is what the provider is expected to
-    count, ``counted_tokens`` what was counted here.
+    ``summary_requests`` are summaries that a model could improve on. ``request_tokens`` is what the provider is
+    expected to count, ``counted_tokens`` what was counted here.
     ``over_window`` are tokens by which the request passes the window, since what is never cut leaves no room.
     ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
     values.
     """
 
-    source: Ingredients
+    source: PackInput
     system: str
     tools: tuple[Tool, ...]
     contents: tuple[Outgoing, ...]
@@ -640,7 +641,7 @@ class Pack:
     scope_problem: str
     signals: Signals
     allocation: Allocation
-    fates: tuple[Fate, ...]
+    outcomes: tuple[CandidateOutcome, ...]
     events: tuple[TruncationEvent, ...]
     acts: tuple[Act, ...]
     epoch: Epoch
@@ -655,9 +656,9 @@ class Pack:
     counted_tokens: int
     method: Accuracy
     saved: Mapping[str, str]
-    wishes: tuple[Wish, ...]
+    summary_requests: tuple[SummaryRequest, ...]
     counts: Mapping[str, int]
-    folds: Folds
+    running_hashes: RunningHashes
     stages: Mapping[str, JSON]
     checksum: str
     sent: Sent
@@ -670,11 +671,11 @@ class Pack:
     @property
     def whole(self) -> frozenset[int]:
         """The indices in the request of the contents that are sent as they are, and not shortened or replaced."""
-        states = [fate.state for fate in self.fates[: len(self.source.request.contents)]]
+        states = [outcome.state for outcome in self.outcomes[: len(self.source.request.contents)]]
         return frozenset(at for at, state in enumerate(states) if state == "kept")
 
     @property
     def stands_in(self) -> bool:
         """Whether something shorter is sent in the place of a content: a placeholder or an extract."""
-        fates = self.fates[: len(self.source.request.contents)]
-        return any(fate.state in ("placeholder", "extract") for fate in fates)
+        outcomes = self.outcomes[: len(self.source.request.contents)]
+        return any(outcome.state in ("placeholder", "extract") for outcome in outcomes)

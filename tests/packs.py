@@ -1,4 +1,4 @@
-"""Recorded packs without ADK: contents, ingredients, and sessions that end up in a store.
+"""Recorded packs without ADK: contents, pack_input, and sessions that end up in a store.
 
 `Session` is a host in miniature: it keeps the history, carries the epoch from call to call, and records each pack the
 way the plugin does. `talk`, `chain` and `remembering` are sessions that tests need again and again.
@@ -19,8 +19,8 @@ from aether_context.pack import (
     Content,
     Epoch,
     Identity,
-    Ingredients,
     Pack,
+    PackInput,
     Request,
     Step,
     Tool,
@@ -29,7 +29,7 @@ from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 MODEL = "gemini-2.5-flash"
 BEGIN = 1_735_700_000.0
@@ -110,7 +110,7 @@ def turns(count: int, size: int = 8) -> list[Content]:
 # packs
 
 
-def ingredients(
+def pack_input(
     contents: Sequence[Content],
     *,
     identity: Identity = IDENTITY,
@@ -120,7 +120,7 @@ def ingredients(
     step: Step | None = None,
     candidates: Sequence[Candidate] = (),
     **more: Any,
-) -> Ingredients:
+) -> PackInput:
     """What a pack is built from. ``contents`` are all of the host's list; ``more`` are further fields."""
     humans = [at for at, content in enumerate(contents) if is_human(content)]
     request = Request(
@@ -134,7 +134,7 @@ def ingredients(
         human=humans[-1] if humans else None,
     )
     fields = {"validity": "valid" if step is not None else "unplanned", **more}
-    return Ingredients(
+    return PackInput(
         identity=identity, request=request, window=window, step=step or Step(), candidates=tuple(candidates), **fields
     )
 
@@ -148,7 +148,7 @@ class Session:
     """A host in miniature.
 
     Args:
-        given: further arguments of `ingredients` for every call.
+        given: further arguments of `pack_input` for every call.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Session:
         self._identity = replace(identity, call=0)
         self._given = given
         self._tip: Tip | None = None
-        self._memo = Memo()
+        self._cache = TokenCache()
 
     def ask(self, text: str) -> Manifest:
         """A new invocation begins with this message; its first model call."""
@@ -190,19 +190,19 @@ class Session:
         counter = counter_for(MODEL)
         pack = None
         if self.packs and self._identity.call > 1:
-            pack = extend_pack(self.packs[-1], source, self.policy, counter=counter, memo=self._memo)
-        pack = pack or build_pack(source, self.policy, counter=counter, memo=self._memo)
+            pack = extend_pack(self.packs[-1], source, self.policy, counter=counter, cache=self._cache)
+        pack = pack or build_pack(source, self.policy, counter=counter, cache=self._cache)
         recording = record(pack, self.policy, counter.name, self._tip)
         self._tip = recording.tip
         self.packs.append(pack)
         self.manifests.append(self.store.write(recording))
         return self.manifests[-1]
 
-    def _source(self) -> Ingredients:
+    def _source(self) -> PackInput:
         before = self.packs[-1] if self.packs else None
         epoch = before.epoch if before is not None else Epoch()
         positions = live_positions(epoch, len(self.history))
-        source = ingredients(
+        source = pack_input(
             [self.history[at] for at in positions],
             identity=self._identity,
             epoch=epoch,

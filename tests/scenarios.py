@@ -19,7 +19,7 @@ import packs
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, Identity, Ingredients, Tool
+from aether_context.pack import Content, Identity, PackInput, Tool
 from aether_context.policy import PackPolicy
 from aether_context.state import read_state
 
@@ -51,10 +51,10 @@ class Scenario:
         """The scenario's profile with a preset."""
         return PackPolicy.load(self.profile, preset=preset, **changes)
 
-    def ingredients(self, window: int, *, turns: int = TURNS) -> Ingredients:
+    def pack_input(self, window: int, *, turns: int = TURNS) -> PackInput:
         """What the pack of the next model call is built from, with the latest ``turns`` of the conversation."""
         planned = read_state(self.state)
-        return packs.ingredients(
+        return packs.pack_input(
             self.history[_start(self.history, turns) :],
             identity=Identity(
                 app="scenarios",

@@ -423,7 +423,7 @@ def inside(manifest: Manifest, window: int) -> bool:
 def accounted(replayer: Replayer, manifest: Manifest) -> None:
     """``kept + dropped == candidates``: a row for each content and candidate, and no other."""
     resolved = replayer.resolve(manifest)
-    source = replayer.ingredients(manifest)
+    source = replayer.pack_input(manifest)
     rows = [row for row in resolved.rows.values() if row.layer in ("conversation", "task")]
     others = [row.id for row in resolved.rows.values() if row.layer not in ("conversation", "task")]
     assert sorted(row.hash for row in rows) == sorted(resolved.contents)

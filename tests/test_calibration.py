@@ -16,7 +16,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
-from packs import Session, ingredients, lines, said
+from packs import Session, lines, pack_input, said
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
@@ -24,7 +24,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.pack import Calibration
 from aether_context.packing import build_pack
 from aether_context.store.replay import Replayer
-from aether_context.usage.calibration import Anchor, TokenRatio, calibration, estimated, report
+from aether_context.usage.calibration import TokenRatio, UsageAnchor, calibration, estimated, report
 
 MODEL = "gemini-2.5-flash"
 
@@ -108,8 +108,8 @@ def test_what_is_not_a_calibration_is_none(value: Any):
 # the anchor
 
 
-def anchored(reported: int, counted: int, **more: Any) -> Anchor:
-    return Anchor(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
+def anchored(reported: int, counted: int, **more: Any) -> UsageAnchor:
+    return UsageAnchor(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
 
 
 def test_the_next_estimate_is_the_last_report_plus_what_was_added():
@@ -139,8 +139,8 @@ def test_room_in_the_window_is_what_reports_fall_short_of_the_count():
 def test_more_is_sent_where_less_is_reported_than_counted():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(41)]
     known = Calibration(anchored=True, overcounted=1_000)
-    plain = build_pack(ingredients(contents, window=4_000), PackPolicy())
-    more = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
+    plain = build_pack(pack_input(contents, window=4_000), PackPolicy())
+    more = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert more.allocation.budget == plain.allocation.budget + 1_000
     assert len(more.contents) > len(plain.contents)
 
@@ -172,9 +172,9 @@ def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
 
 def test_an_anchor_survives_json():
     anchor = anchored(5, 3, doubted=(90_000, 1))
-    assert Anchor.from_json(json.loads(json.dumps(anchor.to_json()))) == anchor
+    assert UsageAnchor.from_json(json.loads(json.dumps(anchor.to_json()))) == anchor
     for broken in (None, {}, {**anchor.to_json(), "counted": -1}, {**anchor.to_json(), "reported": "many"}):
-        assert Anchor.from_json(broken) is None
+        assert UsageAnchor.from_json(broken) is None
 
 
 # in packs
@@ -182,13 +182,13 @@ def test_an_anchor_survives_json():
 
 def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(21)]
-    counted = build_pack(ingredients(contents, window=64_000), PackPolicy()).counted_tokens
+    counted = build_pack(pack_input(contents, window=64_000), PackPolicy()).counted_tokens
     window = int(counted / 0.9 / 0.9)
     known = Calibration(anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
         policy = policy.changed(conversation={"high_water": 0.8, "cached_price": 1.0})
-        pack = build_pack(ingredients(contents, window=window, calibration=calibration), policy)
+        pack = build_pack(pack_input(contents, window=window, calibration=calibration), policy)
         return any(event.stage == "cut" for event in pack.events)
 
     assert cut(PackPolicy(), None)
@@ -201,25 +201,25 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
 def test_the_gate_never_lets_the_count_pass_the_input_budget():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(41)]
     known = Calibration(anchored=True, beyond=-1_000_000)
-    pack = build_pack(ingredients(contents, window=4_000, calibration=known), PackPolicy())
+    pack = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert pack.counted_tokens <= pack.allocation.budget
 
 
 def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported():
     contents = [said("=" * 600, "user" if at % 2 == 0 else "model") for at in range(41)]
-    source = ingredients(contents, window=4_000)
+    source = pack_input(contents, window=4_000)
     free = build_pack(source, PackPolicy(usage={"net_bytes_per_token": 0}, conversation={"low_water": 0.1}))
     netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
     reported = Calibration(anchored=True, beyond=0)
-    assert not build_pack(ingredients(contents, window=4_000, calibration=reported), PackPolicy()).events
+    assert not build_pack(pack_input(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
 def test_unseen_tokens_take_room_from_the_window():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
     known = Calibration(offset=2_000.0, anchored=True, unseen=2_000)
-    pack = build_pack(ingredients(contents, window=5_000, calibration=known), PackPolicy())
+    pack = build_pack(pack_input(contents, window=5_000, calibration=known), PackPolicy())
     assert pack.allocation.layers["system"].used >= 2_000
     assert pack.counted_tokens + 2_000 <= pack.allocation.budget
     assert pack.request_tokens == pack.counted_tokens + 2_000
@@ -248,7 +248,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            last = next(reversed(plugin._edge._last.values()))
+            last = next(reversed(plugin._packer._last.values()))
             return answer(reply, round(ratio * last.pack.counted_tokens) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)

@@ -472,7 +472,7 @@ def test_verify_does_not_fail_what_was_recorded_as_hashes(store: PackStore) -> N
 
 
 def test_verify_finds_a_request_that_is_not_the_recorded_one(store: PackStore) -> None:
-    source = packs.ingredients([packs.said("Hello")], candidates=packs.MEMORIES)
+    source = packs.pack_input([packs.said("Hello")], candidates=packs.MEMORIES)
     pack = replace(build_pack(source, PackPolicy()), checksum=hash_text("another request"))
     manifest = packs.write(store, pack)
     run("verify", store=store)

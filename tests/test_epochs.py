@@ -76,7 +76,7 @@ class Restarting(ContextPackPlugin):
     """A plugin that forgets, before every call, all that is not in the session."""
 
     async def before_model_callback(self, **given: Any) -> Any:
-        self._edge = ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")._edge
+        self._packer = ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")._packer
         return await super().before_model_callback(**given)
 
 

@@ -39,7 +39,7 @@ from aether_context.pack import Content, Pack
 from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
 from aether_context.store.replay import Replayer, request_json
 from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.framing import argument_count
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
@@ -336,7 +336,7 @@ class Run:
         self.originals: list[str] = []
         self.skip = 0
         self.packs: list[Pack] = []
-        self.memo = Memo()
+        self.cache = TokenCache()
 
     def fresh(self) -> ContextPackPlugin:
         return ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")
@@ -383,7 +383,7 @@ class Run:
         assert answer is None
         if not faults(raw):
             assert faults(request.contents) == []
-        pack = self.plugin._edge._last[scope_of(context, context.get_invocation_context().branch)].pack
+        pack = self.plugin._packer._last[scope_of(context, context.get_invocation_context().branch)].pack
         self.packs.append(pack)
         self.check_written(pack, request)
         self.check_window(pack)
@@ -443,7 +443,7 @@ class Run:
         """A pack that was grown is the pack that would have been built."""
         if pack.appended is None:
             return
-        built = build_pack(pack.source, self.policy, counter=counter_for(self.model), memo=self.memo)
+        built = build_pack(pack.source, self.policy, counter=counter_for(self.model), cache=self.cache)
         for field in dataclasses.fields(Pack):
             if field.name not in ("appended", "counts", "source"):
                 assert getattr(built, field.name) == getattr(pack, field.name), field.name

@@ -32,7 +32,7 @@ def write(folder: Path) -> None:
     for name, preset, window, turns in RECORDED:
         scenario = scenarios.load(name)
         policy = scenario.policy(preset)
-        packs.write(store, build_pack(scenario.ingredients(window, turns=turns), policy), policy)
+        packs.write(store, build_pack(scenario.pack_input(window, turns=turns), policy), policy)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -203,7 +203,7 @@ def test_candidates_are_ranked_by_what_was_said_not_by_how_it_is_quoted() -> Non
     first = written(chat)[0]
     replayer = Replayer(chat.store)
     rows = {row.hash: row for row in replayer.resolve(first).rows.values() if row.layer == "memory"}
-    texts = {one.digest: one.text for one in replayer.ingredients(first).candidates}
+    texts = {one.digest: one.text for one in replayer.pack_input(first).candidates}
     scores = {texts[digest]: row.scores["similarity"] for digest, row in rows.items()}
     assert scores[notes[0]] > 0
     assert scores[notes[1]] == 0

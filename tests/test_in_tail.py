@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from packs import STEP, answered, called, ingredients, lines, memory, said
+from packs import STEP, answered, called, lines, memory, pack_input, said
 from scripted import Chat, Memories, call, remembered
 
 from aether_context import PackPolicy
@@ -40,7 +40,7 @@ def test_an_answer_that_is_no_longer_in_what_is_sent_returns_as_a_memory(strateg
 
 def pack_of(text: str, window: int, policy: PackPolicy | None = None) -> Any:
     contents = [said("Read it"), called("ask", "c1"), answered("ask", "c1", text)]
-    source = ingredients(contents, window=window, candidates=[memory("m1", ANSWER)], step=STEP)
+    source = pack_input(contents, window=window, candidates=[memory("m1", ANSWER)], step=STEP)
     return build_pack(source, policy or PackPolicy())
 
 
@@ -49,12 +49,12 @@ def test_an_answer_in_a_response_that_has_to_become_an_extract_is_not_recorded_a
     for window in (1_500, 2_000, 3_000, 16_000):
         pack = pack_of(text, window)
         sent = "\n".join(one.content.wire for one in pack.contents)
-        (fate,) = [one for one in pack.fates if one.id == "m1"]
+        (fate,) = [one for one in pack.outcomes if one.id == "m1"]
         assert (fate.state == "in_tail") <= (ANSWER in sent), window
         assert ANSWER in sent, window
 
 
 def test_an_answer_that_is_sent_is_not_repeated() -> None:
     pack = pack_of(ANSWER, 16_000)
-    (fate,) = [one for one in pack.fates if one.id == "m1"]
+    (fate,) = [one for one in pack.outcomes if one.id == "m1"]
     assert fate.state == "in_tail"

@@ -359,7 +359,7 @@ def test_every_worker_sees_that_history_was_compacted() -> None:
         chat = Chat(script=answering(10), tools=[read_page], policy=policy, state=PLAN, app_settings=settings)
         for message in messages(10):
             if restart:
-                chat.plugin._edge = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._edge
+                chat.plugin._packer = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._packer
             chat.say(message)
         numbers = [one.epoch.number for one in chat.manifests()]
         return list(zip((one.wires for one in chat.sent), numbers, strict=True))
@@ -475,7 +475,7 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
     )
     asked = chat.say("msg_0: read three, order the book and read on")
     if restart:
-        chat.plugin._edge = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._edge
+        chat.plugin._packer = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._packer
     chat.say(late(asked, "order_slowly", "here_1"), "msg_1: thanks")
     manifests = checked(chat)
     assert reasons(manifests) == ["history_rewritten"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import packs
 import pytest
-from packs import MEMORIES, STEP, Session, ingredients, lines, said, tool
+from packs import MEMORIES, STEP, Session, lines, pack_input, said, tool
 
 from aether_context.pack import Content, Pack
 from aether_context.packing import build_pack
@@ -23,7 +23,7 @@ def pack(
     contents: Sequence[Content] = TALK, before: Pack | None = None, policy: PackPolicy = POLICY, **given: Any
 ) -> Pack:
     carried = {} if before is None else {"epoch": before.epoch, "previous": before.sent, "first_call": False}
-    return build_pack(ingredients(contents, **{**carried, **given}), policy)
+    return build_pack(pack_input(contents, **{**carried, **given}), policy)
 
 
 def test_the_first_request_has_nothing_in_common_with_another() -> None:

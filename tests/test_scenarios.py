@@ -23,9 +23,9 @@ from scripted import Chat, new_store
 from aether_context import PackStore, build_pack
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Fate, Layer, Pack, TruncationEvent
+from aether_context.pack import CandidateOutcome, Layer, Pack, TruncationEvent
 from aether_context.store.replay import Replayer
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 ORDER = (
     ("compress", "memory"),
@@ -42,7 +42,7 @@ LAST_TURNS = 3
 SESSIONS = [(name, preset) for name in NAMES for preset in PRESETS]
 
 every_session = pytest.mark.parametrize(("name", "preset"), SESSIONS)
-_memo = Memo()
+_cache = TokenCache()
 
 
 @cache
@@ -50,14 +50,14 @@ def built(name: str, preset: str, window: int, lending: bool = True, turns: int 
     """The pack of a session at a window; one that does not fit is made to."""
     scenario = scenarios.load(name)
     policy = scenario.policy(preset, budget={"lending": lending})
-    return build_pack(scenario.ingredients(window, turns=turns), policy, memo=_memo)
+    return build_pack(scenario.pack_input(window, turns=turns), policy, cache=_cache)
 
 
 def refusal(name: str, preset: str, window: int) -> StepTooLarge | None:
     """Why a session's step is refused at a window, None where it is not."""
     scenario = scenarios.load(name)
     try:
-        build_pack(scenario.ingredients(window), scenario.policy(preset, on_invalid="raise"), memo=_memo)
+        build_pack(scenario.pack_input(window), scenario.policy(preset, on_invalid="raise"), cache=_cache)
     except StepTooLarge as error:
         return error
     return None
@@ -88,21 +88,21 @@ def act(pack: Pack, stage: str, layer: str) -> TruncationEvent | None:
     return next((one for one in pack.events if (one.stage, one.layer) == (stage, layer)), None)
 
 
-def rows(pack: Pack, layer: Layer, *states: str) -> list[Fate]:
-    return [fate for fate in pack.fates if fate.layer == layer and fate.state in states]
+def rows(pack: Pack, layer: Layer, *states: str) -> list[CandidateOutcome]:
+    return [fate for fate in pack.outcomes if fate.layer == layer and fate.state in states]
 
 
-def chosen(pack: Pack, layer: Layer) -> list[Fate]:
+def chosen(pack: Pack, layer: Layer) -> list[CandidateOutcome]:
     """What retrieval let in, whatever became of it for want of room."""
     return [one for one in rows(pack, layer, "kept", "summary", "dropped") if one.reason in (None, "over_allocation")]
 
 
-def cost(fates: Iterable[Fate]) -> int:
+def cost(outcomes: Iterable[CandidateOutcome]) -> int:
     """Tokens of what is sent of candidates."""
-    return sum(one.tokens if one.sent_tokens is None else one.sent_tokens for one in fates)
+    return sum(one.tokens if one.sent_tokens is None else one.sent_tokens for one in outcomes)
 
 
-def worth(pack: Pack, fate: Fate) -> tuple[object, ...]:
+def worth(pack: Pack, fate: CandidateOutcome) -> tuple[object, ...]:
     """What sorts the candidates of a layer from the last to go to the first, by the tables."""
     if fate.layer == "memory":
         return (-fate.scores["similarity"], fate.id)
@@ -116,7 +116,7 @@ def worth(pack: Pack, fate: Fate) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_is_as_large_and_as_mixed_as_it_says(name: str) -> None:
-    source = scenarios.load(name).ingredients(64_000)
+    source = scenarios.load(name).pack_input(64_000)
     step, contents = source.step, source.request.contents
     memories = [one for one in source.candidates if one.layer == "memory"]
     evidence = [one for one in source.candidates if one.layer == "evidence"]
@@ -221,8 +221,8 @@ def test_an_epoch_under_way_keeps_its_declarations() -> None:
     """They stand at the head of what a provider has cached; a memory is dropped rather than that broken."""
     scenario = scenarios.load("refund_research")
     policy = scenario.policy("quality_first")
-    first = build_pack(scenario.ingredients(64_000, turns=0), policy)
-    again = replace(scenario.ingredients(3_000, turns=0), epoch=first.epoch, previous=first.sent)
+    first = build_pack(scenario.pack_input(64_000, turns=0), policy)
+    again = replace(scenario.pack_input(3_000, turns=0), epoch=first.epoch, previous=first.sent)
     pack = build_pack(again, policy)
     assert act(pack, "drop", "memory") is not None
     assert pack.tools == first.tools
@@ -236,7 +236,7 @@ def test_the_conversation_goes_from_its_oldest_turn(name: str, preset: str) -> N
         pack = built(name, preset, window)
         turn = -1
         gone: dict[int, list[bool]] = {}
-        for content, fate in zip(pack.source.request.contents, pack.fates, strict=False):
+        for content, fate in zip(pack.source.request.contents, pack.outcomes, strict=False):
             turn += is_human(content)
             gone.setdefault(turn, []).append(fate.state == "dropped")
         question = {at: states[0] for at, states in gone.items()}
@@ -286,7 +286,7 @@ def test_declarations_and_step_inside_their_floor_are_never_touched(name: str, p
 def test_the_conversation_is_whole_below_its_high_water_mark(name: str, preset: str) -> None:
     for window in WINDOWS:
         pack = built(name, preset, window)
-        whole = sum(fate.tokens for fate in pack.fates[: len(pack.source.request.contents)] if fate.layer != "task")
+        whole = sum(fate.tokens for fate in pack.outcomes[: len(pack.source.request.contents)] if fate.layer != "task")
         others = sum(
             account.used for layer, account in pack.allocation.layers.items() if layer not in ("conversation", "slack")
         )
@@ -386,7 +386,7 @@ def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset:
     """Whole or shortened; a memory that stands in the conversation word for word need not be repeated."""
     kept: set[str] = set()
     for window in windows:
-        now = {fate.id for fate in built(name, preset, window).fates if fate.state in ("kept", "summary", "in_tail")}
+        now = {fate.id for fate in built(name, preset, window).outcomes if fate.state in ("kept", "summary", "in_tail")}
         assert kept <= now, (window, kept - now)
         kept = now
 
@@ -429,11 +429,11 @@ def test_everything_is_accounted_for_and_nothing_is_overspent(name: str, preset:
         for layer in ("memory", "evidence"):
             assert layers[layer].used <= layers[layer].final
             assert layers[layer].used == cost(rows(pack, layer, "kept", "summary"))
-        names = [fate.id for fate in pack.fates]
+        names = [fate.id for fate in pack.outcomes]
         assert len(set(names)) == len(names) == len(source.request.contents) + len(source.candidates)
         assert {one.id for one in source.candidates} <= set(names)
-        assert all(fate.reason for fate in pack.fates if fate.state != "kept")
-        assert {fate.reason for fate in pack.fates} <= {
+        assert all(fate.reason for fate in pack.outcomes if fate.state != "kept")
+        assert {fate.reason for fate in pack.outcomes} <= {
             None, "over_allocation", "below_floor", "beyond_k", "duplicate", "expired", "high_water", "window"
         }  # fmt: skip
 
@@ -456,4 +456,4 @@ def test_every_pack_replays_to_its_checksum(name: str, preset: str) -> None:
         manifest.verify()
         replayed = replayer.replay(manifest)
         assert replayed.pack.checksum == packs_by_id[manifest.session].checksum == manifest.checksum
-        assert replayed.pack.fates == packs_by_id[manifest.session].fates
+        assert replayed.pack.outcomes == packs_by_id[manifest.session].outcomes

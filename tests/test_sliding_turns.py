@@ -18,7 +18,7 @@ from scripted import Chat, Scripted, call, inside, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
-from aether_context.adk.packer import Edge
+from aether_context.adk.packer import RequestPacker
 from aether_context.conversation import Conversation, Trimmed, trim, units
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
@@ -244,7 +244,7 @@ def test_other_workers_come_to_the_same_bytes() -> None:
         chat = chatted(700)
         for at, message in enumerate(messages(10)):
             if restart and at % 3 == 2:
-                chat.plugin._edge = Edge(chat.plugin.policy, chat.store, "raise")
+                chat.plugin._packer = RequestPacker(chat.plugin.policy, chat.store, "raise")
             chat.say(message)
         return [one.wires for one in chat.sent]
 
@@ -326,19 +326,19 @@ def test_the_cutoff_is_not_sent_and_stands_in_the_events_metadata() -> None:
 
 def test_the_environment_overrides_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", "200000")
-    assert Edge(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
-    assert Edge(POLICY, new_store()).policy.max_input_tokens == 20_000
+    assert RequestPacker(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
+    assert RequestPacker(POLICY, new_store()).policy.max_input_tokens == 20_000
 
 
 def test_without_the_variable_the_policy_stands() -> None:
-    assert Edge(POLICY, new_store()).policy is POLICY
+    assert RequestPacker(POLICY, new_store()).policy is POLICY
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1e5", "1.5"])
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", value)
     with pytest.raises(PolicyError, match=rf"AETHER_CONTEXT_SLIDING_TOKENS = '{value}'"):
-        Edge(POLICY, new_store())
+        RequestPacker(POLICY, new_store())
 
 
 def test_sub_agents_inherit_the_ceiling_and_slide_on_their_own() -> None:

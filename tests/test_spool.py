@@ -308,7 +308,7 @@ def test_every_result_of_a_turn_with_very_many_is_kept():
     plugin = ContextPackPlugin(policy=PackPolicy(record="full", offload={"mode": "session"}), store=new_store())
     chat = Chat(plugin=plugin, script=[calls, "done"], tools=[read])
     chat.say("read them all")
-    wait_until(lambda: not plugin._edge._recorder._waiting, 60)
+    wait_until(lambda: not plugin._packer._recorder._waiting, 60)
     assert len(chat.store.evidence("shop", "ann", "s1")) == results
 
 
@@ -359,7 +359,7 @@ def test_an_exit_out_of_a_store_ends_nothing_else(url, exits):
     chat = Chat(plugin=plugin, script=["one", "two"])
     FailingFileSystem.exits = exits
     chat.say("first", "second")
-    wait_until(lambda: not plugin._edge._recorder._waiting and spool_of(plugin.store.files).is_empty())
+    wait_until(lambda: not plugin._packer._recorder._waiting and spool_of(plugin.store.files).is_empty())
     check(plugin.store, 2)
 
 

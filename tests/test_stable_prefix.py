@@ -477,9 +477,9 @@ def test_another_worker_goes_on_with_the_same_boundary_and_the_same_bytes() -> N
         chat = chatted(script=[*loop(14), *loop(14)])
         chat.say("hello")
         if restart:
-            chat.plugin._edge = ContextPackPlugin(policy=POLICY, store=chat.store, on_error="raise")._edge
+            chat.plugin._packer = ContextPackPlugin(policy=POLICY, store=chat.store, on_error="raise")._packer
         chat.say("go on")
-        chat.plugin._edge._recorder.flush()
+        chat.plugin._packer._recorder.flush()
         return [one.wires for one in chat.sent]
 
     assert run(restart=True) == run(restart=False)

@@ -39,11 +39,11 @@ def store(place):
 
 def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: object) -> Recording:
     found = (memory("m1", "The dog is called Rex", time=1.0), memory("m2", "Tax law of 1971"))
-    ingredients = source(
+    pack_input = source(
         [human("hi"), says("hello"), human(text)], candidates=found, identity=replace(IDENTITY, **identity)
     )
     policy = policy or PackPolicy(max_input_tokens=16_000)
-    return record(build_pack(ingredients, policy), policy, "estimate", None)
+    return record(build_pack(pack_input, policy), policy, "estimate", None)
 
 
 def test_a_pack_comes_back_as_it_was_written(store):

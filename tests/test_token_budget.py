@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from google.adk.sessions.session import Session as AdkSession
-from packs import ingredients, said, turns
+from packs import pack_input, said, turns
 from scripted import Chat, call, faults, look_up
 from timing import best_of
 
@@ -44,7 +44,7 @@ from aether_context.errors import (
 from aether_context.pack import Content
 from aether_context.packing import build_pack
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 from aether_context.usage import LedgerReport
 
 SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
@@ -186,7 +186,7 @@ def test_every_error_is_typed_and_names_a_cure() -> None:
 def test_what_cannot_be_brought_down_to_its_budget_fails_with_the_numbers() -> None:
     policy = PackPolicy(on_invalid="raise")
     with pytest.raises(ContextOptimizationError) as caught:
-        build_pack(ingredients([said("hi")], window=1_000, system="rule " * 3_000), policy)
+        build_pack(pack_input([said("hi")], window=1_000, system="rule " * 3_000), policy)
     assert caught.value.needed > caught.value.budget == 900
 
 
@@ -318,16 +318,16 @@ def test_summaries_are_optional() -> None:
 
 def test_a_hundred_messages_are_counted_in_well_under_100_milliseconds() -> None:
     contents = talk(25)[:100]
-    assert best_of(3, lambda: Tally(counter_for("gemini-2.5-flash")).contents(contents)) < 100
+    assert best_of(3, lambda: CachedCounter(counter_for("gemini-2.5-flash")).contents(contents)) < 100
 
 
 def test_counts_of_repeated_contents_are_remembered() -> None:
     contents = talk(250)
-    tally = Tally(counter_for("gemini-2.5-flash"))
-    fresh = best_of(1, lambda: tally.contents(contents))
-    again = best_of(3, lambda: tally.contents(contents))
+    counter = CachedCounter(counter_for("gemini-2.5-flash"))
+    fresh = best_of(1, lambda: counter.contents(contents))
+    again = best_of(3, lambda: counter.contents(contents))
     assert again < fresh
-    assert tally.contents(contents) == tally.contents(contents)
+    assert counter.contents(contents) == counter.contents(contents)
 
 
 def test_a_budget_is_calculated_and_checked_within_20_milliseconds() -> None:

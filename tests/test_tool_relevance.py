@@ -229,7 +229,7 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
         replace(packs.tool(f"tool_{at}", f"Handles garden {at}. " * length), essential=at in steering)
         for at, length in enumerate(lengths)
     ]
-    asked = packs.ingredients([packs.said("What grows in the garden?")], window=window, tools=tools, can_find=True)
+    asked = packs.pack_input([packs.said("What grows in the garden?")], window=window, tools=tools, can_find=True)
     policy = PackPolicy(max_input_tokens=window, tools={"least": least}, on_invalid="warn")
     pack = build_pack(asked, policy)
     names = [one.name for one in tools]

@@ -294,7 +294,7 @@ def test_a_failure_in_accounting_costs_neither_the_run_nor_the_pack(caplog: pyte
                 raise Failure("the ledger is broken")
 
             for name in ("enter", "admit", "track"):
-                setattr(self._edge.ledgers, name, fails)
+                setattr(self._packer.ledgers, name, fails)
 
     plugin = Broken(store="memory://broken-ledger")
     plugin.break_down()
@@ -443,7 +443,7 @@ def test_a_limit_holds_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> N
     async def fails(*_: Any) -> Any:
         raise Failure("packing is broken")
 
-    chat.plugin._edge._gatherer.gather = fails  # type: ignore[union-attr]
+    chat.plugin._packer._gatherer.gather = fails  # type: ignore[union-attr]
     assert chat.say("hello")[-1].error_code == "budget_exceeded"
     assert chat.llm.sent == []
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from packs import answered, called, ingredients, lines, said, tool, turns
+from packs import answered, called, lines, pack_input, said, tool, turns
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -33,7 +33,7 @@ NET = 3.6
 
 
 TALK = turns(16, 20)
-COUNTED = build_pack(ingredients(TALK, window=200_000), POLICY).counted_tokens
+COUNTED = build_pack(pack_input(TALK, window=200_000), POLICY).counted_tokens
 WINDOW = int(COUNTED / 0.9 / 0.9)
 """One that the talk fills to between the high-water mark and the input budget."""
 
@@ -45,7 +45,7 @@ def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
 
 
 def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
-    return build_pack(ingredients(more.pop("contents", TALK), window=WINDOW, calibration=known, **more), policy)
+    return build_pack(pack_input(more.pop("contents", TALK), window=WINDOW, calibration=known, **more), policy)
 
 
 def is_cut(pack: Pack) -> bool:
@@ -108,14 +108,14 @@ def test_what_was_added_since_the_report_counts_on_top_of_it() -> None:
 def test_reported_input_holds_the_system_instruction_and_the_declarations() -> None:
     tools = [tool(f"tool_{at}", "does what it says " * 6) for at in range(4)]
     more = {"system": "rule " * 60, "tools": tools}
-    counted = build_pack(ingredients(TALK, window=200_000, **more), POLICY).counted_tokens
+    counted = build_pack(pack_input(TALK, window=200_000, **more), POLICY).counted_tokens
     assert counted > COUNTED + 60
     assert not is_cut(packed(last_reported(int(0.6 * WINDOW) - 1, counted), **more))
     assert is_cut(packed(last_reported(int(0.6 * WINDOW) + 1, counted), **more))
 
 
 def test_however_little_is_reported_the_count_never_passes_the_input_budget() -> None:
-    pack = build_pack(ingredients(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
+    pack = build_pack(pack_input(turns(60, 20), window=WINDOW, calibration=last_reported(1)), POLICY)
     assert pack.counted_tokens <= pack.allocation.budget
 
 
@@ -129,14 +129,14 @@ DENSE_WINDOW = 6_000
 
 
 def netted(known: Calibration | None = None, contents: Sequence[Content] = DENSE, **more: Any) -> Pack:
-    return build_pack(ingredients(contents, window=DENSE_WINDOW, calibration=known, **more), POLICY)
+    return build_pack(pack_input(contents, window=DENSE_WINDOW, calibration=known, **more), POLICY)
 
 
 def test_the_first_call_runs_the_byte_net() -> None:
     assert sent_bytes(DENSE) > NET * DENSE_WINDOW
     assert netted().acts
     free = POLICY.changed(usage={"net_bytes_per_token": 0})
-    assert not build_pack(ingredients(DENSE, window=DENSE_WINDOW), free).acts
+    assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), free).acts
 
 
 @pytest.mark.parametrize("known", [None, last_reported(None)])
@@ -160,8 +160,8 @@ def test_it_counts_bytes_and_not_characters() -> None:
     assert [len(one.wire) for one in plain] == [len(one.wire) for one in wide]
     assert sent_bytes(wide) > 2.5 * sent_bytes(plain)
     policy = POLICY.changed(usage={"net_bytes_per_token": 1.1 * sent_bytes(plain) / 200_000})
-    assert not build_pack(ingredients(plain, window=200_000), policy).acts
-    assert build_pack(ingredients(wide, window=200_000), policy).acts
+    assert not build_pack(pack_input(plain, window=200_000), policy).acts
+    assert build_pack(pack_input(wide, window=200_000), policy).acts
 
 
 def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
@@ -176,7 +176,7 @@ def test_it_takes_whole_exchanges_and_leaves_the_latest_message() -> None:
 def test_at_its_size_nothing_happens() -> None:
     size = sent_bytes(DENSE)
     policy = POLICY.changed(usage={"net_bytes_per_token": size / DENSE_WINDOW})
-    assert not build_pack(ingredients(DENSE, window=DENSE_WINDOW), policy).acts
+    assert not build_pack(pack_input(DENSE, window=DENSE_WINDOW), policy).acts
 
 
 # in sessions
@@ -279,7 +279,7 @@ def test_another_worker_goes_on_with_the_same_report() -> None:
         chat = working([500 + 100 * at for at in range(11)])
 
         def forget(*_: Any) -> None:
-            chat.plugin._edge = ContextPackPlugin(policy=chat.policy, store=chat.store, on_error="raise")._edge
+            chat.plugin._packer = ContextPackPlugin(policy=chat.policy, store=chat.store, on_error="raise")._packer
 
         if restart:
             chat.before.alter = forget

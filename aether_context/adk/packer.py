@@ -26,7 +26,7 @@ from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, R
 from aether_context.adk.evidence.offload import Offloader
 from aether_context.adk.evidence.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
 from aether_context.adk.models.gemini import register_counters
-from aether_context.adk.models.texts import Granted, ModelSummarizer
+from aether_context.adk.models.texts import ModelSummarizer, SummaryResult
 from aether_context.adk.request.inputs import Call, Gathered, Gatherer, Last, scope_of
 from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.recall import Recall, Shelves
@@ -38,13 +38,13 @@ from aether_context.adk.session.records import SessionRecords
 from aether_context.adk.usage import METADATA, Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import Ingredients, Pack
+from aether_context.pack import Pack, PackInput
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
 from aether_context.tokens import Counters, Pick, counter_for
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ class _Built:
     cost: Mapping[str, int] = field(default_factory=dict)
 
 
-class Edge:
+class RequestPacker:
     """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
 
     Args:
@@ -118,7 +118,7 @@ class Edge:
         self.policy = policy
         self.store = store
         self.on_error = on_error
-        self._mirror = Mirror(self._tell) if mirror_artifacts else None
+        self._mirror = Mirror(self._report) if mirror_artifacts else None
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(store, self._recorder.calibration)
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
@@ -131,13 +131,13 @@ class Edge:
         self._gatherer = Gatherer(records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, records, self._tell, self._step)
+        self._offloader = Offloader(policy, store, self._recorder, records, self._report, self._step)
         library = Library(self._recorder.store, records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
-        self._memo = Memo()
-        self._last: OrderedDict[epochs.Scope, Last] = OrderedDict()
+        self._cache = TokenCache()
+        self._last: OrderedDict[epochs.AgentKey, Last] = OrderedDict()
         self._profiles: dict[str, PackPolicy] = {}
         self._economical: dict[tuple[str, int], PackPolicy] = {}
         self._told: set[str] = set()
@@ -173,7 +173,7 @@ class Edge:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._tell(f"{type(error).__name__}: {error}", error)
+            self._report(f"{type(error).__name__}: {error}", error)
             return await self._pack_plainly(context, request, type(error).__name__)
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
@@ -184,7 +184,7 @@ class Edge:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._tell(f"{type(error).__name__}: {error}", error)
+            self._report(f"{type(error).__name__}: {error}", error)
 
     async def after_tool(
         self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
@@ -195,13 +195,13 @@ class Edge:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._tell(f"{type(error).__name__}: {error}", error)
+            self._report(f"{type(error).__name__}: {error}", error)
             return None
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
         if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
-            self._tell(f"packs are still waiting for {self.store.url}")
+            self._report(f"packs are still waiting for {self.store.url}")
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
@@ -217,7 +217,7 @@ class Edge:
         planned = self._with_evidence(call, self._gatherer.planned(call))
         policy = self._policy_for(planned.profile, context.agent_name)
         self._tell_of(planned)
-        if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.hands_off:
+        if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.passthrough_reason:
             return self._invalid(planned, policy)
         policy, planned = self._within_limits(call, policy, planned)
         built = await self._built(call, planned, policy)
@@ -226,7 +226,7 @@ class Edge:
     def _with_evidence(self, call: Call, planned: Planned) -> Planned:
         """Shows extracts, declares the readers of what the session keeps, and notes what could not be offloaded."""
         keeps = bool(self._records.of(call.context).readings())
-        if call.hands_off or (self.policy.offload.mode == "off" and not keeps):
+        if call.passthrough_reason or (self.policy.offload.mode == "off" and not keeps):
             return planned
         self._offloader.show(call.context, call.request)
         if not declare(call.request, self._readers) and keeps:
@@ -286,21 +286,21 @@ class Edge:
                     told = await self._recalled(call, told, policy, whole, most=free)
                     if told.source.searched is not None:
                         pack = await self._build(told.source, policy, pick)
-                pack, granted = await self._written(pack, policy, pick)
+                pack, result = await self._written(pack, policy, pick)
                 return _Built(
                     gathered=told,
                     pack=pack,
                     policy=policy,
                     planned=planned,
                     counter=counter,
-                    cost=granted.cost.to_json(),
+                    cost=result.cost.to_json(),
                 )
             except TokenCountingError as error:
                 self._counters.fail(model, pick, error)
-                self._tell(str(error))
+                self._report(str(error))
 
     async def _gathered(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
-        """The ingredients with their candidates ranked, turns that earlier cuts took among them."""
+        """The input with their candidates ranked, turns that earlier cuts took among them."""
         gathered = await self._gatherer.gather(call, planned, policy, last)
         source = await self._recall.rank(gathered.source, policy)
         gathered = replace(gathered, source=source)
@@ -311,7 +311,7 @@ class Edge:
     async def _recalled(
         self, call: Call, gathered: Gathered, policy: PackPolicy, sent: Collection[int], *, most: int | None = None
     ) -> Gathered:
-        """The ingredients with turns that answer the request and are not sent whole any more.
+        """The input with turns that answer the request and are not sent whole any more.
 
         Args:
             sent: positions of the contents that are sent whole.
@@ -333,20 +333,20 @@ class Edge:
         known = self._meters.calibration(gathered.source, counter, policy.usage, call.context.session.events)
         return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
 
-    async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, Granted]:
+    async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, SummaryResult]:
         """The pack with the summaries that a model writes for it by the deadline.
 
         A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
         """
-        granted = Granted()
+        result = SummaryResult()
         problems = pack.source.problems
         for _ in range(_SUMMARY_ROUNDS):
-            if not pack.wishes or granted.problems:
+            if not pack.summary_requests or result.problems:
                 break
-            await self._summarizer.grant(pack.wishes, pack.identity, policy, granted)
-            told = (*problems, *dict.fromkeys(granted.problems))
-            pack = await self._build(replace(pack.source, summaries=dict(granted.texts), problems=told), policy, pick)
-        return pack, granted
+            await self._summarizer.answer(pack.summary_requests, pack.identity, policy, result)
+            told = (*problems, *dict.fromkeys(result.problems))
+            pack = await self._build(replace(pack.source, summaries=dict(result.texts), problems=told), policy, pick)
+        return pack, result
 
     def _settle(self, call: Call, built: _Built) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
@@ -359,7 +359,7 @@ class Edge:
             return refused
         source = pack.source
         stored: Mapping[str, Any] | None = None
-        if not source.hands_off:
+        if not source.passthrough_reason:
             write(pack, call.request, built.gathered.contents, finder(pack, policy.retrieval.redact_before_retrieval))
             stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
             if source.first_call:
@@ -375,7 +375,7 @@ class Edge:
             counter=built.counter,
             summarizer=built.cost,
         )
-        self._remember(epochs.scope_key(source.identity), last)
+        self._remember(epochs.agent_key(source.identity), last)
         if policy.record != "off":
             self._recorder.pack(pack, policy, built.counter)
         self._guarded(lambda: self._log(pack, name), None)
@@ -396,7 +396,7 @@ class Edge:
         except BudgetExceededError:
             raise
         except Exception as error:
-            self._tell(f"as it came: {type(error).__name__}: {error}", error)
+            self._report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
     def _within_limits(self, call: Call, policy: PackPolicy, planned: Planned) -> tuple[PackPolicy, Planned]:
@@ -418,24 +418,24 @@ class Edge:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._tell(f"{type(error).__name__}: {error}", error)
+            self._report(f"{type(error).__name__}: {error}", error)
             return otherwise
 
-    async def _build(self, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack:
+    async def _build(self, source: PackInput, policy: PackPolicy, pick: Pick) -> Pack:
         """Builds a pack; off the event loop where that would be felt: large contents, many tools to choose from for the
         first time, or a provider that is asked."""
         latest = source.request.contents[-8:]
         large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
         many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
         if large or many or pick.remote:
-            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, memo=self._memo)
-        return build_pack(source, policy, counter=pick.counter, memo=self._memo)
+            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, cache=self._cache)
+        return build_pack(source, policy, counter=pick.counter, cache=self._cache)
 
-    async def _extend(self, before: Pack, source: Ingredients, policy: PackPolicy, pick: Pick) -> Pack | None:
+    async def _extend(self, before: Pack, source: PackInput, policy: PackPolicy, pick: Pick) -> Pack | None:
         """Extends a pack where that is possible; off the event loop where a provider is asked."""
         if pick.remote:
-            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, memo=self._memo)
-        return extend_pack(before, source, policy, counter=pick.counter, memo=self._memo)
+            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, cache=self._cache)
+        return extend_pack(before, source, policy, counter=pick.counter, cache=self._cache)
 
     def _policy_for(self, profile: str | None, agent: str) -> PackPolicy:
         wanted = profile or self.policy.agents.get(agent)
@@ -503,7 +503,7 @@ class Edge:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._tell(f"acceptance: {type(error).__name__}: {error}", error)
+            self._report(f"acceptance: {type(error).__name__}: {error}", error)
             return None
 
     def _cutoff(self, context: CallbackContext, pack: Pack) -> dict[str, str]:
@@ -512,7 +512,7 @@ class Edge:
         event = last_unread(pack, context.session.events, lambda content: self._gatherer.read(content, model))
         return {"cutoff": event.id} if event is not None else {}
 
-    def _remember(self, scope: epochs.Scope, last: Last) -> None:
+    def _remember(self, scope: epochs.AgentKey, last: Last) -> None:
         with self._lock:
             self._last[scope] = last
             self._last.move_to_end(scope)
@@ -542,7 +542,7 @@ class Edge:
         for reason in reasons:
             self._warn_once(reason)
 
-    def _tell(self, reason: str, error: Exception | None = None) -> None:
+    def _report(self, reason: str, error: Exception | None = None) -> None:
         """Logs a failure, each kind of it once."""
         self._warn_once(f"a request could not be packed in full: {reason}", error)
 

@@ -18,7 +18,7 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.packer import Edge, OnError
+from aether_context.adk.packer import OnError, RequestPacker
 from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError
 from aether_context.policy import LimitSettings, PackPolicy
@@ -87,24 +87,24 @@ class ContextPackPlugin(BasePlugin):
         mirror_artifacts: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._edge = Edge(
+        self._packer = RequestPacker(
             policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
         )
 
     @property
     def policy(self) -> PackPolicy:
-        return self._edge.policy
+        return self._packer.policy
 
     @property
     def store(self) -> PackStore:
-        return self._edge.store
+        return self._packer.store
 
     # limits and usage
 
     @property
     def limits(self) -> LimitSettings:
         """The limits of every session that has none of its own: the policy's, or what `set_limits` put there."""
-        return self._edge.ledgers.limits
+        return self._packer.ledgers.limits
 
     def set_limits(
         self,
@@ -124,11 +124,11 @@ class ContextPackPlugin(BasePlugin):
         Raises:
             PolicyError: a limit is wrong, or the session is named in part.
         """
-        self._edge.set_limits(limits, (app, user, session))
+        self._packer.set_limits(limits, (app, user, session))
 
     def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
         """What a session has used so far, in all, by invocation and by agent; None before this process serves it."""
-        return self._edge.ledgers.report((app, user, session))
+        return self._packer.ledgers.report((app, user, session))
 
     # callbacks
 
@@ -136,14 +136,14 @@ class ContextPackPlugin(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         try:
-            return await self._edge.before_model(callback_context, llm_request)
+            return await self._packer.before_model(callback_context, llm_request)
         except AetherContextError as error:
             return Refusal.of(error)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        await self._edge.after_model(callback_context, llm_response)
+        await self._packer.after_model(callback_context, llm_response)
         return None
 
     async def before_tool_callback(
@@ -154,16 +154,16 @@ class ContextPackPlugin(BasePlugin):
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
-        return await self._edge.after_tool(tool, tool_args, tool_context, result)
+        return await self._packer.after_tool(tool, tool_args, tool_context, result)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        await self._edge.flush(invocation=invocation_context)
+        await self._packer.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._edge.flush(invocation=invocation_context)
+        await self._packer.flush(invocation=invocation_context)
 
     async def close(self) -> None:
-        await self._edge.flush(timeout_seconds=4.0)
+        await self._packer.flush(timeout_seconds=4.0)
 
 
 class AgentCallbacks(TypedDict):
@@ -194,7 +194,9 @@ def context_pack_callbacks(
     The arguments are those of `ContextPackPlugin`. An agent that runs as a tool of this one is packed, and its usage
     booked here too, where it has the same callbacks: make them once and give them to both.
     """
-    edge = Edge(policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts)
+    edge = RequestPacker(
+        policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
+    )
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         return await edge.before_model(callback_context, llm_request)

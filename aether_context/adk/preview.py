@@ -38,8 +38,8 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.models.texts import Granted
-from aether_context.adk.packer import Edge, InvalidPlan
+from aether_context.adk.models.texts import SummaryResult
+from aether_context.adk.packer import InvalidPlan, RequestPacker
 from aether_context.adk.request.inputs import Last
 from aether_context.adk.request.marks import cut_request, last_unread
 from aether_context.adk.request.reader import Reader
@@ -145,7 +145,7 @@ def make_preview(
     """The same with its recording, which is not written anywhere. The arguments are those of `preview`."""
     copy = session.model_copy(deep=True)
     agent = _agent(agent_name or _last_agent(copy), model, system, tools)
-    plugin = _Packing(_Edge(policy))
+    plugin = _Packing(_PreviewPacker(policy))
     try:
         _run_apart(_call(copy, agent, plugin, _content(message)))
     except KeyError as error:
@@ -320,7 +320,7 @@ class _Unwritten(Recorder):
         return None
 
 
-class _Edge(Edge):
+class _PreviewPacker(RequestPacker):
     """The plugin's edge, without its recorder; it keeps the pack that it made."""
 
     def __init__(self, policy: PackPolicy | str | Path | None) -> None:
@@ -328,9 +328,9 @@ class _Edge(Edge):
         super().__init__(policy, store, on_error="raise", recorder=_Unwritten(store))
         self.last: Last | None = None
 
-    async def _written(self, pack: Pack, *_: object) -> tuple[Pack, Granted]:
+    async def _written(self, pack: Pack, *_: object) -> tuple[Pack, SummaryResult]:
         """No model is asked: where one would write summaries, the extractive ones stand."""
-        return pack, Granted()
+        return pack, SummaryResult()
 
     def _remember(self, scope: Any, last: Last) -> None:
         self.last = last
@@ -339,7 +339,7 @@ class _Edge(Edge):
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
-    def __init__(self, edge: _Edge) -> None:
+    def __init__(self, edge: _PreviewPacker) -> None:
         super().__init__(name="preview")
         self.edge = edge
         self.answer = ""

@@ -22,17 +22,17 @@ from google.genai import types
 
 from aether_context.adk.bounds import keep
 from aether_context.adk.request.inputs import Call
-from aether_context.adk.session.epochs import Scope, scope_key
+from aether_context.adk.session.epochs import AgentKey, agent_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError
-from aether_context.pack import Calibration, Content, Identity, Ingredients, Pack
+from aether_context.pack import Calibration, Content, Identity, Pack, PackInput
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import BudgetViolation, CallUsage, Estimate, LedgerReport, Pressure, TokenLedger
-from aether_context.usage.calibration import Anchor, TokenRatio, calibration, report
+from aether_context.usage.calibration import TokenRatio, UsageAnchor, calibration, report
 from aether_context.usage.prices import cost_of, prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -231,7 +231,7 @@ class Ledgers:
                 model=model,
                 time=pack.identity.last_event_time,
                 estimate=pack.request_tokens,
-                is_whole=not pack.source.hands_off,
+                is_whole=not pack.source.passthrough_reason,
                 system=pack.allocation.layers["system"].used,
                 tools=pack.allocation.layers["tools"].used,
                 formatting=formatting + sum(frame_of(one.content, framing) for one in new),
@@ -513,7 +513,7 @@ class _Owner(NamedTuple):
 class _Meter:
     """One conversation's anchor. ``unseen`` belongs to ``invocation``; ``reported_in`` is where usage came last."""
 
-    anchor: Anchor | None = None
+    anchor: UsageAnchor | None = None
     reported_in: str = ""
     invocation: str = ""
     unseen: int = 0
@@ -529,12 +529,12 @@ class Meters:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: OrderedDict[Scope, _Meter] = OrderedDict()
+        self._meters: OrderedDict[AgentKey, _Meter] = OrderedDict()
         self._ratios: OrderedDict[_Owner, TokenRatio] = OrderedDict()
         self._written: dict[_Owner, TokenRatio] = {}
         self._lock = threading.Lock()
 
-    async def begin(self, source: Ingredients, counter: str, state: Mapping[str, Any]) -> None:
+    async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
         """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
         owner = _owner(source, counter)
         if owner in self._ratios:
@@ -550,7 +550,7 @@ class Meters:
         keep(self._ratios, owner, best, _MOST_RATIOS)
 
     def calibration(
-        self, source: Ingredients, counter: str, settings: UsageSettings, events: list[Event]
+        self, source: PackInput, counter: str, settings: UsageSettings, events: list[Event]
     ) -> Calibration | None:
         """What this request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
@@ -569,7 +569,7 @@ class Meters:
     def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
         identity, owner = pack.identity, _owner(pack.source, counter)
-        meter = self._meters.get(scope_key(identity))
+        meter = self._meters.get(agent_key(identity))
         if meter is None or tokens > 2 * pack.source.window:
             return
         ratio = self._ratios.get(owner, TokenRatio())
@@ -589,7 +589,7 @@ class Meters:
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
-        meter = self._meters.get(scope_key(pack.identity))
+        meter = self._meters.get(agent_key(pack.identity))
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
             held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
@@ -598,14 +598,14 @@ class Meters:
 
     def _meter(self, identity: Identity, events: list[Event]) -> _Meter:
         """The conversation's meter as its events have it; as it is remembered where they have none."""
-        scope = scope_key(identity)
+        scope = agent_key(identity)
         held = self._meters.get(scope)
         found = _meter_of(events, identity, latest=held is not None) or held or _Meter()
         if found is not held:
             keep(self._meters, scope, found, _MOST_SCOPES)
         return found
 
-    def save(self, source: Ingredients, counter: str, state: State, *, store: bool) -> None:
+    def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
         owner = _owner(source, counter)
         ratio = self._ratios.get(owner)
@@ -619,7 +619,7 @@ class Meters:
             self._write(source.identity, owner.by, ratio.to_json())
 
 
-def _owner(source: Ingredients, counter: str) -> _Owner:
+def _owner(source: PackInput, counter: str) -> _Owner:
     by = f"{source.request.model}-{short(hash_text(counter), 6)}"
     return _Owner(source.identity.app, source.identity.user, by)
 
@@ -634,7 +634,7 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
         if isinstance(meter, Mapping):
             unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
-                anchor=Anchor.from_json(meter.get("anchor")),
+                anchor=UsageAnchor.from_json(meter.get("anchor")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,

@@ -302,8 +302,8 @@ def _candidates(seen: _Seen, everything: bool, width: int) -> Iterator[Renderabl
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.state] = counts.get(row.state, 0) + 1
-    tally = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    yield cell(f"{number(len(rows))} in all: {tally}" if rows else "none")
+    counter = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    yield cell(f"{number(len(rows))} in all: {counter}" if rows else "none")
     lines: list[tuple[list[Text], Row] | Text] = []
     for layer in LAYERS:
         here = [row for row in rows if row.layer == layer]

@@ -26,7 +26,7 @@ from aether_context.cli.terminal import (
     tell,
 )
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
-from aether_context.pack import LAYERS, Fate, Pack, Part
+from aether_context.pack import LAYERS, CandidateOutcome, Pack, Part
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
@@ -212,7 +212,7 @@ def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool,
 
 
 def _rebuilt(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pack:
-    source = replace(replayer.ingredients(manifest), window=_window(manifest, policy))
+    source = replace(replayer.pack_input(manifest), window=_window(manifest, policy))
     return build_pack(source, policy, recorded=replayer.resolve(manifest).counts)
 
 
@@ -298,7 +298,7 @@ def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) 
         ("SENT BY THE OTHER POLICY ONLY", _only(other, recorded)),
     ):
         heading(out, title)
-        out.print(_fates(rows) if rows else "nothing")
+        out.print(_outcomes(rows) if rows else "nothing")
         out.print()
 
 
@@ -314,23 +314,29 @@ def _layers(recorded: Pack, other: Pack) -> RenderableType:
     return table
 
 
-def _fates(rows: Sequence[tuple[Fate, Fate | None]]) -> RenderableType:
+def _outcomes(rows: Sequence[tuple[CandidateOutcome, CandidateOutcome | None]]) -> RenderableType:
     table = grid("layer", "id", "source", ">tokens", "the other's reason")
-    for fate, there in rows:
+    for outcome, there in rows:
         reason = "not a candidate" if there is None else (there.reason or there.state)
-        table.add_row(fate.layer, cell(fate.id, limit=60), cell(fate.source, limit=24), number(fate.tokens), reason)
+        table.add_row(
+            outcome.layer, cell(outcome.id, limit=60), cell(outcome.source, limit=24), number(outcome.tokens), reason
+        )
     return table
 
 
-def _only(pack: Pack, other: Pack) -> list[tuple[Fate, Fate | None]]:
+def _only(pack: Pack, other: Pack) -> list[tuple[CandidateOutcome, CandidateOutcome | None]]:
     """What one pack sends and the other does not, with what became of it there."""
-    there = {fate.id: fate for fate in other.fates}
-    sent = (fate for fate in pack.fates if _is_sent(fate))
-    return [(fate, there.get(fate.id)) for fate in sent if fate.id not in there or not _is_sent(there[fate.id])]
+    there = {outcome.id: outcome for outcome in other.outcomes}
+    sent = (outcome for outcome in pack.outcomes if _is_sent(outcome))
+    return [
+        (outcome, there.get(outcome.id))
+        for outcome in sent
+        if outcome.id not in there or not _is_sent(there[outcome.id])
+    ]
 
 
-def _is_sent(fate: Fate) -> bool:
-    return fate.state not in ("dropped", "redacted")
+def _is_sent(outcome: CandidateOutcome) -> bool:
+    return outcome.state not in ("dropped", "redacted")
 
 
 def _comparison(recorded: Pack, other: Pack, policy: PackPolicy) -> JSON:
@@ -346,8 +352,8 @@ def _comparison(recorded: Pack, other: Pack, policy: PackPolicy) -> JSON:
         "window": {"recorded": recorded.source.window, "other": other.source.window},
         "request_tokens": {"recorded": recorded.request_tokens, "other": other.request_tokens},
         "layers": dict(tokens()),
-        "only_recorded": [fate.id for fate, _ in _only(recorded, other)],
-        "only_other": [fate.id for fate, _ in _only(other, recorded)],
+        "only_recorded": [outcome.id for outcome, _ in _only(recorded, other)],
+        "only_other": [outcome.id for outcome, _ in _only(other, recorded)],
         "checksum": {"recorded": recorded.checksum, "other": other.checksum},
         "request": request_json(other),
     }

@@ -42,7 +42,7 @@ class _Group:
             self.failed += 1
             return
         self.totals = self.totals.plus(Totals.of(call))
-        if (reported := _count(outcome, "input_tokens")) is not None and not manifest.hands_off:
+        if (reported := _count(outcome, "input_tokens")) is not None and not manifest.passthrough_reason:
             self.pairs.append((manifest.request_tokens, reported))
 
 

@@ -24,7 +24,7 @@ from aether_context.conversation.strategy import Conversation, Replaced, Trimmed
 from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
@@ -34,7 +34,7 @@ _Blank: TypeAlias = Callable[[int], Content | None]
 
 _LAST = "last_hash"
 _CALL_BYTES = 30
-_KNOWN = Memo(counts=50_000, contents=20_000)
+_KNOWN = TokenCache(counts=50_000, contents=20_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from aether_context.conversation.summary import recap, summary_message
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import TokenCounter, counter_for
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 from aether_context.tokens.framing import framing_of
 
 
@@ -141,23 +141,23 @@ class Conversation:
             budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
             counter: counts tokens; the built-in estimate for ``model`` by default.
         """
-        tally = Tally(counter or counter_for(model), framing=framing_of(model))
-        fixed = tally.system(system, declares=bool(tools)) + sum(tally.tools(tools))
+        cached = CachedCounter(counter or counter_for(model), framing=framing_of(model))
+        fixed = cached.system(system, declares=bool(tools)) + sum(cached.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(
             contents=tuple(contents),
-            tokens=tuple(tally.contents(contents)),
+            tokens=tuple(cached.contents(contents)),
             human=next(humans, None),
             positions=tuple(range(len(contents))),
             digests=tuple(content.digest for content in contents),
             budget=budget or Budget.of(window, fixed=fixed),
-            counter=tally,
+            counter=cached,
             system=system,
             tools=tuple(tools),
             anchors=tuple(anchors),
             state=state or {},
             summary=summary,
-            summary_tokens=summary_tokens(tally, summary),
+            summary_tokens=summary_tokens(cached, summary),
             summarize=summarize,
         )
 

@@ -36,7 +36,7 @@ from aether_context.demo.script import (
     researcher,
 )
 from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # Tools over a folder of Python files: they read, and reach nothing outside it.
 
@@ -113,7 +113,7 @@ class Meter:
         self.requests: list[Reached] = []
         self._model = model
         self._reader = Reader()
-        self._tally = Tally(counter_for(model), framing=framing_of(model))
+        self._counter = CachedCounter(counter_for(model), framing=framing_of(model))
         self._before: list[tuple[str, int]] = []
 
     def take(self, request: LlmRequest) -> None:
@@ -122,9 +122,9 @@ class Meter:
         tools = self._reader.tools(request.config, frozenset())
         contents = [self._reader.content(one, self._model) for one in request.contents]
         pieces = [
-            *zip((tool.digest for tool in tools), self._tally.tools(tools), strict=True),
-            (system, self._tally.system(system, declares=bool(tools))),
-            *zip((one.digest for one in contents), self._tally.contents(contents), strict=True),
+            *zip((tool.digest for tool in tools), self._counter.tools(tools), strict=True),
+            (system, self._counter.system(system, declares=bool(tools))),
+            *zip((one.digest for one in contents), self._counter.contents(contents), strict=True),
         ]
         shared = 0
         for piece, before in zip(pieces, self._before, strict=False):

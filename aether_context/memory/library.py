@@ -49,7 +49,7 @@ class Remembered:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Scope:
+class UserMemories:
     """The memories of one user of one app. Threads may share it.
 
     Args:
@@ -334,7 +334,7 @@ class Memories:
         self._embedder: Embedder | str = "none" if chosen is None else chosen
         if self.file.path is not None and chosen is not None and not isinstance(chosen, StaticEmbedder):
             self._embedder = StoredVectors(chosen, self.file)
-        self._scopes: OrderedDict[tuple[str, str], Scope] = OrderedDict()
+        self._scopes: OrderedDict[tuple[str, str], UserMemories] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -416,24 +416,24 @@ class Memories:
         except EmbeddingError:
             return
 
-    def _scope(self, app: str, user: str) -> Scope:
+    def _scope(self, app: str, user: str) -> UserMemories:
         with self._lock:
             scope = self._scopes.get((app, user))
             if scope is None:
                 index = SlotIndex(self._embedder, redact=self._redact)
-                scope = self._scopes[app, user] = Scope(app, user, self.file, index, self._masked)
+                scope = self._scopes[app, user] = UserMemories(app, user, self.file, index, self._masked)
             self._scopes.move_to_end((app, user))
             while len(self._scopes) > self._max_users:
                 self._scopes.popitem(last=False)
             return scope
 
-    def _save_soon(self, scope: Scope) -> None:
+    def _save_soon(self, scope: UserMemories) -> None:
         """Keeps what of an index is worth it, in a thread of its own."""
         if scope.due:
             threading.Thread(target=_save, args=(scope,), name="aether-memory-blocks", daemon=True).start()
 
 
-def _save(scope: Scope) -> None:
+def _save(scope: UserMemories) -> None:
     """Keeps blocks; where the file cannot take them, the index is made from the rows next time."""
     with contextlib.suppress(StoreError):
         scope.save()

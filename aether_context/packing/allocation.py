@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.errors import StepTooLarge
-from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Ingredients, Layer, LayerTokens, Signals
+from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, PackInput, Signals
 from aether_context.policy import BudgetSettings, PackPolicy, Range, SignalSettings
 
 _RISK = {"low": 0.0, "medium": 0.5, "high": 1.0}
@@ -225,11 +225,11 @@ def _clip(value: float, allowed: Range) -> float:
 # What a window holds besides what is measured: slack for the answer, and the input budget.
 
 
-def slack(source: Ingredients, policy: PackPolicy) -> int:
+def slack(source: PackInput, policy: PackPolicy) -> int:
     """Tokens kept free for the answer, ``S``."""
     return slack_tokens(source.window, policy.budget, source.output_tokens)
 
 
-def input_budget(source: Ingredients, policy: PackPolicy) -> int:
+def input_budget(source: PackInput, policy: PackPolicy) -> int:
     """``W - S`` in tokens."""
     return source.window - slack(source, policy)

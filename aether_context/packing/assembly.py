@@ -15,19 +15,19 @@ from aether_context.pack import (
     Allocation,
     Block,
     Candidate,
+    CandidateOutcome,
     Content,
     Epoch,
     EpochReason,
-    Fate,
-    Folds,
-    Ingredients,
     Layer,
     Outgoing,
     Pack,
     PackedMessage,
+    PackInput,
     Prefix,
     PrefixBreak,
     Reason,
+    RunningHashes,
     Sent,
     State,
     TruncationEvent,
@@ -43,22 +43,24 @@ from aether_context.packing.rewrites import packed_message, summary_content
 from aether_context.packing.shares import Shares, Tight
 from aether_context.policy import PackPolicy, StablePrefixSettings
 from aether_context.text.compression import extract
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 from aether_context.usage.calibration import estimated
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
 
-def normalized(contents: Sequence[Outgoing], settings: StablePrefixSettings, tally: Tally) -> tuple[Outgoing, ...]:
+def normalized(
+    contents: Sequence[Outgoing], settings: StablePrefixSettings, counter: CachedCounter
+) -> tuple[Outgoing, ...]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
     One that needs none of it stays the same object.
     """
     found = normalize([item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder)
-    return tuple(_outgoing(contents, one, tally) for one in found)
+    return tuple(_outgoing(contents, one, counter) for one in found)
 
 
-def _outgoing(contents: Sequence[Outgoing], normal: Normal, tally: Tally) -> Outgoing:
+def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: CachedCounter) -> Outgoing:
     first = contents[normal.sources[0]]
     if normal.content is first.content:
         return first
@@ -67,7 +69,7 @@ def _outgoing(contents: Sequence[Outgoing], normal: Normal, tally: Tally) -> Out
         raw=first.raw,
         origin=first.origin,
         outcome="merged",
-        tokens=tally.content(normal.content),
+        tokens=counter.content(normal.content),
         members=tuple(_member(contents[index], place) for index, place in normal.members),
     )
 
@@ -94,34 +96,34 @@ _SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
 """The sections of a payload that belong to another layer than the task."""
 
 
-def recount(pack: Pack, tally: Tally) -> dict[Layer, int]:
+def recount(pack: Pack, counter: CachedCounter) -> dict[Layer, int]:
     """Tokens of each layer as it is sent; they sum to those of the whole request."""
     other = pack.source.request.other_tools
     layers: dict[Layer, int] = {
-        "system": tally.system(pack.system, declares=bool(pack.tools or other)),
+        "system": counter.system(pack.system, declares=bool(pack.tools or other)),
         "task": 0,
-        "tools": sum(tally.tools(pack.tools)) + sum(tally.count_all(other)),
+        "tools": sum(counter.tools(pack.tools)) + sum(counter.count_all(other)),
         "evidence": 0,
         "memory": 0,
         "conversation": 0,
     }
-    counts = tally.contents([one.content for one in pack.contents])
+    counts = counter.contents([one.content for one in pack.contents])
     for one, tokens in zip(pack.contents, counts, strict=True):
         if one.origin != pack.source.request.human:
             layers["conversation"] += tokens
             continue
-        for layer, inside in _inside(one, tally).items():
+        for layer, inside in _inside(one, counter).items():
             layers[layer] += inside
             tokens -= inside
         layers["task"] += tokens
     return layers
 
 
-def _inside(message: Outgoing, tally: Tally) -> dict[Layer, int]:
+def _inside(message: Outgoing, counter: CachedCounter) -> dict[Layer, int]:
     """What a packed message holds of other layers."""
     found = payload.sections(message.content.text) if message.outcome == "payload" else {}
     layers = [(layer, "".join(found.get(name, "") for name in names)) for layer, names in _SECTIONS]
-    counts = tally.count_all([text for _, text in layers])
+    counts = counter.count_all([text for _, text in layers])
     return {layer: tokens for (layer, _), tokens in zip(layers, counts, strict=True)}
 
 
@@ -135,33 +137,33 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 
 def assemble(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     tight: Tight,
     chosen: Chosen,
     shares: Shares,
     fitted: Fitted,
-    tally: Tally,
+    counter: CachedCounter,
 ) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
     scope, carried = tight.scope, tight.carried
-    packed = _packed(source, policy, tight, chosen, fitted, tally)
-    plain = _contents(source, policy, carried, fitted, packed, tally)
-    contents = normalized(plain, policy.conversation.stable_prefix, tally) if fitted.normalize else plain
+    packed = _packed(source, policy, tight, chosen, fitted, counter)
+    plain = _contents(source, policy, carried, fitted, packed, counter)
+    contents = normalized(plain, policy.conversation.stable_prefix, counter) if fitted.normalize else plain
     sent = Sent(
         system=Block(hash_text(carried.system), carried.measured["system"] - carried.unseen),
         tools=tuple(
-            Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, tally.tools(scope.tools), strict=True)
+            Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, counter.tools(scope.tools), strict=True)
         )
-        + tuple(Block(hash_text(wire), tally.count(wire)) for wire in source.request.other_tools),
+        + tuple(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
         contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
     )
     reason = _reason(source, tight, fitted)
     epoch = _epoch(source, policy, tight, fitted, packed, reason)
-    fates = _fates(source, carried, chosen, fitted, _by_origin(plain, contents), epoch, tally)
-    folds = Folds(
+    outcomes = _outcomes(source, carried, chosen, fitted, _by_origin(plain, contents), epoch, counter)
+    running_hashes = RunningHashes(
         read=fold(item.raw.digest for item in carried.items),
-        count=fold(str(fate.tokens) for fate in fates[: len(carried.items)]),
+        count=fold(str(outcome.tokens) for outcome in outcomes[: len(carried.items)]),
         sent=fold(block.digest for block in sent.contents),
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
@@ -182,13 +184,15 @@ def assemble(
         scope_mode=scope.mode,
         scope_problem=scope.problem,
         signals=shares.signals,
-        allocation=_spent(source, policy, carried, fitted, shares, plain, contents, tally),
-        fates=fates,
+        allocation=_spent(source, policy, carried, fitted, shares, plain, contents, counter),
+        outcomes=outcomes,
         events=_named_events(source, fitted),
         acts=fitted.acts,
         epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(source, sent, fitted.made_cut or bool(fitted.acts), _grown_head(source, policy, fitted, tally)),
+        prefix=_prefix(
+            source, sent, fitted.made_cut or bool(fitted.acts), _grown_head(source, policy, fitted, counter)
+        ),
         validity=validity,
         invalid_reason=invalid_reason,
         artifact_uris=addresses_in(
@@ -205,29 +209,29 @@ def assemble(
         request_tokens=request_tokens(source, counted),
         over_window=max(0, counted + carried.unseen - shares.allocation.overcounted - source.window),
         counted_tokens=counted,
-        method=method(source, tally),
+        method=method(source, counter),
         saved=fitted.saved,
-        wishes=fitted.wishes,
-        counts=tally.counts,
-        folds=folds,
+        summary_requests=fitted.summary_requests,
+        counts=counter.counts,
+        running_hashes=running_hashes,
         stages=_stages(carried, chosen, shares, fitted, packed),
-        checksum=checksum(scope.allowed, sent, folds),
+        checksum=checksum(scope.allowed, sent, running_hashes),
         sent=sent,
     )
 
 
-def request_tokens(source: Ingredients, counted: int) -> int:
+def request_tokens(source: PackInput, counted: int) -> int:
     """Tokens that the provider is expected to count."""
     return estimated(source.calibration, counted) if source.calibration is not None else counted
 
 
-def method(source: Ingredients, tally: Tally) -> Accuracy:
+def method(source: PackInput, counter: CachedCounter) -> Accuracy:
     """How the request's tokens were obtained."""
     anchored = source.calibration is not None and source.calibration.anchored
-    return "anchored" if anchored and tally.method != "exact" else tally.method
+    return "anchored" if anchored and counter.method != "exact" else counter.method
 
 
-def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | None:
+def _reason(source: PackInput, tight: Tight, fitted: Fitted) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
     changed = tight.carried.changed
     chosen = changed == "tools_changed" and bool(tight.scope.scores)
@@ -243,13 +247,13 @@ def _reason(source: Ingredients, tight: Tight, fitted: Fitted) -> EpochReason | 
     return "replaced" if any(act.replaced for act in fitted.acts) else None
 
 
-def checksum(allowed: tuple[str, ...] | None, sent: Sent, folds: Folds) -> str:
+def checksum(allowed: tuple[str, ...] | None, sent: Sent, running_hashes: RunningHashes) -> str:
     """The hash over a request: system, declarations, contents, and the names that calls are restricted to."""
     fixed = [sent.system.digest, *(block.digest for block in sent.tools)]
-    return hash_json({"allowed": allowed, "contents": folds.sent, "fixed": fixed})
+    return hash_json({"allowed": allowed, "contents": running_hashes.sent, "fixed": fixed})
 
 
-def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally: Tally) -> tuple[str, str]:
+def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: CachedCounter) -> tuple[str, str]:
     """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
 
     The second half, where the acceptance list stands, stays whole while anything of the first finds room beside it.
@@ -257,19 +261,19 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, tally:
     if ceiling is None:
         return rendered.before, rendered.after
     checklist = rendered.after.removesuffix(request)
-    room = ceiling - tally.count(checklist)
+    room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
-        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=tally).text}\n", rendered.after
+        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter).text}\n", rendered.after
     said = f"{rendered.before}{checklist}".rstrip()
-    return f"{extract(said, max_tokens=ceiling, counter=tally).text}\n", request
+    return f"{extract(said, max_tokens=ceiling, counter=counter).text}\n", request
 
 
 def _packed(
-    source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, fitted: Fitted, tally: Tally
+    source: PackInput, policy: PackPolicy, tight: Tight, chosen: Chosen, fitted: Fitted, counter: CachedCounter
 ) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
     human, scope, carried = source.request.human, tight.scope, tight.carried
-    if human is None or source.hands_off:
+    if human is None or source.passthrough_reason:
         return None
     raw = source.request.contents[human]
     inside = bool(fitted.summary) and policy.conversation.summary == "payload"
@@ -301,7 +305,7 @@ def _packed(
         plan=plan_digest(source),
     )
     if rendered is not None:
-        before, after = _within(rendered, request, fitted.task_ceiling, tally)
+        before, after = _within(rendered, request, fitted.task_ceiling, counter)
         standing = [one.candidate for one in chosen.evidence.left if one.reason == "already_in_conversation"]
         return replace(made, before=before, after=after, covers=covered_by(before + after, fitted.evidence, standing))
     if fitted.request is not None:
@@ -339,47 +343,47 @@ def _cost(candidates: Sequence[Candidate]) -> int:
 
 
 def _contents(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     carried: Carried,
     fitted: Fitted,
     packed: PackedMessage | None,
-    tally: Tally,
+    counter: CachedCounter,
 ) -> tuple[Outgoing, ...]:
     out: list[Outgoing] = []
     for item in fitted.items:
         if item.origin == source.request.human and packed is not None and packed.before:
             text = packed_text(packed, fitted.summary, policy)
             content, members = packed_message(item.raw, item.origin, text, fitted.parts)
-            item = replace(item, content=content, outcome="payload", tokens=tally.content(content), members=members)
+            item = replace(item, content=content, outcome="payload", tokens=counter.content(content), members=members)
         out.append(item)
     if fitted.summary and policy.conversation.summary == "head":
         content = summary_content(summary_message(fitted.summary))
-        made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=tally.content(content))
+        made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content))
         out.insert(_summary_index(source, fitted), made)
     return tuple(out)
 
 
-def _summary_index(source: Ingredients, fitted: Fitted) -> int:
+def _summary_index(source: PackInput, fitted: Fitted) -> int:
     """Where the summary stands among the contents."""
     place, positions = fitted.summary_place, source.request.positions
     return sum(positions[item.origin] < place for item in fitted.items) if place else 0
 
 
-def _fates(
-    source: Ingredients,
+def _outcomes(
+    source: PackInput,
     carried: Carried,
     chosen: Chosen,
     fitted: Fitted,
     sent: Mapping[int, Outgoing],
     epoch: Epoch,
-    tally: Tally,
-) -> tuple[Fate, ...]:
+    counter: CachedCounter,
+) -> tuple[CandidateOutcome, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
     human = source.request.human
     live = _live(source, fitted, epoch)
-    fates = [
-        _content_fate(source, before, sent.get(before.origin), before.origin in live, human, fitted, tally)
+    outcomes = [
+        _content_outcome(source, before, sent.get(before.origin), before.origin in live, human, fitted, counter)
         for before in carried.items
     ]
     lost = {one.id for one in fitted.dropped}
@@ -387,13 +391,15 @@ def _fates(
     for found in (chosen.memory, chosen.evidence):
         for one in found.chosen:
             state: State = "dropped" if one.id in lost else "summary" if one.id in fitted.summaries else "kept"
-            fates.append(
-                _candidate_fate(one, state, "over_allocation" if state != "kept" else None, tally, made.get(one.id))
+            outcomes.append(
+                _candidate_outcome(
+                    one, state, "over_allocation" if state != "kept" else None, counter, made.get(one.id)
+                )
             )
         for left in found.left:
             state = "in_tail" if left.reason == "already_in_conversation" else "dropped"
-            fates.append(_candidate_fate(left.candidate, state, left.reason, tally))
-    return tuple(fates)
+            outcomes.append(_candidate_outcome(left.candidate, state, left.reason, counter))
+    return tuple(outcomes)
 
 
 def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[int, Outgoing]:
@@ -405,7 +411,7 @@ def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[
     return {item.origin: item for item in plain if item.origin in left}
 
 
-def _live(source: Ingredients, fitted: Fitted, epoch: Epoch) -> Collection[int]:
+def _live(source: PackInput, fitted: Fitted, epoch: Epoch) -> Collection[int]:
     """The origins of the contents that a later call can still send."""
     positions = source.request.positions
     if not fitted.cut:
@@ -414,22 +420,22 @@ def _live(source: Ingredients, fitted: Fitted, epoch: Epoch) -> Collection[int]:
     return frozenset(at for at, position in enumerate(positions) if position in live)
 
 
-def _content_fate(
-    source: Ingredients,
+def _content_outcome(
+    source: PackInput,
     before: Outgoing,
     after: Outgoing | None,
     live: bool,
     human: int | None,
     fitted: Fitted,
-    tally: Tally,
-) -> Fate:
+    counter: CachedCounter,
+) -> CandidateOutcome:
     raw = before.raw
-    whole = before.tokens if before.content is raw else tally.content(raw)
+    whole = before.tokens if before.content is raw else counter.content(raw)
     state, why = _became(before, after, live, fitted)
     sent = after.tokens if after is not None and after.tokens != whole else None
     layer: Layer = "task" if before.origin == human else "conversation"
-    return content_fate(
-        content_id(source, before.origin), layer, speaker(raw), whole, tally.method, raw.digest, state, why, sent
+    return content_outcome(
+        content_id(source, before.origin), layer, speaker(raw), whole, counter.method, raw.digest, state, why, sent
     )
 
 
@@ -445,7 +451,7 @@ def _became(before: Outgoing, after: Outgoing | None, live: bool, fitted: Fitted
 
 
 @lru_cache(maxsize=20_000)
-def content_fate(
+def content_outcome(
     name: str,
     layer: Layer,
     source: str,
@@ -455,8 +461,8 @@ def content_fate(
     state: State,
     reason: Reason | None,
     sent_tokens: int | None,
-) -> Fate:
-    return Fate(
+) -> CandidateOutcome:
+    return CandidateOutcome(
         id=name,
         layer=layer,
         source=source,
@@ -478,15 +484,15 @@ def speaker(content: Content) -> str:
     return "calls" if content.calls else content.role
 
 
-def _candidate_fate(
-    candidate: Candidate, state: State, reason: Reason | None, tally: Tally, sent_tokens: int | None = None
-) -> Fate:
-    return Fate(
+def _candidate_outcome(
+    candidate: Candidate, state: State, reason: Reason | None, counter: CachedCounter, sent_tokens: int | None = None
+) -> CandidateOutcome:
+    return CandidateOutcome(
         id=candidate.id,
         layer=candidate.layer,
         source=candidate.source,
-        tokens=candidate.tokens or tally.count(candidate.text),
-        method=tally.method,
+        tokens=candidate.tokens or counter.count(candidate.text),
+        method=counter.method,
         digest=candidate.digest,
         state=state,
         reason=reason,
@@ -499,7 +505,7 @@ def _candidate_fate(
     )
 
 
-def _named_events(source: Ingredients, fitted: Fitted) -> tuple[TruncationEvent, ...]:
+def _named_events(source: PackInput, fitted: Fitted) -> tuple[TruncationEvent, ...]:
     """The events with the names of the contents they concern."""
     extracts = tuple(content_id(source, item.origin) for item in fitted.items if item.outcome == "extract")
     human = source.request.human
@@ -512,14 +518,14 @@ def _named_events(source: Ingredients, fitted: Fitted) -> tuple[TruncationEvent,
 
 
 def _spent(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     carried: Carried,
     fitted: Fitted,
     shares: Shares,
     plain: Sequence[Outgoing],
     contents: Sequence[Outgoing],
-    tally: Tally,
+    counter: CachedCounter,
 ) -> Allocation:
     """The allocation with what each layer really used.
 
@@ -533,7 +539,9 @@ def _spent(
     message_tokens = sum(one.tokens for one in plain if one.origin == human)
     said = sum(one.tokens for one in contents) - message_tokens
     packed = any(one.origin == human and one.outcome == "payload" for one in plain)
-    inside = summary_tokens(fitted.summary, policy, tally) if packed and policy.conversation.summary == "payload" else 0
+    inside = (
+        summary_tokens(fitted.summary, policy, counter) if packed and policy.conversation.summary == "payload" else 0
+    )
     real: dict[Layer, int] = {
         "system": carried.measured["system"],
         "tools": carried.measured["tools"],
@@ -546,7 +554,7 @@ def _spent(
 
 
 def _epoch(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     tight: Tight,
     fitted: Fitted,
@@ -597,15 +605,15 @@ def _payloads(carried: Carried, fitted: Fitted, packed: PackedMessage | None) ->
     return (*past, packed) if packed is not None else past
 
 
-def _grown_head(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
+def _grown_head(source: PackInput, policy: PackPolicy, fitted: Fitted, counter: CachedCounter) -> int:
     """Tokens that the head of the request before begins with and this one's does, too: a summary that only grew."""
     before = source.epoch.summary
     if policy.conversation.summary != "head" or not before or not fitted.summary.startswith(before):
         return 0
-    return tally.count(summary_message(before))
+    return counter.count(summary_message(before))
 
 
-def _prefix(source: Ingredients, sent: Sent, cut: bool, grown_head: int) -> Prefix:
+def _prefix(source: PackInput, sent: Sent, cut: bool, grown_head: int) -> Prefix:
     """What is in common with the request before.
 
     Args:
@@ -622,7 +630,7 @@ def _prefix(source: Ingredients, sent: Sent, cut: bool, grown_head: int) -> Pref
     return Prefix(shared_tokens=shared, broken_by=_breaker(source, sent, cut) if same < len(before) else None)
 
 
-def _breaker(source: Ingredients, sent: Sent, cut: bool) -> PrefixBreak:
+def _breaker(source: PackInput, sent: Sent, cut: bool) -> PrefixBreak:
     before = source.previous
     assert before is not None
     if before.system.digest != sent.system.digest:
@@ -647,7 +655,7 @@ def _faults(shares: Shares, fitted: Fitted, total: int) -> tuple[str, ...]:
 def _stages(
     carried: Carried, chosen: Chosen, shares: Shares, fitted: Fitted, packed: PackedMessage | None
 ) -> dict[str, JSON]:
-    """What each stage gave besides the contents, whose part is in the folds."""
+    """What each stage gave besides the contents, whose part is in the running_hashes."""
     return {
         "count": dict(carried.measured),
         "retrieve": [[one.id for one in found.chosen] for found in (chosen.memory, chosen.evidence)],

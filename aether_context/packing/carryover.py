@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.summary import summary_message
-from aether_context.pack import Content, EpochReason, Ingredients, Layer, Outgoing, PackedMessage
+from aether_context.pack import Content, EpochReason, Layer, Outgoing, PackedMessage, PackInput
 from aether_context.packing import payload
 from aether_context.packing.early_strategies import Settled, settle
 from aether_context.packing.rewrites import (
@@ -22,9 +22,9 @@ from aether_context.packing.rewrites import (
     summary_content,
     thinned,
 )
-from aether_context.packing.tools import Scope
+from aether_context.packing.tools import ToolSelection
 from aether_context.policy import PackPolicy
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 _SEAMS = 8
 _SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]
@@ -66,10 +66,10 @@ class Carried:
 
 
 def carry(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
-    scope: Scope,
-    tally: Tally,
+    scope: ToolSelection,
+    counter: CachedCounter,
     *,
     afresh: bool = False,
     payload_tokens: int = 0,
@@ -98,22 +98,22 @@ def carry(
     system = _system(source.request.system, contract)
     marks["system"] = short(hash_text(system))
     packed = _packed(source) if keeps else None
-    texts, past = _packed_texts(source, policy, tally, keeps=keeps, goes_on=not afresh and changed is None)
-    items = _items(source, texts, tally)
-    settled = settle(source, policy, items, tally, system=system, payload_tokens=payload_tokens)
+    texts, past = _packed_texts(source, policy, counter, keeps=keeps, goes_on=not afresh and changed is None)
+    items = _items(source, texts, counter)
+    settled = settle(source, policy, items, counter, system=system, payload_tokens=payload_tokens)
     items = settled.items
     framed = not keeps and source.request.human is not None and _has_payload(source, policy)
-    frame = frame_tokens(source, policy, tally, contract=contract) if framed else 0
-    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, tally, frame)
+    frame = frame_tokens(source, policy, counter, contract=contract) if framed else 0
+    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, counter, frame)
     used = sum(packed.used.values()) if packed is not None else 0
     human = items[source.request.human].tokens if source.request.human is not None else 0
-    summary = summary_tokens(source.epoch.summary, policy, tally)
+    summary = summary_tokens(source.epoch.summary, policy, counter)
     inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
     unseen = source.calibration.unseen if source.calibration is not None else 0
     measured: dict[Layer, int] = {
-        "system": tally.system(system, declares=bool(scope.tools or source.request.other_tools)) + unseen,
+        "system": counter.system(system, declares=bool(scope.tools or source.request.other_tools)) + unseen,
         "task": max(0, task + human - used - inside),
-        "tools": sum(tally.tools(scope.tools)) + sum(tally.count_all(source.request.other_tools)),
+        "tools": sum(counter.tools(scope.tools)) + sum(counter.count_all(source.request.other_tools)),
     }
     return Carried(
         system=system,
@@ -132,27 +132,27 @@ def carry(
     )
 
 
-def _has_payload(source: Ingredients, policy: PackPolicy) -> bool:
+def _has_payload(source: PackInput, policy: PackPolicy) -> bool:
     """Whether more than the request will be in the human message."""
     inside = bool(source.epoch.summary) and policy.conversation.summary == "payload"
     return source.validity != "unplanned" or bool(source.candidates) or inside
 
 
-def _task(source: Ingredients, policy: PackPolicy, scope: Scope, tally: Tally, frame: int) -> int:
+def _task(source: PackInput, policy: PackPolicy, scope: ToolSelection, counter: CachedCounter, frame: int) -> int:
     """What a payload would add to the human message, its evidence and memories aside.
 
     Args:
         frame: what `frame_tokens` gives, 0 where there will be no payload.
     """
-    task = tally.count(payload.step_text(source.step))
+    task = counter.count(payload.step_text(source.step))
     if not frame:
         return task
     if policy.payload.tool_lines:
-        task += sum(tally.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
+        task += sum(counter.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
     return task + frame
 
 
-def frame_tokens(source: Ingredients, policy: PackPolicy, tally: Tally, *, contract: bool) -> int:
+def frame_tokens(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, contract: bool) -> int:
     """What a payload costs at most besides its sections: first line, headers, and what explains it.
 
     Args:
@@ -174,7 +174,7 @@ def frame_tokens(source: Ingredients, policy: PackPolicy, tally: Tally, *, contr
     elif source.request.handed and policy.payload.contract == "system":
         said = payload.explanation((payload.HANDED_RULE,))
     end = payload.HANDED if source.request.handed else payload.REQUEST
-    return tally.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + tally.count(said)
+    return counter.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + counter.count(said)
 
 
 def explains_in_payload(policy: PackPolicy, contract: bool) -> bool:
@@ -186,20 +186,20 @@ def explains_in_payload(policy: PackPolicy, contract: bool) -> bool:
     return policy.payload.contract == "payload" or (policy.payload.contract == "system" and not contract)
 
 
-def summary_tokens(summary: str, policy: PackPolicy, tally: Tally) -> int:
+def summary_tokens(summary: str, policy: PackPolicy, counter: CachedCounter) -> int:
     """What a summary costs, as a message of its own or as a section of the payload."""
     if not summary or policy.conversation.summary == "off":
         return 0
     if policy.conversation.summary == "payload":
-        return tally.count(payload.summary_section(summary))
-    return tally.content(summary_content(summary_message(summary)))
+        return counter.count(payload.summary_section(summary))
+    return counter.content(summary_content(summary_message(summary)))
 
 
-def _explains_in_system(source: Ingredients, policy: PackPolicy) -> bool:
-    return policy.payload.contract == "system" and source.request.system_is_text and not source.hands_off
+def _explains_in_system(source: PackInput, policy: PackPolicy) -> bool:
+    return policy.payload.contract == "system" and source.request.system_is_text and not source.passthrough_reason
 
 
-def _begins_contract(source: Ingredients, policy: PackPolicy, marks: Mapping[str, str]) -> bool:
+def _begins_contract(source: PackInput, policy: PackPolicy, marks: Mapping[str, str]) -> bool:
     """Whether the system instruction explains the pack from now on: where there is a plan, and no prefix to keep.
 
     Elsewhere a payload explains itself, in as many words as its sections need.
@@ -218,7 +218,7 @@ def _system(text: str, contract: bool) -> str:
     return f"{text}\n\n{payload.SYSTEM_CONTRACT}" if text else payload.SYSTEM_CONTRACT
 
 
-def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
+def _marks(source: PackInput, scope: ToolSelection, system: str) -> dict[str, str]:
     """Short digests of what an epoch begins with."""
     step = source.step
     planned = source.validity != "unplanned"
@@ -235,7 +235,7 @@ def _marks(source: Ingredients, scope: Scope, system: str) -> dict[str, str]:
     }
 
 
-def _changed(source: Ingredients, marks: Mapping[str, str]) -> EpochReason | None:
+def _changed(source: PackInput, marks: Mapping[str, str]) -> EpochReason | None:
     epoch = source.epoch
     if epoch.number == 0:
         return "first_call"
@@ -251,7 +251,7 @@ def _changed(source: Ingredients, marks: Mapping[str, str]) -> EpochReason | Non
     return next((reason for mark, reason in order if marks[mark] != epoch.marks.get(mark, "")), None)
 
 
-def _packed(source: Ingredients) -> PackedMessage | None:
+def _packed(source: PackInput) -> PackedMessage | None:
     """What this invocation made of its human message at an earlier call."""
     human = source.request.human
     if human is None:
@@ -261,7 +261,7 @@ def _packed(source: Ingredients) -> PackedMessage | None:
     return next((one for one in source.epoch.payloads if (one.of, one.invocation) == (digest, invocation)), None)
 
 
-def _items(source: Ingredients, texts: Mapping[int, str], tally: Tally) -> tuple[Outgoing, ...]:
+def _items(source: PackInput, texts: Mapping[int, str], counter: CachedCounter) -> tuple[Outgoing, ...]:
     epoch, request = source.epoch, source.request
     torn = _torn(request.contents, epoch.parts)
     made: dict[int, Outgoing] = {}
@@ -272,11 +272,11 @@ def _items(source: Ingredients, texts: Mapping[int, str], tally: Tally) -> tuple
             made[index] = replace(_verbatim(raw, index, 0), content=content, outcome="payload", members=members)
         elif raw.digest in epoch.extracts or raw.digest in parts:
             question = asked(request.contents, index)
-            made[index] = reduced(_verbatim(raw, index, 0), epoch.extracts.get(raw.digest), parts, question, tally)
+            made[index] = reduced(_verbatim(raw, index, 0), epoch.extracts.get(raw.digest), parts, question, counter)
     sent = [made[index].content if index in made else raw for index, raw in enumerate(request.contents)]
     return tuple(
         replace(made[index], tokens=tokens) if index in made else _verbatim(request.contents[index], index, tokens)
-        for index, tokens in enumerate(tally.contents(sent))
+        for index, tokens in enumerate(counter.contents(sent))
     )
 
 
@@ -309,7 +309,7 @@ def _unanswered(contents: Sequence[Content]) -> Counter[str]:
 
 
 def _packed_texts(
-    source: Ingredients, policy: PackPolicy, tally: Tally, *, keeps: bool, goes_on: bool
+    source: PackInput, policy: PackPolicy, counter: CachedCounter, *, keeps: bool, goes_on: bool
 ) -> tuple[dict[int, str], tuple[PackedMessage, ...]]:
     """The packed text of each human message that is sent in one, by index; then the earlier ones among them.
 
@@ -324,13 +324,13 @@ def _packed_texts(
     elif not keeps:
         parts = source.epoch.parts
         sent = {index: packed_message(request.contents[index], index, texts[index], parts)[0] for index in past}
-        stay = still_packed(source, policy, past, sent, plan_digest(source), tally)
+        stay = still_packed(source, policy, past, sent, plan_digest(source), counter)
         past = {index: past[index] for index in stay}
     shown = {index: one for index, one in found.items() if index in past or (keeps and index == request.human)}
     return {index: texts[index] for index in shown}, tuple(past[index] for index in sorted(past))
 
 
-def plan_digest(source: Ingredients) -> str:
+def plan_digest(source: PackInput) -> str:
     """What tells a payload's plan from another's: a short digest of all that the step says."""
     return short(hash_text(payload.step_text(source.step)))
 

@@ -16,9 +16,9 @@ from aether_context.pack import (
     RECALLED,
     Allocation,
     Candidate,
-    Ingredients,
     Layer,
     Outgoing,
+    PackInput,
     Part,
     Signals,
     Step,
@@ -31,7 +31,7 @@ from aether_context.packing.carryover import Carried
 from aether_context.policy import CompressSettings, PackPolicy
 from aether_context.retrieval import Left, answers, rank, weakest
 from aether_context.text.compression import Summaries, level, shorten
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
@@ -50,7 +50,7 @@ class Press:
     settings: CompressSettings
     query: str
     summaries: Summaries
-    tally: Tally
+    counter: CachedCounter
     least: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -117,7 +117,7 @@ def least_tokens(candidate: Candidate, press: Press) -> int:
     """
     if not press.settings.enabled or candidate.source == RECALLED or candidate.kind == "standing":
         return candidate.tokens
-    return min(candidate.tokens, _overhead(candidate, press.tally) + press.settings.least_tokens)
+    return min(candidate.tokens, _overhead(candidate, press.counter) + press.settings.least_tokens)
 
 
 def briefest(candidate: Candidate, press: Press) -> Candidate:
@@ -149,38 +149,38 @@ def _within(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
 
 def shortened(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
     """A candidate whose line holds at most ``ceiling`` tokens: a model's summary of it, else sentences of its own."""
-    room = ceiling - _overhead(candidate, press.tally)
+    room = ceiling - _overhead(candidate, press.counter)
     kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
     written = press.summaries.line(kind, candidate.text, max_tokens=room, query=press.query)
-    if written is not None and (made := _reworded(candidate, written, press.tally)).tokens <= ceiling:
+    if written is not None and (made := _reworded(candidate, written, press.counter)).tokens <= ceiling:
         return made
     return _extracted(candidate, ceiling, press)
 
 
 def _extracted(candidate: Candidate, ceiling: int, press: Press) -> Candidate:
     """A candidate of at most ``ceiling`` tokens in sentences of its own; itself where not a word fits."""
-    room = max(1, ceiling - _overhead(candidate, press.tally))
+    room = max(1, ceiling - _overhead(candidate, press.counter))
     while room > 0:
-        text = shorten(candidate.text, max_tokens=room, counter=press.tally, query=press.query)
-        made = _reworded(candidate, text, press.tally)
+        text = shorten(candidate.text, max_tokens=room, counter=press.counter, query=press.query)
+        made = _reworded(candidate, text, press.counter)
         if made.tokens <= ceiling:
             return made
         room -= max(made.tokens - ceiling, 1 + room // 8)
     return candidate
 
 
-def _reworded(candidate: Candidate, text: str, tally: Tally) -> Candidate:
+def _reworded(candidate: Candidate, text: str, counter: CachedCounter) -> Candidate:
     line = render_line(replace(candidate, text=text))
-    return replace(candidate, line=line, tokens=tally.count(line) + 1)
+    return replace(candidate, line=line, tokens=counter.count(line) + 1)
 
 
 def render_line(candidate: Candidate) -> str:
     return payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
 
 
-def _overhead(candidate: Candidate, tally: Tally) -> int:
+def _overhead(candidate: Candidate, counter: CachedCounter) -> int:
     """Tokens of a line besides its text: bullet, date, URI."""
-    return max(0, candidate.tokens - tally.count(candidate.text))
+    return max(0, candidate.tokens - counter.count(candidate.text))
 
 
 def _fitting(sizes: Sequence[int], room: int) -> int:
@@ -250,7 +250,12 @@ class Chosen:
 
 
 def choose(
-    source: Ingredients, policy: PackPolicy, carried: Carried, kept: Sequence[Outgoing], summary: str, tally: Tally
+    source: PackInput,
+    policy: PackPolicy,
+    carried: Carried,
+    kept: Sequence[Outgoing],
+    summary: str,
+    counter: CachedCounter,
 ) -> Chosen:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
@@ -259,12 +264,12 @@ def choose(
             out.
         summary: what stands for those that were cut; the same holds for it.
     """
-    if carried.keeps or source.hands_off or not source.candidates:
+    if carried.keeps or source.passthrough_reason or not source.candidates:
         return Chosen()
     if source.request.human is None:
         return Chosen(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
     query = retrieval.query_for(source)
-    candidates = _placed(source, tally)
+    candidates = _placed(source, counter)
     tail = "\n".join([*(_readable(part) for item in kept for part in item.content.parts), summary])
     sent = {
         recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
@@ -281,7 +286,7 @@ def choose(
             sent=sent,
             now=source.identity.last_event_time,
         )
-        return replace(result, chosen=_priced(result.chosen, tally), more=_priced(result.more, tally))
+        return replace(result, chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
 
     most = policy.retrieval.memory_k
     return Chosen(
@@ -291,13 +296,13 @@ def choose(
     )
 
 
-def _placed(source: Ingredients, tally: Tally) -> list[Candidate]:
+def _placed(source: PackInput, counter: CachedCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
     standing = [one for one in source.candidates if one.kind == "standing" and not (one.expires or now) < now]
     standing.sort(key=lambda one: (-(one.time if one.time is not None else math.inf), one.id))
     room, placed = int(source.window * _STANDING_SHARE), set()
-    for one in _priced(standing[:_MOST_STANDING], tally):
+    for one in _priced(standing[:_MOST_STANDING], counter):
         if one.tokens <= room:
             room -= one.tokens
             placed.add(one.id)
@@ -307,7 +312,7 @@ def _placed(source: Ingredients, tally: Tally) -> list[Candidate]:
     ]
 
 
-def _nowhere(source: Ingredients, layer: str) -> retrieval.Found:
+def _nowhere(source: PackInput, layer: str) -> retrieval.Found:
     """Nothing of a layer: there is no human message to write a payload into."""
     left = (one for one in source.candidates if one.layer == layer)
     return retrieval.Found(chosen=(), left=tuple(retrieval.Left(candidate=one, reason="no_message") for one in left))
@@ -320,10 +325,10 @@ def _readable(part: Part) -> str:
     return "\n".join(text for _, text in strings(json.loads(part.text)))
 
 
-def _priced(candidates: Sequence[Candidate], tally: Tally) -> tuple[Candidate, ...]:
+def _priced(candidates: Sequence[Candidate], counter: CachedCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and what each costs with the line break behind it."""
     lines = [render_line(one) for one in candidates]
-    counts = tally.count_all(lines)
+    counts = counter.count_all(lines)
     return tuple(
         replace(one, line=line, tokens=tokens + 1) for one, line, tokens in zip(candidates, lines, counts, strict=True)
     )
@@ -345,9 +350,7 @@ class Demand:
     wanted: Mapping[Layer, int]
 
 
-def demand(
-    source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False
-) -> Demand:
+def demand(source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False) -> Demand:
     """What a pack's layers ask for.
 
     Args:
@@ -371,7 +374,7 @@ def demand(
     )
 
 
-def latest_need(source: Ingredients, policy: PackPolicy, carried: Carried) -> int:
+def latest_need(source: PackInput, policy: PackPolicy, carried: Carried) -> int:
     """What the conversation has to be given so that its latest turns outlive a cut.
 
     A cut leaves it the low-water share of that, half of which may go to the recap.
@@ -384,7 +387,7 @@ def latest_need(source: Ingredients, policy: PackPolicy, carried: Carried) -> in
     return int(tokens / (policy.conversation.low_water * (1 - RECAP_SHARE)))
 
 
-def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocation:
+def allocated(source: PackInput, policy: PackPolicy, asked: Demand) -> Allocation:
     """The allocation of a window by what its layers ask for.
 
     Raises:
@@ -401,7 +404,7 @@ def allocated(source: Ingredients, policy: PackPolicy, asked: Demand) -> Allocat
     )
 
 
-def _signals(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Signals:
+def _signals(source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chosen) -> Signals:
     step = source.step
     memory = tuple(one for one in chosen.memory.chosen if answers(one, policy.retrieval))
     pool = [one.layer for one in source.candidates].count("memory")
@@ -429,7 +432,7 @@ def _age_days(memory: tuple[Candidate, ...], now: float) -> float | None:
 # Memories by the room that there is: fewer where it is short, more where nothing else asks for it.
 
 
-def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False) -> Chosen:
+def fill(source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chosen, *, at_cut: bool = False) -> Chosen:
     """The choice without memories under the floor where room is short, and with those beyond ``memory_k`` where they
     find room whole.
 
@@ -463,7 +466,7 @@ def fill(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
     return replace(chosen, memory=memory)
 
 
-def _free(source: Ingredients, policy: PackPolicy) -> int:
+def _free(source: PackInput, policy: PackPolicy) -> int:
     """Tokens up to which the window may be filled; none where layers do not lend."""
     if not policy.budget.lending:
         return 0

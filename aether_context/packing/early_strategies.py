@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from aether_context.canonical import JSON
 from aether_context.conversation import Budget, Conversation, Removed, Replaced, Trimmed, ranked, strategies_of
-from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason, Stage, TruncationEvent, content_name
+from aether_context.pack import Act, Content, Outgoing, PackInput, Reason, Stage, TruncationEvent, content_name
 from aether_context.packing import allocation
 from aether_context.policy import PackPolicy
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # The usage gate in front of every strategy: no cut while reported usage says that the window is far from full.
 
@@ -18,7 +18,7 @@ _MOST_BYTES = 4
 """Bytes of one character in UTF-8, at most."""
 
 
-def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) -> bool:
+def gated(source: PackInput, policy: PackPolicy, counted: int, budget: int) -> bool:
     """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
 
     Args:
@@ -32,7 +32,7 @@ def gated(source: Ingredients, policy: PackPolicy, counted: int, budget: int) ->
     return counted - known.unseen + known.beyond < mark
 
 
-def past_byte_net(source: Ingredients, policy: PackPolicy, contents: Iterable[Content]) -> bool:
+def past_byte_net(source: PackInput, policy: PackPolicy, contents: Iterable[Content]) -> bool:
     """Whether contents are so large that they are cut as if they had passed the high-water mark.
 
     The net is there for calls before which nothing was reported in the invocation: the first one, or all of them where
@@ -46,7 +46,7 @@ def past_byte_net(source: Ingredients, policy: PackPolicy, contents: Iterable[Co
     return characters > net or (_MOST_BYTES * characters > net and sent_bytes(held) > net)
 
 
-def net_share(source: Ingredients, policy: PackPolicy, contents: Iterable[Content]) -> float:
+def net_share(source: PackInput, policy: PackPolicy, contents: Iterable[Content]) -> float:
     """The share of contents that the byte net takes; 1.0 where it takes all of them."""
     net = _net_bytes(source, policy)
     size = sent_bytes(contents) if net > 0 else 0
@@ -60,14 +60,14 @@ def sent_bytes(contents: Iterable[Content]) -> int:
     )
 
 
-def _net_bytes(source: Ingredients, policy: PackPolicy) -> float:
+def _net_bytes(source: PackInput, policy: PackPolicy) -> float:
     """The size of the net in bytes; 0.0 where usage was reported in this invocation."""
     known = source.calibration
     unreported = known is None or known.beyond is None
     return policy.usage.net_bytes_per_token * source.window if unreported else 0.0
 
 
-def by_hand(source: Ingredients) -> bool:
+def by_hand(source: PackInput) -> bool:
     """Whether a cut was asked for that has not been made."""
     return bool(source.asked) and source.asked != source.epoch.asked
 
@@ -102,10 +102,10 @@ class Settled:
 
 
 def settle(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     items: tuple[Outgoing, ...],
-    tally: Tally,
+    counter: CachedCounter,
     *,
     system: str,
     payload_tokens: int = 0,
@@ -118,26 +118,28 @@ def settle(
     """
     settled = Settled(items=items, states=source.epoch.strategies)
     early = [one for one in strategies_of(policy.conversation) if one.early]
-    if not early or source.hands_off:
+    if not early or source.passthrough_reason:
         return settled
-    conversation = _conversation(source, policy, items, tally, system, payload_tokens)
+    conversation = _conversation(source, policy, items, counter, system, payload_tokens)
     origins = tuple(range(len(items)))
     for strategy in early:
         result = strategy.trim(conversation)
-        settled = _settled(source, settled, result, origins, tally)
+        settled = _settled(source, settled, result, origins, counter)
         origins = tuple(origins[at] for at in result.kept)
         conversation = conversation.after(result)
     return settled
 
 
-def _settled(source: Ingredients, before: Settled, result: Trimmed, origins: Sequence[int], tally: Tally) -> Settled:
+def _settled(
+    source: PackInput, before: Settled, result: Trimmed, origins: Sequence[int], counter: CachedCounter
+) -> Settled:
     items = list(before.items)
     reasons = dict(before.reasons)
     for one in result.replaced:
         origin = origins[one.index]
         reasons[origin] = one.reason
         items[origin] = replace(
-            items[origin], content=one.content, outcome="placeholder", tokens=tally.content(one.content)
+            items[origin], content=one.content, outcome="placeholder", tokens=counter.content(one.content)
         )
     for gone in result.removed:
         reasons[origins[gone.index]] = gone.reason
@@ -155,10 +157,10 @@ def _settled(source: Ingredients, before: Settled, result: Trimmed, origins: Seq
 
 
 def _conversation(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     items: Sequence[Outgoing],
-    tally: Tally,
+    counter: CachedCounter,
     system: str,
     payload_tokens: int,
 ) -> Conversation:
@@ -169,15 +171,17 @@ def _conversation(
     request, water = source.request, policy.conversation
     contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
     packed = {item.origin: item.tokens for item in items if item.outcome == "payload"}
-    tokens = tuple(packed.get(item.origin, count) for item, count in zip(items, tally.contents(contents), strict=True))
+    tokens = tuple(
+        packed.get(item.origin, count) for item, count in zip(items, counter.contents(contents), strict=True)
+    )
     if request.human is not None and request.human not in packed:
         tokens = tuple(count + payload_tokens * (at == request.human) for at, count in enumerate(tokens))
     slack = allocation.slack(source, policy)
     known = source.calibration
     unseen, overcounted = (known.unseen, known.overcounted) if known is not None else (0, 0)
     declares = bool(request.tools or request.other_tools)
-    fixed = tally.system(system, declares=declares) + sum(tally.tools(request.tools)) + unseen
-    fixed += sum(tally.count_all(request.other_tools))
+    fixed = counter.system(system, declares=declares) + sum(counter.tools(request.tools)) + unseen
+    fixed += sum(counter.count_all(request.other_tools))
     budget = Budget.of(
         source.window,
         slack=slack,
@@ -192,7 +196,7 @@ def _conversation(
         positions=request.positions,
         digests=tuple(item.raw.digest for item in items),
         budget=replace(budget, ceiling=max(0, budget.ceiling + overcounted)),
-        counter=tally,
+        counter=counter,
         system=request.system,
         tools=request.tools,
         anchors=ranked(source.anchors),
@@ -203,7 +207,7 @@ def _conversation(
     )
 
 
-def truncations(source: Ingredients, result: Trimmed, origins: Sequence[int]) -> tuple[TruncationEvent, ...]:
+def truncations(source: PackInput, result: Trimmed, origins: Sequence[int]) -> tuple[TruncationEvent, ...]:
     """A strategy's decision as events: one for what it replaced now, one for what it removed."""
     act = result.act
     if act is None:
@@ -225,6 +229,6 @@ def truncations(source: Ingredients, result: Trimmed, origins: Sequence[int]) ->
     )
 
 
-def content_id(source: Ingredients, index: int) -> str:
+def content_id(source: PackInput, index: int) -> str:
     """The name of a content: its place in the host's list and the beginning of its hash."""
     return content_name(source.request.positions[index], source.request.contents[index])

@@ -15,7 +15,7 @@ from aether_context.canonical import short
 from aether_context.conversation import turns
 from aether_context.conversation.quotes import requoted
 from aether_context.conversation.turns import Unit
-from aether_context.pack import Content, Ingredients, Outgoing, TruncationEvent
+from aether_context.pack import Content, Outgoing, PackInput, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.carryover import Carried
 from aether_context.packing.early_strategies import content_id
@@ -23,7 +23,7 @@ from aether_context.packing.fit import LEAST_EXTRACT, Fitted, Marks, spoken, unp
 from aether_context.packing.rewrites import asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract, level
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
@@ -35,20 +35,20 @@ _ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
-    """What every act needs: the ingredients, the policy, the given layers, the marks and the counts."""
+    """What every act needs: the input, the policy, the given layers, the marks and the counts."""
 
-    source: Ingredients
+    source: PackInput
     policy: PackPolicy
     carried: Carried
     budget: Marks
-    tally: Tally
+    counter: CachedCounter
 
     def over(self, fitted: Fitted) -> int:
         """Tokens over the input budget."""
         return self.spoken(fitted) + self.budget.fixed - self.budget.budget
 
     def spoken(self, fitted: Fitted) -> int:
-        return spoken(self.source, self.policy, fitted, self.tally)
+        return spoken(self.source, self.policy, fitted, self.counter)
 
     @property
     def human(self) -> int | None:
@@ -70,11 +70,13 @@ class _Scene:
         )
 
 
-def within_window(source: Ingredients, policy: PackPolicy, carried: Carried, fitted: Fitted, tally: Tally) -> Fitted:
+def within_window(
+    source: PackInput, policy: PackPolicy, carried: Carried, fitted: Fitted, counter: CachedCounter
+) -> Fitted:
     """The pack's contents within the input budget, wherever anything that may give way holds enough."""
     if fitted.marks is None:
         return fitted
-    scene = _Scene(source=source, policy=policy, carried=carried, budget=fitted.marks, tally=tally)
+    scene = _Scene(source=source, policy=policy, carried=carried, budget=fitted.marks, counter=counter)
     for act in (_shorten_responses, _shorten_parts, _leave_out_neighbours):
         if scene.over(fitted) <= 0:
             return fitted
@@ -91,13 +93,13 @@ def within_window(source: Ingredients, policy: PackPolicy, carried: Carried, fit
 
 def _shorten_responses(scene: _Scene, fitted: Fitted) -> Fitted:
     """Responses of the exchange that the model has yet to read become extracts."""
-    tally, budget = scene.tally, scene.budget
+    counter, budget = scene.counter, scene.budget
     if not fitted.items:
         return fitted
     parts = turns.units([item.content for item in fitted.items])
     last = max(parts, key=lambda unit: unit.indices[-1])
-    targets = [at for at in last.indices if response_tokens(fitted.items[at].content, tally)]
-    sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, tally)]
+    targets = [at for at in last.indices if response_tokens(fitted.items[at].content, counter)]
+    sizes = [tokens for at in targets for tokens in response_tokens(fitted.items[at].content, counter)]
     if not sizes:
         return fitted
     beside = scene.spoken(fitted) - sum(sizes)
@@ -116,15 +118,15 @@ def _shorten_parts(scene: _Scene, fitted: Fitted) -> Fitted:
 
     The request is measured with them, so that it gives way before what is shorter than it.
     """
-    tally, human = scene.tally, scene.human
+    counter, human = scene.counter, scene.human
     targets = [
         at
         for at, item in enumerate(fitted.items)
         if item.origin != human and item.outcome not in ("payload", "summary")
     ]
-    sizes = {at: part_tokens(fitted.items[at].content, tally) for at in targets}
+    sizes = {at: part_tokens(fitted.items[at].content, counter) for at in targets}
     raw = scene.raw_human
-    request = _request_tokens(scene.carried, raw, tally) if raw is not None else 0
+    request = _request_tokens(scene.carried, raw, counter) if raw is not None else 0
     every = [size for found in sizes.values() for size in found]
     beside = scene.spoken(fitted) + scene.budget.fixed - sum(every) - request
     ceiling = max(LEAST_EXTRACT, level([*every, request], scene.budget.budget - beside))
@@ -148,11 +150,11 @@ def _with_extracts(scene: _Scene, fitted: Fitted, targets: Sequence[int], ceilin
         most = min(ceiling, extracts.get(item.raw.digest, ceiling))
         query = asked(raws, at)
         if item.outcome == "placeholder":
-            made = replace(item, content=shortened(item.content, most, query, scene.tally))
+            made = replace(item, content=shortened(item.content, most, query, scene.counter))
         else:
-            made = reduced(item, most, fitted.parts if item.members else {}, query, scene.tally)
+            made = reduced(item, most, fitted.parts if item.members else {}, query, scene.counter)
         if made.content.digest != item.content.digest:
-            items[at] = replace(made, tokens=scene.tally.content(made.content))
+            items[at] = replace(made, tokens=scene.counter.content(made.content))
             extracts[item.raw.digest] = most
     return replace(fitted, items=tuple(items), extracts=extracts)
 
@@ -180,8 +182,8 @@ def _beyond_request(scene: _Scene, fitted: Fitted) -> int:
     raw = scene.raw_human
     if raw is None:
         return scene.over(fitted)
-    size = _request_tokens(scene.carried, raw, scene.tally)
-    return scene.over(fitted) - max(0, size - _least_request(raw, scene.tally))
+    size = _request_tokens(scene.carried, raw, scene.counter)
+    return scene.over(fitted) - max(0, size - _least_request(raw, scene.counter))
 
 
 _Order = Callable[[Sequence[Unit], int | None], list[int]]
@@ -218,7 +220,7 @@ def _leave_out(scene: _Scene, fitted: Fitted, over: int, order: _Order) -> tuple
 def _without(scene: _Scene, fitted: Fitted, gone: Collection[int]) -> Fitted:
     """The pack without the items at these places, cut for good; earlier messages return to their own text with it."""
     out = [item for at, item in enumerate(fitted.items) if at in gone]
-    stay = [unpack(item, scene.human, scene.tally) for at, item in enumerate(fitted.items) if at not in gone]
+    stay = [unpack(item, scene.human, scene.counter) for at, item in enumerate(fitted.items) if at not in gone]
     changed = replace(
         fitted,
         items=tuple(stay),
@@ -236,7 +238,7 @@ def _thin(scene: _Scene, fitted: Fitted, over: int) -> Fitted:
     A call and its response go together, and contents of which nothing stays go whole. So do the first and the last
     parts of any other content that comes last.
     """
-    items, tally = fitted.items, scene.tally
+    items, counter = fitted.items, scene.counter
     parts = turns.units([item.content for item in items])
     last = max(parts, key=lambda unit: unit.indices[-1], default=None)
     if last is None:
@@ -256,8 +258,8 @@ def _thin(scene: _Scene, fitted: Fitted, over: int) -> Fitted:
             item = items[index]
             kept = turns.as_ranges({at for which, at in chosen if which == number})
             ceiling = fitted.extracts.get(item.raw.digest)
-            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([one.raw for one in items], index), tally)
-            made.append(replace(found, tokens=tally.content(found.content) if kept else 0))
+            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([one.raw for one in items], index), counter)
+            made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
         return made
 
     low, high = 0, len(others)
@@ -312,21 +314,21 @@ def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[li
 
 def _shorten_request(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, int]:
     """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store."""
-    raw, tally = scene.raw_human, scene.tally
-    size = _request_tokens(scene.carried, raw, tally) if raw is not None else 0
-    least = _least_request(raw, tally) if raw is not None else 0
+    raw, counter = scene.raw_human, scene.counter
+    size = _request_tokens(scene.carried, raw, counter) if raw is not None else 0
+    least = _least_request(raw, counter) if raw is not None else 0
     if raw is None or size <= least:
         return fitted, over
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     shown = scene.policy.record == "full" and scene.source.can_read
     kept = f"; the whole of it is {uri}" if shown else ""
     note = f"[The middle of this message is left out{kept}]"
-    room = max(least, size - over) - tally.count(note) - 4
+    room = max(least, size - over) - counter.count(note) - 4
     if raw.agent:
-        text = f"{note}\n{_handed_within(raw, room, tally)}"
+        text = f"{note}\n{_handed_within(raw, room, counter)}"
     else:
-        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=tally).text}"
-    made = tally.count(text)
+        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter).text}"
+    made = counter.count(text)
     event = TruncationEvent(
         layer="task", stage="emergency", reason="window", item_ids=(), tokens_before=size, tokens_after=made
     )
@@ -334,32 +336,32 @@ def _shorten_request(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, 
     return replace(fitted, request=text, saved=saved, events=(*fitted.events, event)), over - (size - made)
 
 
-def _least_request(raw: Content, tally: Tally) -> int:
+def _least_request(raw: Content, counter: CachedCounter) -> int:
     """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
     quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at), default=None)
-    return _LEAST_REQUEST + (tally.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
+    return _LEAST_REQUEST + (counter.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
 
 
-def _handed_within(raw: Content, room: int, tally: Tally) -> str:
+def _handed_within(raw: Content, room: int, counter: CachedCounter) -> str:
     """Another agent's turn in about ``room`` tokens, between the host's marks.
 
     Each thing that is quoted is cut to an extract; where there are too many of them, only what was said last stays.
     """
-    sizes = tally.count_all([quote.text for quote in raw.quotes])
-    left = room - (tally.count(raw.text) - sum(sizes))
+    sizes = counter.count_all([quote.text for quote in raw.quotes])
+    left = room - (counter.count(raw.text) - sum(sizes))
     if left >= _LEAST_QUOTE * len(sizes):
         ceiling = level(sizes, left)
         whole = {quote.at: quote.text for quote in raw.quotes}
         parts = []
         for at, part in enumerate(raw.parts):
-            if at in whole and tally.count(whole[at]) > ceiling:
-                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=tally).text))
+            if at in whole and counter.count(whole[at]) > ceiling:
+                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=counter).text))
             elif part.kind == "text":
                 parts.append(part.text)
         return "\n".join(parts)
     quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
-    room -= tally.count(_quoted_alone(raw, quoted.at, ""))
-    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=tally).text)
+    room -= counter.count(_quoted_alone(raw, quoted.at, ""))
+    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=counter).text)
 
 
 def _quoted_alone(raw: Content, at: int, text: str) -> str:
@@ -367,13 +369,13 @@ def _quoted_alone(raw: Content, at: int, text: str) -> str:
     return f"{raw.parts[0].text}\n{requoted(raw.parts[at], text)}"
 
 
-def _request_tokens(carried: Carried, raw: Content, tally: Tally) -> int:
+def _request_tokens(carried: Carried, raw: Content, counter: CachedCounter) -> int:
     """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
     packed = carried.packed
     if packed is None or not packed.before:
-        return tally.count(raw.text)
+        return counter.count(raw.text)
     said = payload.answered(packed.after) if packed.after else packed.before
-    return tally.count(said or packed.after)
+    return counter.count(said or packed.after)
 
 
 def _leave_out_media(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, int]:
@@ -383,8 +385,8 @@ def _leave_out_media(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, 
         return fitted, over
     kept = fitted.parts.get(raw.digest, ((0, len(raw.parts)),))
     there = {at for start, stop in kept for at in range(start, stop)}
-    tally = scene.tally
-    sizes = {at: max(tally.media(part), tally.count(part.text)) for at, part in enumerate(raw.parts) if at in there}
+    counter = scene.counter
+    sizes = {at: max(counter.media(part), counter.count(part.text)) for at, part in enumerate(raw.parts) if at in there}
     loose = sorted((at for at in sizes if raw.parts[at].kind != "text"), key=lambda at: (-sizes[at], at))
     gone: list[int] = []
     before = over
@@ -399,7 +401,7 @@ def _leave_out_media(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, 
     more = f" and {len(gone) - 8} more" if len(gone) > 8 else ""
     note = f"[Left out of this message: {names}{more}]"
     text = raw.text if fitted.request is None else fitted.request
-    over += tally.count(note) + 1
+    over += counter.count(note) + 1
     event = TruncationEvent(
         layer="task",
         stage="emergency",
@@ -428,9 +430,9 @@ def _shorten_task(scene: _Scene, fitted: Fitted, over: int) -> tuple[Fitted, int
     """The plan's own text is cut down, where there is one."""
     carried = scene.carried
     raw = scene.raw_human
-    size = _request_tokens(carried, raw, scene.tally) if raw is not None else 0
-    request = size if fitted.request is None else scene.tally.count(fitted.request)
-    media = sum(map(scene.tally.media, raw.parts)) if raw is not None else 0
+    size = _request_tokens(carried, raw, scene.counter) if raw is not None else 0
+    request = size if fitted.request is None else scene.counter.count(fitted.request)
+    media = sum(map(scene.counter.media, raw.parts)) if raw is not None else 0
     task = carried.measured["task"] - size - media
     if carried.keeps or task < 2 * LEAST_EXTRACT:
         return fitted, over

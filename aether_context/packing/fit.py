@@ -14,11 +14,11 @@ from aether_context.pack import (
     Act,
     Allocation,
     Candidate,
-    Ingredients,
     Outgoing,
+    PackInput,
     Reason,
+    SummaryRequest,
     TruncationEvent,
-    Wish,
 )
 from aether_context.packing.carryover import Carried, frame_tokens, summary_tokens
 from aether_context.packing.choice import RECAP_SHARE, Chosen, Press, reduce_evidence, reduce_memory
@@ -27,7 +27,7 @@ from aether_context.packing.rewrites import asked, gain, price_of_cached, respon
 from aether_context.packing.shares import Shares, Tight
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries, level
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # One cut of the conversation: which contents go, which of those that stay are shortened, and what stands for the
 # rest.
@@ -56,7 +56,7 @@ def cut_to(
     items: Sequence[Outgoing],
     human: int | None,
     policy: PackPolicy,
-    tally: Tally,
+    counter: CachedCounter,
     *,
     ceiling: int,
     room: int,
@@ -74,7 +74,7 @@ def cut_to(
         summaries: a model's, for the recap.
     """
     room = min(room, MOST_TOKENS)
-    responses = [response_tokens(item.content, tally) for item in items]
+    responses = [response_tokens(item.content, counter) for item in items]
     tokens = [0 if at == human else item.tokens for at, item in enumerate(items)]
     parts = turns.units([item.content for item in items])
     worth = turns.Worth(
@@ -96,7 +96,7 @@ def cut_to(
 
     left = Remainder(items=tuple(items))
     for reserved in (room, None):
-        target = max(0, low - (summary_tokens(left.summary, policy, tally) if reserved is None else reserved))
+        target = max(0, low - (summary_tokens(left.summary, policy, counter) if reserved is None else reserved))
         made = chosen(target, True)
         if sum(tokens) - sum(tokens[index] for index in made.gone) - made.excess > ceiling:
             made = chosen(target, False)
@@ -105,17 +105,17 @@ def cut_to(
             items,
             responses,
             made,
-            tally,
-            room=min(room, ceiling - kept - _frame(policy, tally)),
+            counter,
+            room=min(room, ceiling - kept - _frame(policy, counter)),
             earlier=earlier,
             summaries=summaries if reserved is None else Summaries("", {}),
         )
     return left
 
 
-def _frame(policy: PackPolicy, tally: Tally) -> int:
+def _frame(policy: PackPolicy, counter: CachedCounter) -> int:
     """Tokens of a recap besides its own words."""
-    return summary_tokens(_BULLET, policy, tally) - tally.count(_BULLET)
+    return summary_tokens(_BULLET, policy, counter) - counter.count(_BULLET)
 
 
 def pays(*, freed: int, kept: int, growth: float, cached_price: float) -> bool:
@@ -141,7 +141,7 @@ def _left(
     items: Sequence[Outgoing],
     responses: Sequence[Sequence[int]],
     made: turns.Cut,
-    tally: Tally,
+    counter: CachedCounter,
     *,
     room: int,
     earlier: str,
@@ -152,13 +152,13 @@ def _left(
     raws = [item.raw for item in items]
     short = {
         index: shortened(
-            items[index].content if items[index].members else raws[index], ceiling, asked(raws, index), tally
+            items[index].content if items[index].members else raws[index], ceiling, asked(raws, index), counter
         )
         for index in made.shortened
         if responses[index]
     }
     stay = tuple(
-        replace(item, content=short[index], outcome="extract", tokens=tally.content(short[index]))
+        replace(item, content=short[index], outcome="extract", tokens=counter.content(short[index]))
         if index in short
         else item
         for index, item in enumerate(items)
@@ -169,7 +169,7 @@ def _left(
     said = ""
     if room > 0:
         still = [item.content for item in stay]
-        said = recap(lost, still, max_tokens=room, counter=tally, summaries=summaries, earlier=earlier)
+        said = recap(lost, still, max_tokens=room, counter=counter, summaries=summaries, earlier=earlier)
     return Remainder(
         items=stay,
         cut=tuple(items[index] for index in made.gone),
@@ -198,8 +198,8 @@ class Fitted:
     contents are to be normalized. ``summary_place`` is that of `Epoch`. ``summaries`` are the ids of candidates that
     are sent shortened. ``request`` is the shortened user request, None where it is whole; ``saved`` holds what was
     taken out of it, by URI. ``task_ceiling`` are the tokens that the payload before the request is cut down to, None
-    where it is whole. ``wishes`` are the summaries that a model could write. ``parts`` are those of `Epoch`. ``marks``
-    are what the conversation was to fit.
+    where it is whole. ``summary_requests`` are the summaries that a model could write. ``parts`` are those of `Epoch`.
+    ``marks`` are what the conversation was to fit.
     """
 
     items: tuple[Outgoing, ...]
@@ -223,7 +223,7 @@ class Fitted:
     saved: Mapping[str, str] = field(default_factory=dict)
     events: tuple[TruncationEvent, ...] = ()
     degradations: tuple[str, ...] = ()
-    wishes: tuple[Wish, ...] = ()
+    summary_requests: tuple[SummaryRequest, ...] = ()
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     marks: Marks | None = None
 
@@ -249,23 +249,23 @@ class Trimmer(Protocol):
 
     def __call__(
         self,
-        source: Ingredients,
+        source: PackInput,
         policy: PackPolicy,
         summaries: Summaries,
         budget: Marks,
         fitted: Fitted,
-        tally: Tally,
+        counter: CachedCounter,
         /,
     ) -> Fitted: ...
 
 
 def fit(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     tight: Tight,
     chosen: Chosen,
     shares: Shares,
-    tally: Tally,
+    counter: CachedCounter,
     *,
     trim: Trimmer,
     reserve: int = 0,
@@ -276,11 +276,11 @@ def fit(
         reserve: tokens that are spent besides what is measured.
     """
     carried, settled = tight.carried, tight.carried.settled
-    if source.hands_off:
-        return Fitted(items=carried.items, degradations=(source.hands_off,))
+    if source.passthrough_reason:
+        return Fitted(items=carried.items, degradations=(source.passthrough_reason,))
     layers = shares.allocation.layers
     summaries = Summaries(policy.compress.summarizer if policy.compress.enabled else "", source.summaries)
-    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, tally=tally, least=tight.least)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=summaries, counter=counter, least=tight.least)
     memory = reduce_memory(chosen.memory.chosen, layers["memory"].final, press)
     evidence = reduce_evidence(chosen.evidence.chosen, layers["evidence"].final, source.step, press)
     fitted = Fitted(
@@ -315,15 +315,15 @@ def fit(
         + sum(one.tokens for one in (*memory.kept, *evidence.kept))
         + reserve
     )
-    budget = _netted(source, policy, marks(policy, shares.allocation, fixed), fitted, tally)
-    fitted = trim(source, policy, summaries, budget, fitted, tally)
+    budget = _netted(source, policy, marks(policy, shares.allocation, fixed), fitted, counter)
+    fitted = trim(source, policy, summaries, budget, fitted, counter)
     if _first_payload(source, policy, carried, fitted):
-        frame = frame_tokens(source, policy, tally, contract=carried.contract)
+        frame = frame_tokens(source, policy, counter, contract=carried.contract)
         budget = replace(budget, fixed=budget.fixed + frame)
-    return replace(fitted, wishes=summaries.wishes, marks=budget)
+    return replace(fitted, summary_requests=summaries.summary_requests, marks=budget)
 
 
-def _first_payload(source: Ingredients, policy: PackPolicy, carried: Carried, fitted: Fitted) -> bool:
+def _first_payload(source: PackInput, policy: PackPolicy, carried: Carried, fitted: Fitted) -> bool:
     """Whether a summary puts a payload into a message that would have none, so that its frame was not measured."""
     inside = bool(fitted.summary) and policy.conversation.summary == "payload" and source.request.human is not None
     packed = carried.packed is not None and bool(carried.packed.before)
@@ -348,38 +348,38 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
     )
 
 
-def _netted(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tally: Tally) -> Marks:
+def _netted(source: PackInput, policy: PackPolicy, budget: Marks, fitted: Fitted, counter: CachedCounter) -> Marks:
     """The marks with a low one that brings contents past the byte net under it again, however few tokens they count."""
     share = net_share(source, policy, (item.content for item in fitted.items))
     if share == 1:
         return budget
-    low = int(policy.conversation.low_water * share * spoken(source, policy, fitted, tally))
+    low = int(policy.conversation.low_water * share * spoken(source, policy, fitted, counter))
     return replace(budget, low=min(budget.low, low))
 
 
-def spoken(source: Ingredients, policy: PackPolicy, fitted: Fitted, tally: Tally) -> int:
+def spoken(source: PackInput, policy: PackPolicy, fitted: Fitted, counter: CachedCounter) -> int:
     """Tokens of the conversation layer: every content but the human message, and the summary."""
     human = source.request.human
     items = sum(item.tokens for item in fitted.items if item.origin != human)
-    return items + summary_tokens(fitted.summary, policy, tally)
+    return items + summary_tokens(fitted.summary, policy, counter)
 
 
 def cut_to_low_water(
-    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
+    source: PackInput, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, counter: CachedCounter
 ) -> Fitted:
     """One act down to the low-water mark, where the high-water mark is passed and it pays or the window demands it."""
-    before = spoken(source, policy, fitted, tally)
+    before = spoken(source, policy, fitted, counter)
     if not pressed(source, policy, budget, before, fitted):
         return fitted
     demanded = before > budget.ceiling or budget.high < 0
-    items = [unpack(item, source.request.human, tally) for item in fitted.items]
+    items = [unpack(item, source.request.human, counter) for item in fitted.items]
     human = next((at for at, item in enumerate(items) if item.origin == source.request.human), None)
     left = cut_to(
         budget.low,
         items,
         human,
         policy,
-        tally,
+        counter,
         ceiling=budget.ceiling,
         room=_recap_room(policy, budget, fitted),
         earlier=fitted.summary,
@@ -394,7 +394,7 @@ def cut_to_low_water(
         unpacked=any(one is not other for one, other in zip(items, fitted.items, strict=True)),
         extracts={**fitted.extracts, **left.extracts},
     )
-    after = spoken(source, policy, changed, tally)
+    after = spoken(source, policy, changed, counter)
     if changed.items == fitted.items or (not demanded and before - after < _SCARCE_SHARE * budget.budget):
         return fitted
     event = TruncationEvent(
@@ -425,7 +425,7 @@ def _recap_room(policy: PackPolicy, budget: Marks, fitted: Fitted) -> int:
     return min(room, int(RECAP_SHARE * budget.low)) if recalled else room
 
 
-def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int, fitted: Fitted) -> bool:
+def pressed(source: PackInput, policy: PackPolicy, budget: Marks, tokens: int, fitted: Fitted) -> bool:
     """Whether the conversation calls for a cut: past the high-water mark and the gate, or past the byte net.
 
     A mark below zero is always passed.
@@ -439,7 +439,7 @@ def pressed(source: Ingredients, policy: PackPolicy, budget: Marks, tokens: int,
     return past_byte_net(source, policy, (item.content for item in fitted.items))
 
 
-def _pays(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted, tokens: int) -> bool:
+def _pays(source: PackInput, policy: PackPolicy, budget: Marks, fitted: Fitted, tokens: int) -> bool:
     """Whether a cut to the low-water mark saves more than the cached prefix that it breaks."""
     calls = sum(item.content.role == "model" for item in fitted.items)
     return pays(
@@ -450,8 +450,8 @@ def _pays(source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted
     )
 
 
-def unpack(item: Outgoing, human: int | None, tally: Tally) -> Outgoing:
+def unpack(item: Outgoing, human: int | None, counter: CachedCounter) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
     if item.outcome != "payload" or item.origin == human:
         return item
-    return replace(item, content=item.raw, outcome="verbatim", tokens=tally.content(item.raw), members=())
+    return replace(item, content=item.raw, outcome="verbatim", tokens=counter.content(item.raw), members=())

@@ -11,9 +11,9 @@ from itertools import chain
 from aether_context.canonical import fold
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Block, Folds, Ingredients, Layer, Outgoing, Pack, Prefix, Sent
+from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
 from aether_context.packing.allocation import spend
-from aether_context.packing.assembly import checksum, content_fate, method, request_tokens, speaker
+from aether_context.packing.assembly import checksum, content_outcome, method, request_tokens, speaker
 from aether_context.packing.choice import Demand, allocated
 from aether_context.packing.early_strategies import by_hand, content_id, gated, past_byte_net
 from aether_context.packing.fit import Marks, marks
@@ -21,11 +21,11 @@ from aether_context.packing.payload import addresses_of, missing_evidence
 from aether_context.packing.tools import asks
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, framing_of
-from aether_context.tokens.cache import Memo, Tally
+from aether_context.tokens.cache import CachedCounter, TokenCache
 
 
 def extend_pack(
-    before: Pack, source: Ingredients, policy: PackPolicy, *, counter: TokenCounter, memo: Memo | None = None
+    before: Pack, source: PackInput, policy: PackPolicy, *, counter: TokenCounter, cache: TokenCache | None = None
 ) -> Pack | None:
     """The pack of a request that continues the one before it, None where it has to be built anew.
 
@@ -40,7 +40,7 @@ def extend_pack(
         any(event.stage == "cut" for event in before.events)
         or any(is_human(one) or one.agent or one.digest in before.epoch.extracts for one in added)
         or before.epoch.parts
-        or source.hands_off
+        or source.passthrough_reason
     ):
         return None
     if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
@@ -49,8 +49,8 @@ def extend_pack(
         return None
     if _request_was_shortened(before, source):
         return None
-    tally = Tally(counter, memo, framing=framing_of(source.request.model))
-    tokens = tally.contents(added)
+    cached = CachedCounter(counter, cache, framing=framing_of(source.request.model))
+    tokens = cached.contents(added)
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
     spoken = used["conversation"] + sum(tokens)
     signals = before.signals
@@ -78,16 +78,16 @@ def extend_pack(
         contents=before.sent.contents
         + tuple(Block(content.digest, cost) for content, cost in zip(added, tokens, strict=True)),
     )
-    folds = Folds(
-        read=fold((content.digest for content in added), before.folds.read),
-        count=fold(map(str, tokens), before.folds.count),
-        sent=fold((content.digest for content in added), before.folds.sent),
+    running_hashes = RunningHashes(
+        read=fold((content.digest for content in added), before.running_hashes.read),
+        count=fold(map(str, tokens), before.running_hashes.count),
+        sent=fold((content.digest for content in added), before.running_hashes.sent),
     )
     outgoing = tuple(
         Outgoing(content=content, raw=content, origin=have + at, outcome="verbatim", tokens=cost)
         for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
     )
-    rows = before.fates if before.appended is not None else before.fates[:have]
+    rows = before.outcomes if before.appended is not None else before.outcomes[:have]
     return replace(
         before,
         source=source,
@@ -98,14 +98,14 @@ def extend_pack(
         tool_encoder="",
         signals=signals,
         allocation=allocation,
-        fates=rows
+        outcomes=rows
         + tuple(
-            content_fate(
+            content_outcome(
                 content_id(source, have + at),
                 "conversation",
                 speaker(content),
                 cost,
-                tally.method,
+                cached.method,
                 content.digest,
                 "kept",
                 None,
@@ -123,11 +123,11 @@ def extend_pack(
         request_tokens=request_tokens(source, counted),
         over_window=0,
         counted_tokens=counted,
-        method=method(source, tally),
+        method=method(source, cached),
         saved={},
-        wishes=(),
-        counts=tally.counts,
-        folds=folds,
+        summary_requests=(),
+        counts=cached.counts,
+        running_hashes=running_hashes,
         stages={
             "count": measured,
             "retrieve": [[], []],
@@ -136,12 +136,12 @@ def extend_pack(
             "fit": [before.epoch.summary, [], []],
             "render": before.stages["render"],
         },
-        checksum=checksum(before.allowed_tools, sent, folds),
+        checksum=checksum(before.allowed_tools, sent, running_hashes),
         sent=sent,
     )
 
 
-def _request_was_shortened(before: Pack, source: Ingredients) -> bool:
+def _request_was_shortened(before: Pack, source: PackInput) -> bool:
     """Whether the user's request is sent in part: what it may hold is then measured anew as the conversation grows."""
     human = source.request.human
     payload = next((one for one in before.contents if one.origin == human and one.outcome == "payload"), None)

@@ -24,7 +24,7 @@ from aether_context.conversation import (
 )
 from aether_context.conversation.summary import recap
 from aether_context.conversation.turns import protected
-from aether_context.pack import Act, Content, Ingredients, Outgoing, Reason
+from aether_context.pack import Act, Content, Outgoing, PackInput, Reason
 from aether_context.packing import allocation
 from aether_context.packing.carryover import summary_tokens
 from aether_context.packing.early_strategies import by_hand, content_id, gated, past_byte_net, truncations
@@ -32,14 +32,14 @@ from aether_context.packing.emergency import NET
 from aether_context.packing.fit import Fitted, Marks, cut_to_low_water, spoken, unpack
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 _NET_SHARE = 0.25
 """How far above the low-water mark the net stops, as a share of the way to the ceiling."""
 
 
 def trim(
-    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
+    source: PackInput, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, counter: CachedCounter
 ) -> Fitted:
     """Applies the policy's late strategies in their order, then the net where too much is left.
 
@@ -48,32 +48,32 @@ def trim(
     late = [one for one in strategies_of(policy.conversation) if not one.early]
     forced = by_hand(source)
     if forced:
-        share = int(policy.conversation.low_water * spoken(source, policy, fitted, tally))
+        share = int(policy.conversation.low_water * spoken(source, policy, fitted, counter))
         budget = replace(budget, high=-1, low=min(budget.low, share))
     for strategy in late:
         if strategy.name == "epochs":
-            fitted = _cut(source, policy, summaries, budget, fitted, tally, strategy.name)
+            fitted = _cut(source, policy, summaries, budget, fitted, counter, strategy.name)
         else:
-            fitted = _applied(source, policy, summaries, budget, fitted, tally, strategy)
+            fitted = _applied(source, policy, summaries, budget, fitted, counter, strategy)
     if forced and not fitted.acts:
-        return _cut(source, policy, summaries, budget, fitted, tally, NET)
+        return _cut(source, policy, summaries, budget, fitted, counter, NET)
     if late and late[-1].name == "epochs":
         return fitted
     net = replace(budget, high=budget.ceiling, low=budget.low + int(_NET_SHARE * (budget.ceiling - budget.low)))
-    return _cut(source, policy, summaries, net, fitted, tally, NET)
+    return _cut(source, policy, summaries, net, fitted, counter, NET)
 
 
 def _applied(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     summaries: Summaries,
     budget: Marks,
     fitted: Fitted,
-    tally: Tally,
+    counter: CachedCounter,
     strategy: Strategy,
 ) -> Fitted:
     """One strategy's decision, written into what is sent."""
-    conversation = _conversation(source, policy, summaries, budget, fitted, tally)
+    conversation = _conversation(source, policy, summaries, budget, fitted, counter)
     result = strategy.trim(conversation)
     if result.state is not None:
         fitted = replace(fitted, states=result.state)
@@ -84,7 +84,7 @@ def _applied(
     origins = [item.origin for item in fitted.items]
     gone = {origins[one.index]: one.reason for one in result.removed}
     made = {origins[one.index]: one for one in result.replaced}
-    items = [_made(item, made[item.origin].content, tally) if item.origin in made else item for item in fitted.items]
+    items = [_made(item, made[item.origin].content, counter) if item.origin in made else item for item in fitted.items]
     reasons: Mapping[int, Reason] = {
         **fitted.reasons,
         **gone,
@@ -102,26 +102,26 @@ def _applied(
         return replace(fitted, items=kept, hidden=fitted.hidden.union(gone))
     return replace(
         fitted,
-        items=tuple(unpack(item, source.request.human, tally) for item in kept),
+        items=tuple(unpack(item, source.request.human, counter) for item in kept),
         cut=(*fitted.cut, *(item for item in items if item.origin in gone)),
         summary=fitted.summary if result.summary is None else result.summary,
         summary_place=_place(source, fitted, origins, result),
     )
 
 
-def _place(source: Ingredients, fitted: Fitted, origins: Sequence[int], result: Trimmed) -> int:
+def _place(source: PackInput, fitted: Fitted, origins: Sequence[int], result: Trimmed) -> int:
     """The place in the host's list before which the summary stands."""
     if result.summary is None:
         return fitted.summary_place
     return source.request.positions[origins[result.summary_at]] if result.summary_at else 0
 
 
-def _made(item: Outgoing, content: Content, tally: Tally) -> Outgoing:
-    return replace(item, content=content, outcome="placeholder", tokens=tally.content(content))
+def _made(item: Outgoing, content: Content, counter: CachedCounter) -> Outgoing:
+    return replace(item, content=content, outcome="placeholder", tokens=counter.content(content))
 
 
 def _conversation(
-    source: Ingredients, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, tally: Tally
+    source: PackInput, policy: PackPolicy, summaries: Summaries, budget: Marks, fitted: Fitted, counter: CachedCounter
 ) -> Conversation:
     """The conversation as it would be sent, the human message's tokens counted elsewhere."""
     request = source.request
@@ -131,7 +131,7 @@ def _conversation(
     slack = allocation.slack(source, policy)
 
     def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
-        return recap(gone, kept, max_tokens=max_tokens, counter=tally, summaries=summaries, earlier=earlier)
+        return recap(gone, kept, max_tokens=max_tokens, counter=counter, summaries=summaries, earlier=earlier)
 
     standing = standing_anchors(contents, positions, policy.conversation.anchors)
     return Conversation(
@@ -148,28 +148,28 @@ def _conversation(
             low=budget.low,
             ceiling=budget.ceiling,
         ),
-        counter=tally,
+        counter=counter,
         system=request.system,
         tools=request.tools,
         anchors=ranked([*source.anchors, *standing]),
         state=fitted.states,
         summary=fitted.summary,
-        summary_tokens=summary_tokens(fitted.summary, policy, tally),
+        summary_tokens=summary_tokens(fitted.summary, policy, counter),
         opens=source.first_call,
         forced=by_hand(source),
-        gated=gated(source, policy, spoken(source, policy, fitted, tally) + budget.fixed, budget.budget),
+        gated=gated(source, policy, spoken(source, policy, fitted, counter) + budget.fixed, budget.budget),
         heavy=past_byte_net(source, policy, contents),
         summarize=write,
     )
 
 
 def _cut(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     summaries: Summaries,
     budget: Marks,
     fitted: Fitted,
-    tally: Tally,
+    counter: CachedCounter,
     strategy: str,
 ) -> Fitted:
     """A cut to the low-water mark around the anchors, with an act that names the strategy."""
@@ -184,7 +184,7 @@ def _cut(
         low=max(0, budget.low - aside),
         ceiling=budget.ceiling - aside,
     )
-    after = cut_to_low_water(source, policy, summaries, marks, replace(fitted, items=rest), tally)
+    after = cut_to_low_water(source, policy, summaries, marks, replace(fitted, items=rest), counter)
     if len(after.events) == len(fitted.events):
         return fitted
     gone = after.cut[len(fitted.cut) :]
@@ -205,7 +205,7 @@ def _cut(
         for event in after.events[len(fitted.events) :]
     ]
     freed = events[0].tokens_before - events[-1].tokens_after
-    items = (*after.items, *(unpack(item, source.request.human, tally) for item in held))
+    items = (*after.items, *(unpack(item, source.request.human, counter) for item in held))
     return replace(
         after,
         items=tuple(sorted(items, key=lambda item: item.origin)),
@@ -217,7 +217,7 @@ def _cut(
 
 
 def _anchored(
-    source: Ingredients, policy: PackPolicy, budget: Marks, fitted: Fitted
+    source: PackInput, policy: PackPolicy, budget: Marks, fitted: Fitted
 ) -> tuple[tuple[Outgoing, ...], tuple[str, ...]]:
     """The contents that anchors hold, and a note for each anchor that there is no room for."""
     if not source.anchors:

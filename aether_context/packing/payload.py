@@ -22,9 +22,9 @@ from aether_context.pack import (
     AcceptanceItem,
     Candidate,
     Content,
-    Ingredients,
     Outgoing,
     PackedMessage,
+    PackInput,
     Step,
     Tool,
     Validity,
@@ -371,7 +371,7 @@ def proofs_of(content: Content) -> frozenset[str]:
 
 
 def addresses_in(
-    source: Ingredients, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
+    source: PackInput, system: str, declarations: Iterable[str], contents: Sequence[Outgoing], text: str
 ) -> frozenset[str]:
     """Every address in a request: of artifacts wherever it stands, and of other evidence in the payload.
 
@@ -402,10 +402,10 @@ def unsent(items: Sequence[AcceptanceItem], text: str) -> tuple[AcceptanceItem, 
     return tuple(item for item in items if f"\n{checklist_line(item)}\n" not in text)
 
 
-def validity_of(source: Ingredients, packed: PackedMessage | None) -> tuple[Validity, str]:
+def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validity, str]:
     """Whether a pack is valid, and why not: a step counts as sent where its words and its whole checklist are."""
     step = source.step
-    if source.validity != "valid" or source.hands_off or not step.text:
+    if source.validity != "valid" or source.passthrough_reason or not step.text:
         return source.validity, source.invalid_reason
     if source.request.human is None:
         return "invalid", "the request has no message of the user that the step could stand in"
@@ -420,7 +420,7 @@ def validity_of(source: Ingredients, packed: PackedMessage | None) -> tuple[Vali
 
 
 def missing_evidence(
-    source: Ingredients,
+    source: PackInput,
     covers: Collection[str],
     contents: Iterable[Outgoing],
     called: Iterable[Content],

@@ -11,12 +11,12 @@ from aether_context.canonical import JSON, canonical_json, hash_text, replaced, 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, Ingredients, Outgoing, PackedMessage, Part
+from aether_context.pack import Content, Outgoing, PackedMessage, PackInput, Part
 from aether_context.packing.allocation import input_budget
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract, level
 from aether_context.text.leaves import laid_out, parsed
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 _DOMINANT = 0.8
 _LEAST_TEXT = 8
@@ -76,18 +76,18 @@ def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(at for start, stop in kept for at in range(start, min(stop, len(raw.parts))))
 
 
-def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, tally: Tally) -> Outgoing:
+def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, counter: CachedCounter) -> Outgoing:
     """A content with those of its parts that are still sent, each at most about ``ceiling`` tokens; uncounted."""
     content, members = item.raw, item.members
     if item.raw.digest in parts:
         content, places = thinned(item.raw, parts[item.raw.digest])
         members = tuple((item.origin, at) for at in places)
     if ceiling is not None:
-        content = shortened(content, ceiling, query, tally)
+        content = shortened(content, ceiling, query, counter)
     return replace(item, content=content, outcome="extract", members=members)
 
 
-def shortened(raw: Content, ceiling: int, query: str, tally: Tally) -> Content:
+def shortened(raw: Content, ceiling: int, query: str, counter: CachedCounter) -> Content:
     """A content each of whose parts holds at most ``ceiling`` tokens, about: what is longer is an extract.
 
     Calls keep their names and the keys of their arguments; media and parts of unknown kinds that are larger leave a
@@ -95,15 +95,15 @@ def shortened(raw: Content, ceiling: int, query: str, tally: Tally) -> Content:
     """
     key = f"{raw.digest}:{raw.agent}:{ceiling}:{hash_text(query)}"
     for part in raw.parts:
-        tally.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
-    found = tally.remembered(key)
+        counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
+    found = counter.remembered(key)
     if found is None:
         if raw.agent:
-            parts = _quoted(raw, ceiling, query, tally)
+            parts = _quoted(raw, ceiling, query, counter)
         else:
-            parts = [_shortened(part, ceiling, query, tally) for part in raw.parts]
+            parts = [_shortened(part, ceiling, query, counter) for part in raw.parts]
         found = _like(raw, parts)
-        tally.remember(key, found)
+        counter.remember(key, found)
     return found
 
 
@@ -113,61 +113,63 @@ def _like(raw: Content, parts: list[Part]) -> Content:
     return attributed(made) if raw.agent else made
 
 
-def response_tokens(content: Content, tally: Tally) -> list[int]:
+def response_tokens(content: Content, counter: CachedCounter) -> list[int]:
     """Tokens of each response in a content, media aside; of each quoted one where it is another agent's."""
     quoted = [quote.text for quote in content.quotes if quote.kind == "response"]
-    return tally.count_all([*(part.text for part in content.responses), *quoted])
+    return counter.count_all([*(part.text for part in content.responses), *quoted])
 
 
-def part_tokens(content: Content, tally: Tally) -> list[int]:
+def part_tokens(content: Content, counter: CachedCounter) -> list[int]:
     """Tokens of each part of a content that `shortened` can shorten, about."""
     if content.agent:
         # What a host does not quote, such as code, stands beside the quotes as it came.
         others = [part for part in content.parts if part.kind not in ("text", "thought")]
-        return [*tally.count_all([quote.text for quote in content.quotes]), *_sizes(others, tally)]
-    return _sizes(content.parts, tally)
+        return [*counter.count_all([quote.text for quote in content.quotes]), *_sizes(others, counter)]
+    return _sizes(content.parts, counter)
 
 
-def _sizes(parts: Sequence[Part], tally: Tally) -> list[int]:
-    texts = tally.count_all([part.text for part in parts])
-    return [max(said, tally.media(part)) for said, part in zip(texts, parts, strict=True)]
+def _sizes(parts: Sequence[Part], counter: CachedCounter) -> list[int]:
+    texts = counter.count_all([part.text for part in parts])
+    return [max(said, counter.media(part)) for said, part in zip(texts, parts, strict=True)]
 
 
-def _quoted(raw: Content, ceiling: int, query: str, tally: Tally) -> list[Part]:
+def _quoted(raw: Content, ceiling: int, query: str, counter: CachedCounter) -> list[Part]:
     parts = list(raw.parts)
     for quote in raw.quotes:
-        if tally.count(quote.text) > ceiling:
-            said = _text_within(quote.text, ceiling, query, tally)
+        if counter.count(quote.text) > ceiling:
+            said = _text_within(quote.text, ceiling, query, counter)
             parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], said))
-    return [_shortened(part, ceiling, query, tally) if part.kind not in ("text", "thought") else part for part in parts]
+    return [
+        _shortened(part, ceiling, query, counter) if part.kind not in ("text", "thought") else part for part in parts
+    ]
 
 
-def _shortened(part: Part, ceiling: int, query: str, tally: Tally) -> Part:
-    large, media = tally.count(part.text) > ceiling, tally.media(part)
+def _shortened(part: Part, ceiling: int, query: str, counter: CachedCounter) -> Part:
+    large, media = counter.count(part.text) > ceiling, counter.media(part)
     if not large and media <= ceiling:
         return part
     if part.kind in ("text", "thought"):
-        return _with_text(part, _text_within(part.text, ceiling, query, tally))
+        return _with_text(part, _text_within(part.text, ceiling, query, counter))
     wire: dict[str, Any] = json.loads(part.wire)
     if part.kind == "response":
         held = wire["function_response"]
         tokens, size = media, part.size_bytes
         if large:
-            held["response"] = _extracted(held.get("response"), ceiling, query, tally)
+            held["response"] = _extracted(held.get("response"), ceiling, query, counter)
         if tokens > ceiling:
             held.pop("parts", None)
             tokens, size = 0, 0
         text = canonical_json(held["response"]) if large else part.text
         return replace(part, text=text, wire=canonical_json(wire), media_tokens=tokens, size_bytes=size)
     if part.kind == "call":
-        wire["function_call"]["args"] = clipped(wire["function_call"].get("args") or {}, ceiling, tally)
+        wire["function_call"]["args"] = clipped(wire["function_call"].get("args") or {}, ceiling, counter)
         return part_of(wire)
     for name in _CODE:
         if name in wire and media <= ceiling:
-            made = part_of({**wire, name: clipped(wire[name], ceiling, tally)})
-            if tally.count(made.text) <= 2 * ceiling:
+            made = part_of({**wire, name: clipped(wire[name], ceiling, counter)})
+            if counter.count(made.text) <= 2 * ceiling:
                 return made
-    tokens = max(media, tally.count(part.text))
+    tokens = max(media, counter.count(part.text))
     return text_part(f"[{part.mime_type or 'a part'} of {tokens} tokens is left out]")
 
 
@@ -179,31 +181,31 @@ def _with_text(part: Part, text: str) -> Part:
     return part_of({**json.loads(part.wire), "text": text})
 
 
-def _text_within(text: str, ceiling: int, query: str, tally: Tally) -> str:
+def _text_within(text: str, ceiling: int, query: str, counter: CachedCounter) -> str:
     """An extract of a text; where it is the text of a value, with records on lines of their own."""
     value = parsed(text)
     laid = text if value is None else laid_out(value)
-    return extract(laid, max_tokens=max(1, ceiling), counter=tally, query=query).text
+    return extract(laid, max_tokens=max(1, ceiling), counter=counter, query=query).text
 
 
-def clipped(value: JSON, ceiling: int, tally: Tally) -> JSON:
+def clipped(value: JSON, ceiling: int, counter: CachedCounter) -> JSON:
     """A JSON object of about ``ceiling`` tokens: its longest texts end early and say so, its keys stay.
 
     Where there are so many keys that they alone are too much, an extract of it stands under one key.
     """
     leaves = [(path, text) for path, text in strings(value) if path and path[-1] not in _NAMES]
-    sizes = tally.count_all([text for _, text in leaves])
-    room = ceiling - (tally.count(canonical_json(value)) - sum(sizes))
+    sizes = counter.count_all([text for _, text in leaves])
+    room = ceiling - (counter.count(canonical_json(value)) - sum(sizes))
     while room > _LEAST_LEFT * len(leaves):
         most = max(_LEAST_TEXT, level(sizes, room))
         made = _replaced_all(
             value, [(path, _ended(text, size, most)) for (path, text), size in zip(leaves, sizes, strict=True)]
         )
-        used = tally.count(canonical_json(made))
+        used = counter.count(canonical_json(made))
         if used <= ceiling:
             return made
         room -= max(used - ceiling, 1 + room // 8)
-    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=tally).text
+    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter).text
     return {"left_out": said} if isinstance(value, dict) and not _NAMES.intersection(value) else value
 
 
@@ -229,7 +231,7 @@ def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]
     return made
 
 
-def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
+def _extracted(response: JSON, ceiling: int, query: str, counter: CachedCounter) -> JSON:
     """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line."""
     whole = canonical_json(response)
     leaf = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=None)
@@ -241,9 +243,9 @@ def _extracted(response: JSON, ceiling: int, query: str, tally: Tally) -> JSON:
         response, path, text = {"extract": ""}, ("extract",), laid_out(response)
     budget = ceiling
     while True:
-        chosen = extract(text, max_tokens=max(1, budget), counter=tally, query=query).text
+        chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query).text
         result = replaced(response, path, chosen)
-        used = tally.count(canonical_json(result))
+        used = counter.count(canonical_json(result))
         if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
         if budget <= 1:
@@ -274,12 +276,12 @@ def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> f
     return cached_price * saved * calls - (1 - cached_price) * resent
 
 
-def price_of_cached(source: Ingredients, policy: PackPolicy) -> float:
+def price_of_cached(source: PackInput, policy: PackPolicy) -> float:
     """The policy's word on what cached input costs, else the list's."""
     return policy.conversation.cached_price or source.cached_price
 
 
-def matched(source: Ingredients) -> dict[int, PackedMessage]:
+def matched(source: PackInput) -> dict[int, PackedMessage]:
     """The packed form of each human message that has one, by index.
 
     A message that others equal takes the one that was made at its own place; where history moved since, the latest take
@@ -311,12 +313,12 @@ def matched(source: Ingredients) -> dict[int, PackedMessage]:
 
 
 def still_packed(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     past: Mapping[int, PackedMessage],
     sent: Mapping[int, Content],
     plan: str,
-    tally: Tally,
+    counter: CachedCounter,
 ) -> Sequence[int]:
     """The indices in ``past`` of earlier messages that keep their packed text, where the prefix goes on.
 
@@ -336,8 +338,8 @@ def still_packed(
     if policy.conversation.past_payloads == "packed" or not stay:
         return stay
     contents, human = source.request.contents, source.request.human
-    raw = tally.contents(contents)
-    surplus = {index: tally.content(sent[index]) - raw[index] for index in places}
+    raw = counter.contents(contents)
+    surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
     end = places[other] if other < len(places) else _unsent(contents, len(contents) if human is None else human)
     spoken = sum(raw) + sum(surplus.values())
     said = max(1, sum(content.role == "model" for content in contents))

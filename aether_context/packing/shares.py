@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Allocation, Candidate, Ingredients, Layer, Signals, Step, Tool, TruncationEvent
+from aether_context.pack import Allocation, Candidate, Layer, PackInput, Signals, Step, Tool, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.allocation import input_budget
 from aether_context.packing.carryover import Carried
 from aether_context.packing.choice import Chosen, Demand, Press, allocated, briefest, demand, least_tokens
-from aether_context.packing.tools import Scope, trimmed
+from aether_context.packing.tools import ToolSelection, trimmed
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries, level, shorten
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # Rungs three and four: what is always sent becomes shorter where it leaves others too little.
 #
@@ -37,7 +37,7 @@ class Tight:
     ``least`` holds the tokens of candidates at their briefest, by id, where these had to be known.
     """
 
-    scope: Scope
+    scope: ToolSelection
     step: Step
     carried: Carried
     events: tuple[TruncationEvent, ...] = ()
@@ -68,12 +68,12 @@ class _Aim:
 
 
 def tighten(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
-    scope: Scope,
+    scope: ToolSelection,
     carried: Carried,
     chosen: Chosen,
-    tally: Tally,
+    counter: CachedCounter,
     *,
     at_cut: bool = False,
 ) -> Tight:
@@ -83,15 +83,17 @@ def tighten(
         at_cut: whether the conversation is being cut; see `demand`.
     """
     tight = Tight(scope=scope, step=source.step, carried=carried)
-    if not policy.compress.enabled or source.hands_off or carried.keeps:
+    if not policy.compress.enabled or source.passthrough_reason or carried.keeps:
         return tight
-    aim = _aim(source, policy, carried, chosen, tally, at_cut)
-    tight = _trim_tools(replace(tight, least=aim.least), aim, tally)
+    aim = _aim(source, policy, carried, chosen, counter, at_cut)
+    tight = _trim_tools(replace(tight, least=aim.least), aim, counter)
     saved = carried.measured["tools"] - tight.carried.measured["tools"]
-    return _tighten_step(tight, aim.less("tools", saved), tally)
+    return _tighten_step(tight, aim.less("tools", saved), counter)
 
 
-def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chosen, tally: Tally, at_cut: bool) -> _Aim:
+def _aim(
+    source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chosen, counter: CachedCounter, at_cut: bool
+) -> _Aim:
     """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
     held = carried.measured
     must = max(0, sum(held.values()) - input_budget(source, policy))
@@ -100,11 +102,11 @@ def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
     aim = _Aim(must=must, wish=must, spare=spare)
     if not carried.begins or not (chosen.memory.chosen or chosen.evidence.chosen):
         return aim
-    press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), tally=tally)
+    press = Press(settings=policy.compress, query=chosen.query, summaries=Summaries("", {}), counter=counter)
     asked = demand(source, policy, carried, chosen, at_cut=at_cut)
     suffices = partial(_suffices, source, policy, asked, spare)
     layers: Mapping[Layer, tuple[Candidate, ...]] = {"memory": chosen.memory.chosen, "evidence": chosen.evidence.chosen}
-    tally.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
+    counter.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
     if suffices({layer: sum(least_tokens(one, press) for one in some) for layer, some in layers.items()}, must):
         return aim
     least = {one.id: briefest(one, press).tokens for some in layers.values() for one in some}
@@ -115,7 +117,7 @@ def _aim(source: Ingredients, policy: PackPolicy, carried: Carried, chosen: Chos
 
 
 def _suffices(
-    source: Ingredients,
+    source: PackInput,
     policy: PackPolicy,
     asked: Demand,
     spare: Mapping[Layer, int],
@@ -147,14 +149,14 @@ def _with(tight: Tight, layer: Layer, tokens: int, names: Sequence[str], **chang
     return replace(changed, **changes)  # type: ignore[arg-type]
 
 
-def _trim_tools(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
+def _trim_tools(tight: Tight, aim: _Aim, counter: CachedCounter) -> Tight:
     made: dict[str, Tool] = {}
     saved = 0
-    for tool in sorted(tight.scope.tools, key=lambda one: (-tally.tool(one), one.name)):
+    for tool in sorted(tight.scope.tools, key=lambda one: (-counter.tool(one), one.name)):
         if aim.less("tools", saved).reached("tools"):
             break
         brief = trimmed(tool)
-        gain = tally.tool(tool) - tally.tool(brief)
+        gain = counter.tool(tool) - counter.tool(brief)
         if gain > 0:
             made[tool.name] = brief
             saved += gain
@@ -166,7 +168,7 @@ def _trim_tools(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
     return _with(tight, "tools", tokens, sorted(made), scope=scope)
 
 
-def _tighten_step(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
+def _tighten_step(tight: Tight, aim: _Aim, counter: CachedCounter) -> Tight:
     """Shortens the step's longest lines; only where the step would not fit else are they cut to a few words."""
     if aim.reached("task"):
         return tight
@@ -174,21 +176,21 @@ def _tighten_step(tight: Tight, aim: _Aim, tally: Tally) -> Tight:
     names = [name for name in ("task", "goal", "text") if getattr(step, name)]
     lists = [(name, at) for name in ("constraints", "next", "stop_when") for at in range(len(getattr(step, name)))]
     texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
-    sizes = [tally.count(text) for text in texts]
+    sizes = [counter.count(text) for text in texts]
 
     def ceiling(over: int, least: int) -> int:
         return max(least, level(sizes, max(0, sum(sizes) - over)))
 
     most = min(ceiling(aim.must, _LEAST_LINE), ceiling(min(aim.wish, aim.spare["task"]), _BRIEF_LINE))
     short = [
-        shorten(text, max_tokens=most, counter=tally) if size > most else text
+        shorten(text, max_tokens=most, counter=counter) if size > most else text
         for text, size in zip(texts, sizes, strict=True)
     ]
     changes: dict[str, Any] = dict(zip(names, short, strict=False))
     for (name, _), text in zip(lists, short[len(names) :], strict=True):
         changes[name] = (*changes.get(name, ()), text)
     changed = replace(step, **changes)
-    gain = tally.count(payload.step_text(step)) - tally.count(payload.step_text(changed))
+    gain = counter.count(payload.step_text(step)) - counter.count(payload.step_text(changed))
     if gain <= 0:
         return tight
     touched = [
@@ -212,7 +214,7 @@ class Shares:
 
 
 def share(
-    source: Ingredients, policy: PackPolicy, tight: Tight, chosen: Chosen, tally: Tally, *, at_cut: bool = False
+    source: PackInput, policy: PackPolicy, tight: Tight, chosen: Chosen, counter: CachedCounter, *, at_cut: bool = False
 ) -> Shares:
     """Allocates the window.
 
@@ -227,14 +229,14 @@ def share(
     try:
         return Shares(signals=asked.signals, allocation=allocated(source, policy, asked), too_large=None)
     except StepTooLarge as error:
-        too_large = error.naming(_texts(source, tight, tally))
+        too_large = error.naming(_texts(source, tight, counter))
         if policy.on_invalid != "warn":
             raise too_large from None
     squeezed = replace(asked, measured=_squeezed(source, policy, asked.measured))
     return Shares(signals=asked.signals, allocation=allocated(source, policy, squeezed), too_large=too_large)
 
 
-def _squeezed(source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, int]) -> dict[Layer, int]:
+def _squeezed(source: PackInput, policy: PackPolicy, measured: Mapping[Layer, int]) -> dict[Layer, int]:
     """Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer."""
     left = input_budget(source, policy)
     squeezed: dict[Layer, int] = {}
@@ -244,7 +246,7 @@ def _squeezed(source: Ingredients, policy: PackPolicy, measured: Mapping[Layer, 
     return squeezed
 
 
-def _texts(source: Ingredients, tight: Tight, tally: Tally) -> dict[str, int]:
+def _texts(source: PackInput, tight: Tight, counter: CachedCounter) -> dict[str, int]:
     """What the given layers consist of, by a name that says no word of it, in tokens."""
     step, human = tight.step, source.request.human
     asked = "what was handed over" if source.request.handed else "the user's request"
@@ -257,6 +259,6 @@ def _texts(source: Ingredients, tight: Tight, tally: Tally) -> dict[str, int]:
         "the role": "\n".join(payload.role_lines(step)),
         "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
     }
-    sizes = {name: tally.count(text) for name, text in texts.items() if text}
-    sizes |= {f"acceptance item {item.id}": tally.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": tally.tool(tool) for tool in tight.scope.tools}
+    sizes = {name: counter.count(text) for name, text in texts.items() if text}
+    sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
+    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in tight.scope.tools}

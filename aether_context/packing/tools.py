@@ -10,11 +10,11 @@ from functools import lru_cache
 
 from aether_context import retrieval
 from aether_context.canonical import JSON, canonical_json, hash_text, short
-from aether_context.pack import Content, Ingredients, Keep, Reason, Tool
+from aether_context.pack import Content, Keep, PackInput, Reason, Tool
 from aether_context.packing import payload
 from aether_context.policy import PackPolicy, ToolSettings
 from aether_context.text.spellings import folded, spellings_of
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 
 # Which declarations are sent where a step names no tools and all of them are more than fit their share.
 
@@ -55,7 +55,7 @@ class Relevant:
     encoder: str = ""
 
 
-def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: bool) -> Relevant | None:
+def relevant(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, afresh: bool) -> Relevant | None:
     """The tools of one pack, None where all are declared.
 
     They are chosen at the first call, and again where the declarations or the step change, where history is rewritten,
@@ -67,7 +67,7 @@ def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: b
     tools, least = source.request.tools, policy.tools.least
     if not source.can_find or len(tools) <= least:
         return None
-    costs = dict(zip((tool.name for tool in tools), tally.tools(tools), strict=True))
+    costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
     share = int(source.window * policy.budget.floors.tools)
     if sum(costs.values()) <= share:
         return None
@@ -82,7 +82,7 @@ def relevant(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: b
     if not scores:
         scores = retrieval.tool_scores(tools, retrieval.query_for(source), policy.retrieval.redact_before_retrieval)
         encoder = retrieval.tool_encoder()
-    room = share - tally.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
+    room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
     best = _best([tool.name for tool in tools if tool.name not in kept], scores, costs, room, least - len(kept))
     return Relevant(kept=kept | dict.fromkeys(best, "relevant"), key=key, scores=scores, encoder=encoder)
 
@@ -100,7 +100,7 @@ def asks(before: Mapping[str, Keep], contents: Iterable[Content]) -> bool:
     )
 
 
-def _key(source: Ingredients) -> str:
+def _key(source: PackInput) -> str:
     step = source.step
     named = [tool.digest for tool in source.request.tools]
     return short(hash_text("\n".join([*named, step.task_id, step.step_id, step.text, payload.checklist(step)])))
@@ -148,7 +148,7 @@ _ARGUMENT = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class ToolSelection:
     """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
 
     ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
@@ -178,15 +178,15 @@ class Scope:
         return self.mode == "relevant" and not self.scores
 
 
-def narrow(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: bool = False) -> Scope:
+def narrow(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, afresh: bool = False) -> ToolSelection:
     """The scope of one pack. What an epoch has trimmed stays trimmed.
 
     Args:
         afresh: chooses the relevant tools again.
     """
     scope = _narrowed(source, policy.tools)
-    if scope.mode == "off" and not scope.problem and policy.tools.scope == "auto" and not source.hands_off:
-        scope = _chosen(source, relevant(source, policy, tally, afresh=afresh))
+    if scope.mode == "off" and not scope.problem and policy.tools.scope == "auto" and not source.passthrough_reason:
+        scope = _chosen(source, relevant(source, policy, counter, afresh=afresh))
     names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
     if not names:
         return scope
@@ -194,7 +194,7 @@ def narrow(source: Ingredients, policy: PackPolicy, tally: Tally, *, afresh: boo
     return replace(scope, tools=tools, trimmed=names)
 
 
-def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
+def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     """Which declarations are sent.
 
     A step that names tools has no others, even where none of the names is known: then only the essential tools and
@@ -202,8 +202,12 @@ def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
     """
     tools, named = source.request.tools, source.step.tools
     mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
-    if mode == "off" or source.hands_off or (named is None and not any(one.name in settings.always for one in tools)):
-        return Scope(tools=tools)
+    if (
+        mode == "off"
+        or source.passthrough_reason
+        or (named is None and not any(one.name in settings.always for one in tools))
+    ):
+        return ToolSelection(tools=tools)
     found = {name: _meant(name, tools) for name in named or ()}
     wanted = {*found.values(), *settings.always}
     inside = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
@@ -215,11 +219,13 @@ def _narrowed(source: Ingredients, settings: ToolSettings) -> Scope:
     elif not found and named is not None:
         problem = "tool scope: the step names no tools, so only those that no step leaves out are declared"
     if mode == "mask" and not source.can_mask:
-        return Scope(tools=tools, problem="tool scope mask: this model or request takes no list of allowed names")
+        return ToolSelection(
+            tools=tools, problem="tool scope mask: this model or request takes no list of allowed names"
+        )
     if mode == "mask":
-        return Scope(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside), problem=problem)
+        return ToolSelection(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside), problem=problem)
     left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in inside}
-    return Scope(tools=inside, mode="prune", left_out=left_out, problem=problem)
+    return ToolSelection(tools=inside, mode="prune", left_out=left_out, problem=problem)
 
 
 def _meant(name: str, tools: Sequence[Tool]) -> str | None:
@@ -233,16 +239,16 @@ def _meant(name: str, tools: Sequence[Tool]) -> str | None:
     return None
 
 
-def _chosen(source: Ingredients, found: Relevant | None) -> Scope:
+def _chosen(source: PackInput, found: Relevant | None) -> ToolSelection:
     """The relevant declarations in the host's order, then the tool that finds the others."""
     tools = source.request.tools
     if found is None:
-        return Scope(tools=tools)
+        return ToolSelection(tools=tools)
     if any(tool.name == FIND_TOOLS.name for tool in tools):
-        return Scope(
+        return ToolSelection(
             tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
-    return Scope(
+    return ToolSelection(
         tools=(*(tool for tool in tools if tool.name in found.kept), FIND_TOOLS),
         mode="relevant",
         left_out={tool.name: "over_allocation" for tool in tools if tool.name not in found.kept},

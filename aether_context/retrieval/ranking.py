@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aether_context.pack import RECALLED, Candidate, CandidateKind, Ingredients, Reason
+from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
 
@@ -238,7 +238,7 @@ def tokenize(text: str) -> tuple[str, ...]:
     return tuple(word.casefold() for word in _WORD.findall(text))
 
 
-def query_for(source: Ingredients) -> str:
+def query_for(source: PackInput) -> str:
     """What is looked for: the request or what another agent said in its place, the step and its checklist."""
     request, step = source.request, source.step
     wish = request.contents[request.human].words if request.human is not None else ""

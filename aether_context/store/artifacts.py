@@ -33,7 +33,7 @@ _NAME = "name.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class ArtifactOwner:
     """Whose artifacts: those of a session, or with ``session`` None those that a user has in all sessions."""
 
     app: str
@@ -61,7 +61,7 @@ class ArtifactFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
 
-    def save(self, scope: Scope, name: str, head: Mapping[str, JSON], data: bytes) -> int:
+    def save(self, scope: ArtifactOwner, name: str, head: Mapping[str, JSON], data: bytes) -> int:
         """Writes a new version and gives its number. Of two writers at the same moment each gets its own.
 
         Raises:
@@ -77,7 +77,7 @@ class ArtifactFiles:
                 return number
         raise ArtifactError(f"artifact {name!r}: {_MOST_ATTEMPTS} other versions were saved meanwhile; save it again")
 
-    def load(self, scope: Scope, name: str, number: int | None) -> Version | None:
+    def load(self, scope: ArtifactOwner, name: str, number: int | None) -> Version | None:
         """A version with its bytes, None where there is none; the last one where ``number`` is None.
 
         Raises:
@@ -94,7 +94,7 @@ class ArtifactFiles:
         line, _, data = content.partition(b"\n")
         return Version(number=number, head=_head(line, name, number), data=data)
 
-    def describe(self, scope: Scope, name: str, number: int | None) -> Version | None:
+    def describe(self, scope: ArtifactOwner, name: str, number: int | None) -> Version | None:
         """A version without its bytes, None where there is none; the last one where ``number`` is None.
 
         Raises:
@@ -115,7 +115,7 @@ class ArtifactFiles:
                 return Version(number=number, head=_head(line, name, number))
             wanted *= 16
 
-    def described(self, scope: Scope, name: str) -> list[Version]:
+    def described(self, scope: ArtifactOwner, name: str) -> list[Version]:
         """All versions without their bytes, the first one first.
 
         Raises:
@@ -124,7 +124,7 @@ class ArtifactFiles:
         found = self._files.at_once(lambda number: self.describe(scope, name, number), self.versions(scope, name))
         return [one for one in found if one is not None]
 
-    def paths(self, scope: Scope, name: str, number: int | None) -> list[str]:
+    def paths(self, scope: ArtifactOwner, name: str, number: int | None) -> list[str]:
         """The file of a version, the last one where ``number`` is None, behind those that hold names on the way to it.
 
         None where there is no such version.
@@ -138,7 +138,7 @@ class ArtifactFiles:
         names = [f"{folder}/{_NAME}" for folder, hidden in self._named(scope, name) if segment(hidden) != hidden]
         return [*names, f"{self._folder(scope, name)}/{number}"]
 
-    def versions(self, scope: Scope, name: str) -> list[int]:
+    def versions(self, scope: ArtifactOwner, name: str) -> list[int]:
         """The numbers of the versions that are there, ascending.
 
         Raises:
@@ -147,7 +147,7 @@ class ArtifactFiles:
         names = [one.path.rsplit("/", 1)[-1] for one in self._files.files(self._folder(scope, name))]
         return sorted(int(one) for one in names if _VERSION.fullmatch(one))
 
-    def names(self, scope: Scope) -> list[str]:
+    def names(self, scope: ArtifactOwner) -> list[str]:
         """The names of a scope's artifacts, sorted.
 
         Raises:
@@ -156,7 +156,7 @@ class ArtifactFiles:
         found = self._files.at_once(self._name_of, self._files.folders(self._base(scope)))
         return sorted(name for name in found if name is not None)
 
-    def delete(self, scope: Scope, name: str) -> None:
+    def delete(self, scope: ArtifactOwner, name: str) -> None:
         """Deletes all versions; an artifact that is not there is passed over.
 
         Raises:
@@ -166,24 +166,24 @@ class ArtifactFiles:
         for one in sorted(there, key=lambda file: file.path.endswith(f"/{_NAME}")):
             self._files.delete(one.path)
 
-    def _latest(self, scope: Scope, name: str) -> int | None:
+    def _latest(self, scope: ArtifactOwner, name: str) -> int | None:
         return max(self.versions(scope, name), default=None)
 
-    def _base(self, scope: Scope) -> str:
+    def _base(self, scope: ArtifactOwner) -> str:
         owners = [scope.app, scope.user, *([] if scope.session is None else [scope.session])]
         return "/".join([self._files.root, *map(segment, owners), _FOLDER])
 
-    def _folder(self, scope: Scope, name: str) -> str:
+    def _folder(self, scope: ArtifactOwner, name: str) -> str:
         return f"{self._base(scope)}/{segment(name)}"
 
-    def _tell_names(self, scope: Scope, name: str) -> None:
+    def _tell_names(self, scope: ArtifactOwner, name: str) -> None:
         """Writes down the names that segments do not show."""
         for folder, hidden in self._named(scope, name):
             if segment(hidden) != hidden:
                 told = canonical_json({"name": hidden}).encode("utf-8", "surrogatepass")
                 self._files.create(f"{folder}/{_NAME}", told)
 
-    def _named(self, scope: Scope, name: str) -> list[tuple[str, str]]:
+    def _named(self, scope: ArtifactOwner, name: str) -> list[tuple[str, str]]:
         """The folders on the way to an artifact's versions, each with the name that it stands for."""
         owners = [scope.app, scope.user, *([] if scope.session is None else [scope.session])]
         path = list(accumulate(map(segment, owners), "{}/{}".format, initial=self._files.root))[1:]
@@ -226,7 +226,7 @@ def relative_name(uri: str) -> str:
     return name
 
 
-def absolute(uri: str) -> tuple[Scope, str, int] | None:
+def absolute(uri: str) -> tuple[ArtifactOwner, str, int] | None:
     """Whose artifact, its name and its version, of a URI as ADK writes it; None where it is none.
 
     ``artifact://apps/{app}/users/{user}[/sessions/{session}]/artifacts/{name}/versions/{version}``
@@ -235,7 +235,7 @@ def absolute(uri: str) -> tuple[Scope, str, int] | None:
     if found is None:
         return None
     app, user, session, name, version = found.groups()
-    return Scope(app=app, user=user, session=session), name.removeprefix("user:"), int(version)
+    return ArtifactOwner(app=app, user=user, session=session), name.removeprefix("user:"), int(version)
 
 
 def _head(line: bytes, name: str, number: int) -> Mapping[str, JSON]:

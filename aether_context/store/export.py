@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, BlobNotFound, ChecksumMismatch, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
-from aether_context.store.artifacts import SCHEME, ArtifactFiles, Scope, absolute, relative_name
+from aether_context.store.artifacts import SCHEME, ArtifactFiles, ArtifactOwner, absolute, relative_name
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
 
@@ -155,7 +155,7 @@ def _copy_all(copying: _Copying, paths: Collection[str]) -> bool:
 
 def _artifact(store: PackStore, manifest: Manifest, uri: str) -> list[str]:
     """The files of an artifact that an app saved in the same place; none where it did not."""
-    here = Scope(app=manifest.app, user=manifest.user, session=manifest.session)
+    here = ArtifactOwner(app=manifest.app, user=manifest.user, session=manifest.session)
     target = absolute(uri)
     try:
         scope, name, number = target or (here, relative_name(uri), None)

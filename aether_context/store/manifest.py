@@ -352,7 +352,7 @@ class Manifest(_Record):
     """Whether the host carries out ``find_tools``."""
     can_read: bool = True
     """Whether a tool is declared that reads what an address stands for."""
-    hands_off: str = ""
+    passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...]
     """The candidates that are new here or whose state changed."""

@@ -23,14 +23,14 @@ from aether_context.conversation.turns import as_ranges
 from aether_context.pack import (
     Allocation,
     Candidate,
+    CandidateOutcome,
     Epoch,
-    Fate,
     Identity,
-    Ingredients,
     Layer,
     LayerTokens,
     Pack,
     PackedMessage,
+    PackInput,
     Signals,
     Step,
     Tool,
@@ -98,13 +98,13 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     begins = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     parent = None if begins else tip
     grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
-    fates = pack.fates if grown is None else pack.fates[len(pack.fates) - grown :]
-    keys = [f"{fate.id} {fate.layer} {fate.state} {fate.sent_tokens}" for fate in fates]
+    outcomes = pack.outcomes if grown is None else pack.outcomes[len(pack.outcomes) - grown :]
+    keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
     known = parent.rows if parent is not None else frozenset()
     rows = tuple(
-        _row(fate)
-        for fate, key in zip(fates, keys, strict=True)
-        if key not in known or fate.layer not in ("conversation", "task")
+        _row(outcome)
+        for outcome, key in zip(outcomes, keys, strict=True)
+        if key not in known or outcome.layer not in ("conversation", "task")
     )
     contents = _content_list(source, parent, grown)
     blobs: dict[str, bytes] = {}
@@ -126,9 +126,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         texts = (own, *sorted(earlier))
         homes |= {digest: own for digest in needed if digest not in homes}
     counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
-    for fate in fates:
-        if fate.layer in ("conversation", "task"):
-            counts.pop(short(fate.digest, 16), None)
+    for outcome in outcomes:
+        if outcome.layer in ("conversation", "task"):
+            counts.pop(short(outcome.digest, 16), None)
     identity = pack.identity
     uris = tuple(sorted(pack.artifact_uris))
     manifest, text = Manifest(
@@ -175,7 +175,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         can_mask=source.can_mask,
         can_find=source.can_find,
         can_read=source.can_read,
-        hands_off=source.hands_off,
+        passthrough_reason=source.passthrough_reason,
         rows=rows,
         truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
         strategy_acts=tuple(StrategyAct(**asdict(act)) for act in pack.acts),
@@ -204,8 +204,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     if parent is not None and grown is not None:
         standing = parent.contents + contents.added
     else:
-        of_contents = pack.fates[: len(request.contents)]
-        standing = tuple(fate.digest for fate in of_contents if fate.state != "dropped")
+        of_contents = pack.outcomes[: len(request.contents)]
+        standing = tuple(outcome.digest for outcome in of_contents if outcome.state != "dropped")
     after = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
@@ -220,10 +220,10 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
 
 def stage_hashes(pack: Pack) -> dict[str, str]:
     """Short hashes of what each stage gave."""
-    folds = pack.folds
+    running_hashes = pack.running_hashes
     results = {
-        "read": folds.read,
-        "count": [folds.count, pack.stages["count"]],
+        "read": running_hashes.read,
+        "count": [running_hashes.count, pack.stages["count"]],
         "retrieve": pack.stages["retrieve"],
         "trim": pack.stages["trim"],
         "allocate": pack.stages["allocate"],
@@ -343,11 +343,11 @@ def splice(parent: Sequence[str], changed: ContentList) -> tuple[str, ...]:
     return (*parent[: changed.head], *changed.added, *tail)
 
 
-def _calibration(source: Ingredients) -> CalibrationRecord | None:
+def _calibration(source: PackInput) -> CalibrationRecord | None:
     return CalibrationRecord(**asdict(source.calibration)) if source.calibration is not None else None
 
 
-def _content_list(source: Ingredients, tip: Tip | None, grown: int | None) -> ContentList:
+def _content_list(source: PackInput, tip: Tip | None, grown: int | None) -> ContentList:
     contents = source.request.contents
     if grown is not None:
         have = len(contents) - grown
@@ -367,22 +367,22 @@ def _account(tokens: LayerTokens) -> LayerAccount:
     )
 
 
-def _row(fate: Fate) -> Row:
+def _row(outcome: CandidateOutcome) -> Row:
     return Row(
-        id=fate.id,
-        layer=fate.layer,
-        source=fate.source,
-        tokens=fate.tokens,
-        method=fate.method,
-        hash=fate.digest,
-        state=fate.state,
-        reason=fate.reason,
-        sent_tokens=fate.sent_tokens,
-        scores=dict(fate.scores),
-        time=fate.time,
-        uri=fate.uri,
-        covers=fate.covers,
-        content_hash=fate.content_hash,
+        id=outcome.id,
+        layer=outcome.layer,
+        source=outcome.source,
+        tokens=outcome.tokens,
+        method=outcome.method,
+        hash=outcome.digest,
+        state=outcome.state,
+        reason=outcome.reason,
+        sent_tokens=outcome.sent_tokens,
+        scores=dict(outcome.scores),
+        time=outcome.time,
+        uri=outcome.uri,
+        covers=outcome.covers,
+        content_hash=outcome.content_hash,
     )
 
 

@@ -18,8 +18,8 @@ from aether_context.pack import (
     Candidate,
     Content,
     Identity,
-    Ingredients,
     Pack,
+    PackInput,
     Request,
     Step,
     Tool,
@@ -147,7 +147,7 @@ class Replayer(Resolver):
         self._contents: dict[str, Content] = {}
         self._said: dict[str, str] = {}
 
-    def ingredients(self, manifest: Manifest) -> Ingredients:
+    def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from.
 
         Raises:
@@ -177,7 +177,7 @@ class Replayer(Resolver):
             human=manifest.human,
         )
         held = self._texts[manifest.texts[0]]
-        return Ingredients(
+        return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity.__slots__}),
             request=request,
             window=manifest.window,
@@ -195,7 +195,7 @@ class Replayer(Resolver):
             can_read=manifest.can_read,
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
-            hands_off=manifest.hands_off,
+            passthrough_reason=manifest.passthrough_reason,
             searched=manifest.searched,
             encoder=manifest.encoder,
             memory_encoder=manifest.memory_encoder,
@@ -254,7 +254,7 @@ class Replayer(Resolver):
             ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
         """
         try:
-            source = self.ingredients(manifest)
+            source = self.pack_input(manifest)
             counts = self.resolve(manifest).counts
             pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:

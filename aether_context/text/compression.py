@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 from aether_context.canonical import hash_json
-from aether_context.pack import Content, Wish
+from aether_context.pack import Content, SummaryRequest
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
 _FEW_WORDS = 64
@@ -327,20 +327,20 @@ def _named(agent: str) -> str:
 
 
 class Summaries:
-    """The summarizer of one build: texts that a model has written by now, and wishes for those it has not.
+    """The summarizer of one build: texts that a model has written by now, and requests for those it has not.
 
     Args:
         by: the model's name; empty where there is none, and nothing is wished for.
-        written: texts by the keys of earlier wishes.
+        written: texts by the keys of earlier requests.
     """
 
     def __init__(self, by: str, written: Mapping[str, str]) -> None:
         self._by = by
         self._written = written
-        self._wishes: dict[str, Wish] = {}
+        self._wishes: dict[str, SummaryRequest] = {}
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
+    def summary_requests(self) -> tuple[SummaryRequest, ...]:
         """What was asked for and not there, in that order."""
         return tuple(self._wishes.values())
 
@@ -383,7 +383,9 @@ class Summaries:
         text = text[:_MOST_CHARACTERS]
         key = hash_json([_PROMPT_VERSION, self._by, kind, text, max_tokens, query, earlier])
         if key not in self._written:
-            self._wishes[key] = Wish(key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier)
+            self._wishes[key] = SummaryRequest(
+                key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier
+            )
         return self._written.get(key)
 
 

@@ -25,7 +25,7 @@ from aether_context.tokens.framing import (
 _Piece = TypeVar("_Piece")
 
 
-class Memo:
+class TokenCache:
     """Counts and shortened contents by digest, the oldest forgotten first. Safe to share between threads."""
 
     def __init__(self, counts: int = 50_000, contents: int = 500) -> None:
@@ -53,7 +53,7 @@ class Memo:
                 self._contents.popitem(last=False)
 
 
-class Tally:
+class CachedCounter:
     """Counts for one pack. ``counts`` holds every number by short digest, so that a replay needs no tokenizer.
 
     ``method`` is how sure a whole content's count is: never ``exact``, since no provider says all that it adds.
@@ -66,7 +66,7 @@ class Tally:
     def __init__(
         self,
         counter: TokenCounter,
-        memo: Memo | None = None,
+        cache: TokenCache | None = None,
         recorded: Mapping[str, int] | None = None,
         *,
         framing: Framing | None = None,
@@ -76,7 +76,7 @@ class Tally:
         self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
         self._texts: dict[str, int] = {}
-        self._memo = memo or Memo()
+        self._cache = cache or TokenCache()
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
 
@@ -136,10 +136,10 @@ class Tally:
 
     def remembered(self, key: str) -> Content | None:
         """A content that was made from this key before, with this counter."""
-        return self._memo.content(f"{self._scope}:{key}")
+        return self._cache.content(f"{self._scope}:{key}")
 
     def remember(self, key: str, content: Content) -> None:
-        self._memo.put_content(f"{self._scope}:{key}", content)
+        self._cache.put_content(f"{self._scope}:{key}", content)
 
     def _pieces(
         self, pieces: Sequence[tuple[str, int, _Piece]], write: Callable[[_Piece], tuple[str, int]]
@@ -174,11 +174,11 @@ class Tally:
     def _found(self, key: str, media: int = 0) -> int | None:
         if key in self._recorded:
             return self._recorded[key]
-        known = self._memo.tokens(f"{self._scope}:{key}")
+        known = self._cache.tokens(f"{self._scope}:{key}")
         return None if known is None else known + media
 
     def _remember(self, key: str, tokens: int) -> None:
-        self._memo.put_tokens(f"{self._scope}:{key}", tokens)
+        self._cache.put_tokens(f"{self._scope}:{key}", tokens)
 
 
 def frame_of(content: Content, framing: Framing) -> int:

@@ -87,7 +87,7 @@ class TokenRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class UsageAnchor:
     """A usage that a provider reported for a request that was sent here, and what was counted of it.
 
     ``epoch`` is the number of the request's epoch; growth is learned from within one only. ``doubted`` is a report so
@@ -128,7 +128,7 @@ class Anchor:
         }
 
     @classmethod
-    def from_json(cls, value: JSON) -> Anchor | None:
+    def from_json(cls, value: JSON) -> UsageAnchor | None:
         """What `to_json` gave, None for anything else."""
         if not isinstance(value, Mapping):
             return None
@@ -149,7 +149,7 @@ class Anchor:
 
 
 def report(
-    anchor: Anchor | None,
+    anchor: UsageAnchor | None,
     ratio: TokenRatio,
     *,
     model: str,
@@ -157,9 +157,9 @@ def report(
     counted: int,
     reported: int,
     learns: bool = True,
-) -> tuple[Anchor, TokenRatio]:
+) -> tuple[UsageAnchor, TokenRatio]:
     """The anchor and the ratio after a provider reported ``reported`` input tokens for a request of ``counted``."""
-    fresh = Anchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
+    fresh = UsageAnchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
     if anchor is None or anchor.model != model:
         return fresh, ratio
     fell = counted >= anchor.counted and reported < _FALLEN * anchor.reported
@@ -175,7 +175,7 @@ def report(
 
 
 def calibration(
-    anchor: Anchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, unseen: int
+    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, unseen: int
 ) -> Calibration | None:
     """What a pack is estimated by; None where nothing is known.
 

@@ -22,9 +22,9 @@ from aether_context import PackPolicy, build_pack
 from aether_context.conversation import Conversation, identify, select_strategy, strategy_names, trim
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Content, Identity, Ingredients, Request, Step
+from aether_context.pack import Content, Identity, PackInput, Request, Step
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 MODEL = "gemini-2.5-flash"
 LINES = 12
@@ -62,9 +62,9 @@ def policy_of(name: str, window: int) -> PackPolicy:
     )
 
 
-def ingredients(contents: Sequence[Content], window: int) -> Ingredients:
+def pack_input(contents: Sequence[Content], window: int) -> PackInput:
     """What a pack of these contents is built from."""
-    return Ingredients(
+    return PackInput(
         identity=Identity(app="bench", user="u", session="s", invocation="i", agent="a", last_event_id="e"),
         request=Request(
             model=MODEL,
@@ -96,14 +96,14 @@ def median(rounds: int, work: Callable[[], object]) -> float:
 
 def cuts(contents: Sequence[Content], window: int, rounds: int) -> Iterator[Sequence[str]]:
     """A row for each strategy."""
-    source, counter, memo = ingredients(contents, window), counter_for(MODEL), Memo()
+    source, counter, cache = pack_input(contents, window), counter_for(MODEL), TokenCache()
     for name in strategy_names():
         policy = policy_of(name, window)
         held = Conversation.of(contents, window=window, model=MODEL, anchors=identify(contents))
         first = spent(lambda held=held, policy=policy: trim(held, policy.conversation))
         again = median(rounds, lambda held=held, policy=policy: trim(held, policy.conversation))
-        build_pack(source, policy, counter=counter, memo=memo)
-        packed = median(rounds, lambda policy=policy: build_pack(source, policy, counter=counter, memo=memo))
+        build_pack(source, policy, counter=counter, cache=cache)
+        packed = median(rounds, lambda policy=policy: build_pack(source, policy, counter=counter, cache=cache))
         yield name, f"{first:.1f}", f"{again:.1f}", f"{packed:.1f}"
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content
 from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import Tally
+from aether_context.tokens.cache import CachedCounter
 from aether_context.tokens.framing import written_call
 from aether_context.usage.calibration import TokenRatio, calibration, estimated, report
 
@@ -50,23 +50,23 @@ def said(step: Mapping[str, Any]) -> list[Content]:
 
 def growth(run: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Counted and reported tokens that were added, for each two calls in a row."""
-    tally = Tally(counter_for(run["model"]), framing=framing_of(run["model"]))
+    counter = CachedCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
     before, added = 0, 0
     for turn in run["turns"]:
-        added += tally.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
+        added += counter.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
         for step in turn["steps"]:
             now = reported(step)
             if before and before < now < before + _LARGE:
                 yield added, now - before
-            before, added = now, sum(tally.contents(said(step)))
+            before, added = now, sum(counter.contents(said(step)))
 
 
 def estimates(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
     """The report before each call, the estimate made of it, and the tokens then reported."""
-    tally = Tally(counter_for(run["model"]), framing=framing_of(run["model"]))
+    counter = CachedCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
     anchor, ratio, counted = None, TokenRatio(), 0
     for turn in run["turns"]:
-        counted += tally.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
+        counted += counter.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
         for step in turn["steps"]:
             now, before = reported(step), anchor.reported if anchor is not None else 0
             known = calibration(anchor, ratio, model=run["model"], epoch=0, here=True, unseen=0)
@@ -74,7 +74,7 @@ def estimates(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
                 yield before, estimated(known, counted), now
             if now:
                 anchor, ratio = report(anchor, ratio, model=run["model"], epoch=0, counted=counted, reported=now)
-            counted += sum(tally.contents(said(step)))
+            counted += sum(counter.contents(said(step)))
 
 
 def calls(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:

@@ -45,7 +45,7 @@ def inside_the_runner(calls: int, limits: LimitSettings) -> dict[str, float]:
     spent: dict[str, list[float]] = defaultdict(list)
     script = [call("look_up", key=f"k{at}") for at in range(calls - 1)]
     chat = Chat(script=[*script, "done"], tools=[look_up], policy=PackPolicy(limits=limits, record="off"))
-    ledgers = chat.plugin._edge.ledgers
+    ledgers = chat.plugin._packer.ledgers
     for name in ("enter", "admit", "track"):
         setattr(ledgers, name, timed(getattr(ledgers, name), spent[name]))
 

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from packs import IDENTITY, STEP, ingredients
+from packs import IDENTITY, STEP, pack_input
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -38,7 +38,7 @@ from aether_context.pack import Accuracy, Content, Epoch, Pack, Tool
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 Run = Mapping[str, Any]
 _VALUE = re.compile(r"[A-Za-z0-9_./@:-]{5,}")
@@ -179,7 +179,7 @@ def played(
 ) -> Iterator[tuple[list[Any], list[Content], Pack]]:
     """At each recorded model call: the calls that the model then made, the history, and the pack."""
     model = run.get("model") or "gemini-2.5-flash"
-    counter, memo = counter or counter_for(model), Memo()
+    counter, cache = counter or counter_for(model), TokenCache()
     tools = [declaration(tool) for tool in run["tools"]]
     history: list[Content] = []
     pack: Pack | None = None
@@ -188,7 +188,7 @@ def played(
         for number, step in enumerate(asked["steps"], start=1):
             epoch = pack.epoch if pack is not None else Epoch()
             positions = live_positions(epoch, len(history))
-            source = ingredients(
+            source = pack_input(
                 [history[at] for at in positions],
                 identity=replace(IDENTITY, invocation=f"i{turn}", call=number),
                 window=policy.max_input_tokens or 0,
@@ -204,8 +204,8 @@ def played(
             source = replace(source, request=replace(source.request, model=model, positions=positions, human=human))
             grown = None
             if pack is not None and number > 1:
-                grown = extend_pack(pack, source, policy, counter=counter, memo=memo)
-            pack = grown or build_pack(source, policy, counter=counter, memo=memo)
+                grown = extend_pack(pack, source, policy, counter=counter, cache=cache)
+            pack = grown or build_pack(source, policy, counter=counter, cache=cache)
             yield step["calls"], history, pack
             history += exchange(step)
 

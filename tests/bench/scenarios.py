@@ -28,30 +28,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import scenarios
 
 from aether_context import PackPolicy, build_pack
-from aether_context.pack import Ingredients, Pack
+from aether_context.pack import Pack, PackInput
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import Memo
+from aether_context.tokens.cache import TokenCache
 
 SCARCE = (2_000, 2_500, 3_000, 3_500, 4_000, 5_000, 6_000, 8_000)
 """Windows in which these sessions have to leave something out beside the conversation, and the first in which not."""
 
 
-def sessions(window: int, turns: int = scenarios.TURNS) -> Iterator[tuple[Ingredients, scenarios.Scenario, str]]:
+def sessions(window: int, turns: int = scenarios.TURNS) -> Iterator[tuple[PackInput, scenarios.Scenario, str]]:
     """Every session with every preset."""
     for name in scenarios.NAMES:
         scenario = scenarios.load(name)
         for preset in scenarios.PRESETS:
-            yield scenario.ingredients(window, turns=turns), scenario, preset
+            yield scenario.pack_input(window, turns=turns), scenario, preset
 
 
-def warm_ms(source: Ingredients, policy: PackPolicy, rounds: int) -> float:
+def warm_ms(source: PackInput, policy: PackPolicy, rounds: int) -> float:
     """The median of so many builds after a first one."""
-    counter, memo = counter_for(source.request.model), Memo()
-    build_pack(source, policy, counter=counter, memo=memo)
+    counter, cache = counter_for(source.request.model), TokenCache()
+    build_pack(source, policy, counter=counter, cache=cache)
     spent = []
     for _ in range(rounds):
         began = time.process_time()
-        build_pack(source, policy, counter=counter, memo=memo)
+        build_pack(source, policy, counter=counter, cache=cache)
         spent.append(time.process_time() - began)
     return 1000 * statistics.median(spent)
 
@@ -63,7 +63,7 @@ def covering(packs: Iterable[Pack]) -> tuple[str, str]:
         items = {item.id for item in pack.source.step.acceptance}
         sent += [
             fate.tokens if fate.sent_tokens is None else fate.sent_tokens
-            for fate in pack.fates
+            for fate in pack.outcomes
             if fate.layer == "evidence" and fate.state in ("kept", "summary") and items.intersection(fate.covers)
         ]
     return f"{len(sent):,}", f"{sum(sent):,}"

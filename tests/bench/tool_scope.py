@@ -24,8 +24,8 @@ from typing import Any
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.pack import Identity, Ingredients, Request, Step, Tool
-from aether_context.tokens.cache import Memo
+from aether_context.pack import Identity, PackInput, Request, Step, Tool
+from aether_context.tokens.cache import TokenCache
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
 MODEL = "gemini-2.5-flash"
@@ -42,10 +42,10 @@ def declared(row: dict[str, Any]) -> Tool:
     return Tool(name=row["_id"], signature=row["_id"], wire=wire, digest=hash_text(wire))
 
 
-def asked(query: str, tools: tuple[Tool, ...], window: int) -> Ingredients:
+def asked(query: str, tools: tuple[Tool, ...], window: int) -> PackInput:
     """A session's first call: one question, all the tools."""
     content = content_of_parts("user", [part_of({"text": query})])
-    return Ingredients(
+    return PackInput(
         identity=Identity(app="bench", user="u", session="s", invocation="i", agent="a"),
         request=Request(
             model=MODEL,
@@ -64,14 +64,14 @@ def asked(query: str, tools: tuple[Tool, ...], window: int) -> Ingredients:
 
 
 def recall(
-    folder: Path, tools: tuple[Tool, ...], needed: dict[str, set[str]], budget: int, memo: Memo, every: int
+    folder: Path, tools: tuple[Tool, ...], needed: dict[str, set[str]], budget: int, cache: TokenCache, every: int
 ) -> dict[str, Any]:
     """The share of the needed tools that are declared where the floor of the layer is so many tokens."""
     policy = PackPolicy(tools={"least": 1})
     found, sizes, spent = [], [], []
     queries = [row for row in lines(folder / "queries.jsonl") if row["_id"] in needed][::every]
     for row in queries:
-        pack = build_pack(asked(row["text"], tools, round(budget / _FLOOR)), policy, memo=memo)
+        pack = build_pack(asked(row["text"], tools, round(budget / _FLOOR)), policy, cache=cache)
         names = {tool.name for tool in pack.tools}
         wanted = needed[row["_id"]]
         found.append(len(wanted & names) / len(wanted))
@@ -86,22 +86,22 @@ def recall(
     }
 
 
-def seconds(source: Ingredients, policy: PackPolicy, memo: Memo) -> tuple[float, Ingredients]:
+def seconds(source: PackInput, policy: PackPolicy, cache: TokenCache) -> tuple[float, PackInput]:
     """How long a pack takes, and what the next call of the epoch starts from."""
     begun = time.perf_counter()
-    pack = build_pack(source, policy, memo=memo)
+    pack = build_pack(source, policy, cache=cache)
     return time.perf_counter() - begun, replace(source, epoch=pack.epoch, first_call=False)
 
 
 def timed(tools: tuple[Tool, ...], queries: list[str]) -> dict[str, float]:
     """Milliseconds with many tools: medians but for the first."""
-    policy, memo = PackPolicy(), Memo()
+    policy, cache = PackPolicy(), TokenCache()
     firsts, laters = [], []
     for query in queries:
-        first, after = seconds(asked(query, tools, 64_000), policy, memo)
+        first, after = seconds(asked(query, tools, 64_000), policy, cache)
         firsts.append(first)
-        laters.append(seconds(after, policy, memo)[0])
-    whole = [seconds(asked(query, tools, 1_000_000), policy, memo)[0] for query in queries]
+        laters.append(seconds(after, policy, cache)[0])
+    whole = [seconds(asked(query, tools, 1_000_000), policy, cache)[0] for query in queries]
     return {
         "first of a process ms": round(1000 * firsts[0], 1),
         "first of a session ms": round(1000 * sorted(firsts[1:])[len(firsts) // 2], 1),
@@ -122,6 +122,6 @@ if __name__ == "__main__":
     with (given.folder / "qrels.tsv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file, delimiter="\t"):
             labels[row["query-id"]].add(row["corpus-id"])
-    kept = Memo()
+    kept = TokenCache()
     for tokens in BUDGETS:
         print(json.dumps(recall(given.folder, corpus, labels, tokens, kept, given.every)), flush=True)

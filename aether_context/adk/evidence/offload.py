@@ -25,7 +25,7 @@ from google.genai import types
 from aether_context.adk.bounds import keep
 from aether_context.adk.request.reader import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session.records import Scope, SessionRecords, put_record, session_of
+from aether_context.adk.session.records import SessionKey, SessionRecords, put_record, session_of
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
@@ -127,7 +127,7 @@ class Offloader:
         store: where the whole results go.
         recorder: writes what nothing waits for.
         records: what sessions know of their evidence.
-        tell: is told of failures.
+        report: is told of failures.
         step_of: the key of the step in whose request a tool was called, empty where it is not known.
 
     Raises:
@@ -140,7 +140,7 @@ class Offloader:
         store: PackStore,
         recorder: Recorder,
         records: SessionRecords,
-        tell: Callable[..., None],
+        report: Callable[..., None],
         step_of: Callable[[CallbackContext], str],
     ) -> None:
         check_rules(policy.offload.tools.values())
@@ -149,11 +149,11 @@ class Offloader:
         self._store = store
         self._recorder = recorder
         self._records = records
-        self._tell = tell
+        self._report = report
         self._step_of = step_of
         self._counter = counter_for("")
         self._shown: OrderedDict[object, Offloaded] = OrderedDict()
-        self._problems: OrderedDict[Scope, list[str]] = OrderedDict()
+        self._problems: OrderedDict[SessionKey, list[str]] = OrderedDict()
 
     async def after_tool(
         self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
@@ -185,7 +185,7 @@ class Offloader:
             texts = self._quoted(context, _Known(records))
             request.contents = [_requoted(content, texts) for content in request.contents]
 
-    def take_problems(self, scope: Scope) -> tuple[str, ...]:
+    def take_problems(self, scope: SessionKey) -> tuple[str, ...]:
         """What went wrong in a session since this was asked last."""
         return tuple(self._problems.pop(scope, ()))
 
@@ -274,7 +274,7 @@ class Offloader:
         """What an act gives, off the event loop where it would be felt."""
         return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
-    async def _stored(self, scope: Scope, record: EvidenceRecord, data: bytes) -> bool:
+    async def _stored(self, scope: SessionKey, record: EvidenceRecord, data: bytes) -> bool:
         try:
             await asyncio.wait_for(asyncio.to_thread(self._store.write_evidence, *scope, record, data), STORE_SECONDS)
         except (StoreError, TimeoutError) as error:
@@ -282,7 +282,7 @@ class Offloader:
             told = self._problems.setdefault(scope, [])
             if len(told) < _MOST_PROBLEMS:
                 told.append(reason)
-            self._tell(reason, error)
+            self._report(reason, error)
             return False
         return True
 

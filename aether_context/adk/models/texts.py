@@ -16,7 +16,7 @@ from google.genai import types
 from aether_context.adk.session.epochs import storable
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import AetherContextError, PolicyError
-from aether_context.pack import Identity, Wish
+from aether_context.pack import Identity, SummaryRequest
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 
@@ -103,8 +103,8 @@ _ANSWER: dict[str, JSON] = {
 
 
 @dataclass(slots=True)
-class Granted:
-    """What became of the wishes of one pack: texts by key, what went wrong, and what it cost.
+class SummaryResult:
+    """What became of the summary requests of one pack: texts by key, what went wrong, and what it cost.
 
     ``deadline`` is on the event loop's clock.
     """
@@ -116,7 +116,7 @@ class Granted:
 
 
 class ModelSummarizer:
-    """Grants wishes of packs: from memory, else from the store, else by a model, under one deadline.
+    """Answers the summary requests of packs: from memory, else from the store, else by a model, under one deadline.
 
     What one user's texts led to is kept apart from every other user's.
 
@@ -139,53 +139,55 @@ class ModelSummarizer:
         if name and name not in self._models:
             check_model(name, "compress.summarizer", "summarizer")
 
-    async def grant(self, wishes: Sequence[Wish], identity: Identity, policy: PackPolicy, granted: Granted) -> None:
+    async def answer(
+        self, summary_requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, result: SummaryResult
+    ) -> None:
         """Adds the summaries that there are by the deadline. Never raises for a model or a store that fails.
 
         Args:
-            granted: of all rounds of one pack; the first round starts its clock.
+            result: of all rounds of one pack; the first round starts its clock.
         """
         seconds = policy.compress.summarizer_timeout_seconds
-        granted.deadline = granted.deadline or asyncio.get_running_loop().time() + seconds
+        result.deadline = result.deadline or asyncio.get_running_loop().time() + seconds
         tasks: list[asyncio.Task[None]] = []
         try:
-            async with asyncio.timeout_at(granted.deadline):
-                unwritten = await self._kept(wishes, identity, policy, granted)
+            async with asyncio.timeout_at(result.deadline):
+                unwritten = await self._kept(summary_requests, identity, policy, result)
                 if unwritten:
                     model = self._model(policy.compress.summarizer)
-                    asked = (self._ask(model, batch, identity, policy, granted) for batch in _batches(unwritten))
+                    asked = (self._ask(model, batch, identity, policy, result) for batch in _batches(unwritten))
                     tasks = [asyncio.create_task(one) for one in asked]
                     await asyncio.wait(tasks)
         except TimeoutError:
-            granted.problems.append(f"summarizer: no answer within {seconds:g} s")
+            result.problems.append(f"summarizer: no answer within {seconds:g} s")
         except Exception as error:
-            granted.problems.append(f"summarizer: {type(error).__name__}")
+            result.problems.append(f"summarizer: {type(error).__name__}")
         finally:
             for task in tasks:
                 task.cancel()
 
     async def _kept(
-        self, wishes: Sequence[Wish], identity: Identity, policy: PackPolicy, granted: Granted
-    ) -> list[Wish]:
+        self, summary_requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, result: SummaryResult
+    ) -> list[SummaryRequest]:
         """Takes what was written before; returns the rest."""
         rest = []
-        for wish in wishes:
-            place = (identity.app, identity.user, wish.key)
+        for summary_request in summary_requests:
+            place = (identity.app, identity.user, summary_request.key)
             text = self._known.get(place)
             if text is None and policy.record == "full":
-                text = await self._stored(identity, wish.key, granted)
+                text = await self._stored(identity, summary_request.key, result)
             if text is None:
-                rest.append(wish)
+                rest.append(summary_request)
             else:
                 self._keep(place, text)
-                granted.texts[wish.key] = text
+                result.texts[summary_request.key] = text
         return rest
 
-    async def _stored(self, identity: Identity, key: str, granted: Granted) -> str | None:
+    async def _stored(self, identity: Identity, key: str, result: SummaryResult) -> str | None:
         try:
             return await asyncio.to_thread(self._store.summary, identity.app, identity.user, key)
         except AetherContextError as error:
-            granted.problems.append(f"summarizer: {type(error).__name__} in the store")
+            result.problems.append(f"summarizer: {type(error).__name__} in the store")
             return None
 
     def _model(self, name: str) -> BaseLlm:
@@ -194,19 +196,24 @@ class ModelSummarizer:
         return self._models[name]
 
     async def _ask(
-        self, model: BaseLlm, batch: Sequence[Wish], identity: Identity, policy: PackPolicy, granted: Granted
+        self,
+        model: BaseLlm,
+        batch: Sequence[SummaryRequest],
+        identity: Identity,
+        policy: PackPolicy,
+        result: SummaryResult,
     ) -> None:
         """One request for several summaries; a failure is noted and leaves them to the extractive way."""
         try:
-            said = await ask(model, _request(model.model, batch), granted.cost)
+            said = await ask(model, _request(model.model, batch), result.cost)
             texts = _read(said, batch)
         except Exception as error:
-            granted.problems.append(f"summarizer: {type(error).__name__}")
+            result.problems.append(f"summarizer: {type(error).__name__}")
             return
         if len(texts) < len(batch):
-            granted.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
+            result.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
         for key, text in texts.items():
-            granted.texts[key] = text
+            result.texts[key] = text
             self._keep((identity.app, identity.user, key), text)
             if policy.record == "full":
                 self._write(identity, key, text)
@@ -218,31 +225,31 @@ class ModelSummarizer:
             self._known.popitem(last=False)
 
 
-def _batches(wishes: Sequence[Wish]) -> list[list[Wish]]:
+def _batches(summary_requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
     """Wishes in requests of bounded length."""
-    batches: list[list[Wish]] = []
+    batches: list[list[SummaryRequest]] = []
     size = _BATCH_CHARACTERS
-    for wish in wishes:
-        length = len(wish.text) + len(wish.earlier) + len(wish.query)
+    for summary_request in summary_requests:
+        length = len(summary_request.text) + len(summary_request.earlier) + len(summary_request.query)
         if size + length > _BATCH_CHARACTERS:
             batches.append([])
             size = 0
-        batches[-1].append(wish)
+        batches[-1].append(summary_request)
         size += length
     return batches
 
 
-def _request(model: str, batch: Sequence[Wish]) -> LlmRequest:
+def _request(model: str, batch: Sequence[SummaryRequest]) -> LlmRequest:
     items = [
         {
             "id": number,
-            "kind": wish.kind,
-            "max_words": max(4, int(wish.max_tokens * _WORDS_PER_TOKEN)),
-            "query": wish.query,
-            "earlier": wish.earlier,
-            "text": wish.text,
+            "kind": summary_request.kind,
+            "max_words": max(4, int(summary_request.max_tokens * _WORDS_PER_TOKEN)),
+            "query": summary_request.query,
+            "earlier": summary_request.earlier,
+            "text": summary_request.text,
         }
-        for number, wish in enumerate(batch, start=1)
+        for number, summary_request in enumerate(batch, start=1)
     ]
     return LlmRequest(
         model=model,
@@ -256,8 +263,8 @@ def _request(model: str, batch: Sequence[Wish]) -> LlmRequest:
     )
 
 
-def _read(said: str, batch: Sequence[Wish]) -> dict[str, str]:
-    """The texts of an answer by the wishes' keys; what does not fit the form is left out.
+def _read(said: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
+    """The texts of an answer by the requests' keys; what does not fit the form is left out.
 
     Raises:
         ValueError: the answer holds no JSON object.

@@ -41,7 +41,7 @@ from aether_context.conversation.turns import torn
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
-from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Ingredients, Pack, Request
+from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Pack, PackInput, Request
 from aether_context.packing.payload import TOOL
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.retrieval.call_indexes import similarity
@@ -85,7 +85,7 @@ class Call:
         return self.invocation.live_request_queue is not None
 
     @property
-    def hands_off(self) -> str:
+    def passthrough_reason(self) -> str:
         """Why the request must not be touched; empty where it may be."""
         if self.is_live:
             return "live mode: the request was left alone"
@@ -132,12 +132,12 @@ class Last:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The ingredients, ADK's contents in their order, and the epoch as the session's state holds it.
+    """The input, ADK's contents in their order, and the epoch as the session's state holds it.
 
     ``history`` are all contents, those that are not sent any more included, preloaded memories aside.
     """
 
-    source: Ingredients
+    source: PackInput
     contents: list[types.Content]
     history: Sequence[types.Content]
     epoch: Epoch
@@ -176,7 +176,7 @@ class Gatherer:
         return found
 
     def grown(self, call: Call, planned: Planned, policy: PackPolicy, last: Last) -> Gathered | None:
-        """The ingredients where this request is the last one with contents appended, None where that is not certain.
+        """The input where this request is the last one with contents appended, None where that is not certain.
 
         It is certain where the session has only gained plain events of this invocation whose responses answer calls
         among them, nothing else of the request has changed, and the contents that were sent are what they were.
@@ -193,7 +193,7 @@ class Gatherer:
             or source.output_tokens != _output_limit(request)
             or source.can_mask != _can_mask(request)
             or source.can_find != can_find(request)
-            or call.hands_off
+            or call.passthrough_reason
             or not epochs.holds(call.state, source.identity, last.stored)
         ):
             return None
@@ -237,10 +237,10 @@ class Gatherer:
         return Gathered(source=grown, contents=contents, history=raw, epoch=pack.epoch, seen=seen)
 
     async def gather(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
-        """The ingredients of any request."""
+        """The input of any request."""
         request = call.request
         identity = identity_of(call)
-        untouched = call.hands_off
+        untouched = call.passthrough_reason
         seen, block = self._seen(call)
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
         stored = epochs.load(call.state, identity)
@@ -276,7 +276,7 @@ class Gatherer:
         candidates += _tool_results(records, planned)
         reads = not {READ, SEARCH}.isdisjoint(seen.essential)
         hashes = {record.uri: record.digest for record in records.by_digits().values()}
-        source = Ingredients(
+        source = PackInput(
             identity=identity,
             request=Request(
                 model=model,
@@ -304,7 +304,7 @@ class Gatherer:
             can_mask=_can_mask(request),
             can_find=can_find(request),
             can_read=reads,
-            hands_off=untouched,
+            passthrough_reason=untouched,
             problems=tuple(problems),
             anchors=anchors,
             asked=asked_of(call.state, identity.session),
@@ -368,7 +368,7 @@ class Gatherer:
         return seen, block
 
 
-def scope_of(context: CallbackContext, branch: str | None) -> epochs.Scope:
+def scope_of(context: CallbackContext, branch: str | None) -> epochs.AgentKey:
     """What a process keeps things by: app, user, session, branch, agent."""
     session = context.session
     return (session.app_name, session.user_id, session.id, branch or "", context.agent_name)
@@ -451,7 +451,7 @@ def _rewrote(call: Call, epoch: Epoch) -> bool:
     events, so that every worker comes to the same epoch, whether or not the last request is known there.
     """
     agent, branch = call.context.agent_name, call.invocation.branch or ""
-    if not epoch.number or call.hands_off:
+    if not epoch.number or call.passthrough_reason:
         return False
     posted: set[str | None] = set()
     for event in reversed(call.context.session.events):

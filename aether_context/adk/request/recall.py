@@ -24,7 +24,7 @@ from aether_context.canonical import hash_text
 from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
 from aether_context.errors import EmbeddingError
-from aether_context.pack import RECALLED, Candidate, Content, Identity, Ingredients, recalled_id
+from aether_context.pack import RECALLED, Candidate, Content, Identity, PackInput, recalled_id
 from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, query_for
@@ -116,10 +116,10 @@ class Recall:
         if name not in _INSTANT:
             self._embedder(name)
 
-    async def rank(self, source: Ingredients, policy: PackPolicy) -> Ingredients:
-        """The ingredients with scores for the candidates that have none."""
+    async def rank(self, source: PackInput, policy: PackPolicy) -> PackInput:
+        """The input with scores for the candidates that have none."""
         query = query_for(source)
-        if source.hands_off or not query or all("similarity" in one.scores for one in source.candidates):
+        if source.passthrough_reason or not query or all("similarity" in one.scores for one in source.candidates):
             return source
 
         def scored(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -131,7 +131,7 @@ class Recall:
 
     async def turns(
         self,
-        source: Ingredients,
+        source: PackInput,
         policy: PackPolicy,
         history: Sequence[types.Content],
         events: Sequence[Event],
@@ -139,8 +139,8 @@ class Recall:
         read: Callable[[types.Content], Content],
         *,
         most: int | None = None,
-    ) -> Ingredients:
-        """The ingredients with the turns that answer the request best, as they are where no turn was cut.
+    ) -> PackInput:
+        """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
         results, a search among turns brings little of it back, and the tail is worth more than they are. A room of
@@ -153,7 +153,7 @@ class Recall:
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
         human, query, settings = source.request.human, query_for(source), policy.retrieval
-        if not settings.recall or not settings.memory_k or source.hands_off or human is None or not query:
+        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return source
         earlier = history[: source.request.positions[human]]
         told = [told_of(content) for content in earlier]
@@ -185,12 +185,12 @@ class Recall:
         )
 
     def _search(
-        self, source: Ingredients, settings: RetrievalSettings, entries: Sequence[Entry], embedder: Embedder | None
+        self, source: PackInput, settings: RetrievalSettings, entries: Sequence[Entry], embedder: Embedder | None
     ) -> list[Hit]:
         """The best turns of a session, by an index that nobody else's turns are in."""
         name = embedder.name if embedder is not None else ""
         return self._sessions.search(
-            (*epochs.scope_key(source.identity), settings.redact_before_retrieval, name),
+            (*epochs.agent_key(source.identity), settings.redact_before_retrieval, name),
             entries,
             query_for(source),
             settings.most_memories(source.window),
@@ -200,7 +200,7 @@ class Recall:
         )
 
     async def _compared(
-        self, source: Ingredients, policy: PackPolicy, act: Callable[[Embedder | None], _T]
+        self, source: PackInput, policy: PackPolicy, act: Callable[[Embedder | None], _T]
     ) -> _Compared[_T]:
         """What an act gives with the policy's embedder, or without one where that fails or takes too long."""
         settings = policy.retrieval
@@ -218,7 +218,7 @@ class Recall:
             _FAILURES.reset(token)
         return _Compared(value=value, encoder=encoder, problems=tuple(dict.fromkeys(failures)))
 
-    def _embedder_of(self, source: Ingredients, policy: PackPolicy) -> Embedder | None:
+    def _embedder_of(self, source: PackInput, policy: PackPolicy) -> Embedder | None:
         """The policy's embedder for the user whose texts it is to compare."""
         found = self._embedder(policy.retrieval.embedder)
         if found is None:

@@ -20,7 +20,7 @@ from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.store import PackStore
 from aether_context.store.artifacts import SCHEME as ARTIFACT
-from aether_context.store.artifacts import ArtifactFiles, Scope, Version, relative_name
+from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, Version, relative_name
 from aether_context.store.files import Files
 
 SCHEME = "fsspec"
@@ -205,7 +205,9 @@ async def resolve(
     """
     filename, version = _in_session(uri, app, user, session)
     if store is not None and version is None:
-        held = await asyncio.to_thread(_stored, store, uri, filename, Scope(app=app, user=user, session=session))
+        held = await asyncio.to_thread(
+            _stored, store, uri, filename, ArtifactOwner(app=app, user=user, session=session)
+        )
         if held is not None:
             return held
     part = None
@@ -232,7 +234,7 @@ def _in_session(uri: str, app: str, user: str, session: str) -> tuple[str, int |
     return of_user + target.filename.removeprefix(of_user), target.version
 
 
-def _stored(store: PackStore, uri: str, name: str, scope: Scope) -> bytes | None:
+def _stored(store: PackStore, uri: str, name: str, scope: ArtifactOwner) -> bytes | None:
     """What a store of packs holds for an address: a tool's output, or what a message lost; None where it holds nothing.
 
     Raises:
@@ -267,7 +269,7 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
     return url, {key: words.get(value.lower(), value) for key, value in parse_qsl(query)}
 
 
-def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Scope, str]:
+def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[ArtifactOwner, str]:
     """Where an artifact belongs, and its name there."""
     name = filename.removeprefix(_USER)
     if not name.strip():
@@ -275,15 +277,15 @@ def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Sc
     return _scope(app, user, None if name != filename else session), name
 
 
-def _scope(app: str, user: str, session: str | None) -> Scope:
+def _scope(app: str, user: str, session: str | None) -> ArtifactOwner:
     artifact_util.validate_path_segment(app, "app_name")
     artifact_util.validate_path_segment(user, "user_id")
     if session is not None:
         artifact_util.validate_path_segment(session, "session_id")
-    return Scope(app=app, user=user, session=session)
+    return ArtifactOwner(app=app, user=user, session=session)
 
 
-def _taken_apart(part: types.Part, scope: Scope, session: str | None) -> tuple[dict[str, JSON], bytes]:
+def _taken_apart(part: types.Part, scope: ArtifactOwner, session: str | None) -> tuple[dict[str, JSON], bytes]:
     """A part as what describes it and its bytes."""
     kind: str | None
     if part.inline_data is not None:
@@ -303,7 +305,7 @@ def _taken_apart(part: types.Part, scope: Scope, session: str | None) -> tuple[d
     return {"mime_type": kind, "part": part.model_dump(mode="json", exclude_none=True)}, data
 
 
-def _check_reference(part: types.Part, scope: Scope, session: str | None) -> None:
+def _check_reference(part: types.Part, scope: ArtifactOwner, session: str | None) -> None:
     target = artifact_util.parse_artifact_uri(_uri_of(part))
     if target is None:
         raise InputValidationError(f"Invalid artifact reference URI: {_uri_of(part)}")
@@ -322,7 +324,7 @@ def _put_together(found: Version) -> types.Part:
     return part
 
 
-def _described(scope: Scope, name: str, found: Version) -> ArtifactVersion:
+def _described(scope: ArtifactOwner, name: str, found: Version) -> ArtifactVersion:
     head = found.head
     uri = artifact_util.get_artifact_uri(scope.app, scope.user, name, found.number, scope.session)
     return ArtifactVersion(

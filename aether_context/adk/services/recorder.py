@@ -17,7 +17,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
 from aether_context.adk.bounds import keep
-from aether_context.adk.session.epochs import Scope, scope_key
+from aether_context.adk.session.epochs import AgentKey, agent_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
@@ -66,7 +66,7 @@ class Recorder:
         self._process = 0
         self._hurry = threading.Event()
         self._done = threading.Condition()
-        self._tips: OrderedDict[Scope, Tip] = OrderedDict()
+        self._tips: OrderedDict[AgentKey, Tip] = OrderedDict()
         self._written: OrderedDict[str, Manifest] = OrderedDict()
         self._warned = False
         self._failures = 0
@@ -150,19 +150,19 @@ class Recorder:
                 if self._fails:
                     self._hurry.clear()
                     self._failures += 1
-                    self._tell()
+                    self._report()
                     self._hurry.wait(_RETRY_SECONDS)
                 elif self._waiting and self._waiting[0] is job:
                     self._waiting.popleft()
             self._spare_store(False)
             self._hurry.clear()
-            self._tell()
+            self._report()
 
     def _spare_store(self, spares: bool) -> None:
         if self._spooled is not None:
             self._spooled.spares_store = spares
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Wakes those who wait for what is written."""
         with self._done:
             self._done.notify_all()
@@ -189,7 +189,7 @@ class Recorder:
         return True
 
     def _record(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
-        scope = scope_key(pack.identity)
+        scope = agent_key(pack.identity)
         recording = record(pack, policy, counter, self._tips.get(scope))
         manifest = self.store.write(recording)
         tip = recording.tip
@@ -209,7 +209,7 @@ class Recorder:
 
 
 def _call_key(identity: Identity) -> str:
-    return "\0".join([*scope_key(identity), identity.invocation, str(identity.call)])
+    return "\0".join([*agent_key(identity), identity.invocation, str(identity.call)])
 
 
 # Manifests in the app's own artifact service, too, so that they show wherever its artifacts do.
@@ -240,11 +240,11 @@ class Mirror:
     """Saves what was recorded as artifacts of the session, while the run goes on. A failure is told and forgotten.
 
     Args:
-        tell: is told each failure.
+        report: is told each failure.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._savings: OrderedDict[str, _Saving] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -282,7 +282,7 @@ class Mirror:
         for task in late:
             task.cancel()
         if late:
-            self._tell(f"{len(late)} artifacts were not mirrored within {timeout_seconds:g} s")
+            self._report(f"{len(late)} artifacts were not mirrored within {timeout_seconds:g} s")
 
     def _begun(self, invocation: InvocationContext) -> _Saving | None:
         with self._lock:
@@ -299,7 +299,7 @@ class Mirror:
     async def _save(self, invocation: InvocationContext, copy: _Copy, saving: _Saving) -> None:
         service = invocation.artifact_service
         if service is None:
-            self._tell("manifests are not mirrored: the app has no artifact service")
+            self._report("manifests are not mirrored: the app has no artifact service")
             return
         try:
             saving.saved[copy.name] = await service.save_artifact(
@@ -311,4 +311,4 @@ class Mirror:
                 custom_metadata=dict(copy.metadata),
             )
         except Exception as error:
-            self._tell(f"{copy.name} was not mirrored: {type(error).__name__}: {error}")
+            self._report(f"{copy.name} was not mirrored: {type(error).__name__}: {error}")

@@ -296,9 +296,9 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
-Scope: TypeAlias = tuple[str, str, str, str, str]
+AgentKey: TypeAlias = tuple[str, str, str, str, str]
 
 
-def scope_key(identity: Identity) -> Scope:
+def agent_key(identity: Identity) -> AgentKey:
     """What a process keeps things by: app, user, session, branch, agent."""
     return (identity.app, identity.user, identity.session, identity.branch, identity.agent)

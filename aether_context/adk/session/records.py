@@ -50,7 +50,7 @@ _STATE = "aether:evidence:"
 _MOST_SESSIONS = 64
 _MOST_OF_STEP = 50
 
-Scope = tuple[str, str, str]
+SessionKey = tuple[str, str, str]
 """App, user, session."""
 
 
@@ -146,7 +146,7 @@ class SessionRecords:
     """The records of the sessions that were looked at last. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[Scope, Records] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, Records] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, context: CallbackContext) -> Records:
@@ -158,7 +158,7 @@ class SessionRecords:
         return found
 
 
-def session_of(context: CallbackContext) -> Scope:
+def session_of(context: CallbackContext) -> SessionKey:
     """Whose session it is."""
     session = context.session
     return session.app_name, session.user_id, session.id
