@@ -20,6 +20,7 @@ from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
 from google.adk.artifacts.base_artifact_service import BaseArtifactService
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.base_llm import BaseLlm
@@ -432,3 +433,20 @@ def accounted(replayer: Replayer, manifest: Manifest) -> None:
     for row in resolved.rows.values():
         if row.state == "dropped":
             assert row.reason is not None
+
+
+async def set_state(chat: Chat, **values: Any) -> None:
+    """Puts values into a session's state by an event, as an application would."""
+    session = await chat.held()
+    await chat.sessions.append_event(
+        session, Event(author="app", invocation_id="app", actions=EventActions(state_delta=values))
+    )
+
+
+def results(events: list[Any]) -> list[dict[str, Any]]:
+    """What the tools answered, in order."""
+    return [dict(one.response or {}) for event in events for one in event.get_function_responses()]
+
+
+def state_of(chat: Chat) -> dict[str, Any]:
+    return dict(asyncio.run(chat.held()).state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -11,7 +10,7 @@ from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 from pydantic import BaseModel
-from scripted import Chat, Scripted, call, delete_all, look_up
+from scripted import Chat, Scripted, call, delete_all, look_up, results, state_of
 
 from aether_context.adk import evidence_tools, planning_tools
 from aether_context.state import read_state
@@ -29,15 +28,6 @@ BOARD = {
 
 def board_of(state: Any) -> TaskBoard:
     return TaskBoard.read(state["plan"])
-
-
-def results(events: list[Any]) -> list[dict[str, Any]]:
-    """What the tools answered, in order."""
-    return [dict(one.response or {}) for event in events for one in event.get_function_responses()]
-
-
-def state_of(chat: Chat) -> dict[str, Any]:
-    return dict(asyncio.run(chat.held()).state)
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated in favor of Workflow:DeprecationWarning")

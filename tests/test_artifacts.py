@@ -16,7 +16,7 @@ from google.adk.artifacts import FileArtifactService, InMemoryArtifactService
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
-from test_store import recording
+from pack_inputs import recording
 
 from aether_context import PackStore
 from aether_context.adk import FsspecArtifactService

@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_conversation import calls, human, says
+from pack_inputs import calls, evidence, human, memory, says, source
 
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import torn
 from aether_context.errors import StepTooLarge
-from aether_context.pack import AcceptanceItem, Candidate, Content, Identity, Pack, PackInput, Request, Step, Tool
+from aether_context.pack import AcceptanceItem, Content, Pack, Step, Tool
 
-IDENTITY = Identity(
-    app="app", user="user", session="session", invocation="i1", agent="agent", last_event_time=1_768_900_000.0
-)
 STEP = Step(
     task_id="42",
     step_id="3",
@@ -29,31 +26,6 @@ STEP = Step(
 
 def answer(text: str, name: str = "a") -> Content:
     return content_of_parts("user", [part_of({"function_response": {"name": name, "response": {"result": text}}})])
-
-
-def source(contents: list[Content], window: int = 16_000, **changes: object) -> PackInput:
-    humans = [at for at, one in enumerate(contents) if one.role == "user" and not one.responses]
-    request = Request(
-        model="gemini-2.5-flash",
-        system=str(changes.pop("system", "You help.")),
-        system_is_text=True,
-        tools=changes.pop("tools", ()),
-        other_tools=(),
-        contents=tuple(contents),
-        positions=tuple(range(len(contents))),
-        human=humans[-1] if humans else None,
-    )
-    return PackInput(**{"identity": IDENTITY, "request": request, "window": window, "step": Step(), **changes})
-
-
-def memory(name: str, text: str, **fields: object) -> Candidate:
-    return Candidate(id=name, layer="memory", source="memory", text=text, digest=hash_text(text), **fields)
-
-
-def evidence(name: str, text: str, **fields: object) -> Candidate:
-    return Candidate(
-        id=name, layer="evidence", source="state", text=text, digest=hash_text(text), uri=f"artifact://{name}", **fields
-    )
 
 
 def sent_text(pack: Pack) -> str:

@@ -6,7 +6,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_conversation import answers, calls, human, says
+from pack_inputs import answers, calls, human, says
 
 from aether_context.text.compression import extract, summarize
 from aether_context.tokens import counter_for

@@ -6,6 +6,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pack_inputs import answers, calls, human, says
 
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -21,31 +22,6 @@ from aether_context.conversation.turns import (
     torn,
 )
 from aether_context.pack import Content, Epoch
-
-
-def human(text: str = "hello") -> Content:
-    return content_of_parts("user", [part_of({"text": text})])
-
-
-def says(text: str = "well") -> Content:
-    return content_of_parts("model", [part_of({"text": text})])
-
-
-def calls(*names: str, ids: tuple[str, ...] = ()) -> Content:
-    named = list(zip(names, ids or ("",) * len(names), strict=True))
-    parts = [
-        part_of({"function_call": {"name": name, "args": {}, **({"id": one} if one else {})}}) for name, one in named
-    ]
-    return content_of_parts("model", parts)
-
-
-def answers(*names: str, ids: tuple[str, ...] = ()) -> Content:
-    named = list(zip(names, ids or ("",) * len(names), strict=True))
-    parts = [
-        part_of({"function_response": {"name": name, "response": {"result": "x"}, **({"id": one} if one else {})}})
-        for name, one in named
-    ]
-    return content_of_parts("user", parts)
 
 
 def shape(contents: list[Content]) -> list[tuple[str, tuple[int, ...], int]]:

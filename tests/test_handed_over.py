@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
 from scripted import Chat, Sent, call
-from test_teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
+from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
 from aether_context import PackPolicy
 from aether_context.conversation.quotes import BEGIN, END, OPENING

@@ -15,8 +15,9 @@ from google.adk.tools.load_memory_tool import load_memory_tool as load_memory
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import planned, small
+from restarting import Restarting, same_requests
 from scripted import Chat, Memories, call, inside, look_up, new_store, remembered
-from test_plugin import Restarting, planned, same_requests, small
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin

@@ -16,8 +16,8 @@ from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from pack_inputs import recording
 from scripted import Chat, Scripted, call, look_up
-from test_store import recording
 
 from aether_context import PackPolicy, PackStore, replay
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService

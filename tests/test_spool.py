@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from failing import FailingFileSystem
 from object_stores import FakeGcs, Seaweed
+from pack_inputs import recording
 from scripted import Chat, call, look_up, new_store
-from test_store import recording
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin

@@ -12,10 +12,9 @@ import pytest
 from failing import FailingFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
-from test_build import IDENTITY, memory, source
-from test_conversation import human, says
+from pack_inputs import recording
 
-from aether_context import Manifest, PackPolicy, PackStore, build_pack, replay
+from aether_context import Manifest, PackPolicy, PackStore, replay
 from aether_context.errors import (
     BlobNotFound,
     ChecksumMismatch,
@@ -26,7 +25,7 @@ from aether_context.errors import (
     SchemaVersionError,
     StoreError,
 )
-from aether_context.store import Recording, record, schema
+from aether_context.store import schema
 from aether_context.store.files import File, Files, segment
 from aether_context.store.replay import Replayer
 
@@ -35,15 +34,6 @@ from aether_context.store.replay import Replayer
 def store(place):
     url, options = place
     return PackStore(url, **options)
-
-
-def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: object) -> Recording:
-    found = (memory("m1", "The dog is called Rex", time=1.0), memory("m2", "Tax law of 1971"))
-    pack_input = source(
-        [human("hi"), says("hello"), human(text)], candidates=found, identity=replace(IDENTITY, **identity)
-    )
-    policy = policy or PackPolicy(max_input_tokens=16_000)
-    return record(build_pack(pack_input, policy), policy, "estimate", None)
 
 
 def test_a_pack_comes_back_as_it_was_written(store):

@@ -16,8 +16,7 @@ from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Chat, call
-from test_adk_tools import results
+from scripted import Chat, call, results
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from google.adk.memory.memory_entry import MemoryEntry
-from scripted import Chat, Memories, call
-from test_adk_tools import results, state_of
+from scripted import Chat, Memories, call, results, state_of
 
 from aether_context.adk import evidence_tools, memory_tools
 from aether_context.errors import KnowledgeError

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from test_store import recording
+from pack_inputs import recording
 
 from aether_context import Manifest, PackStore
 from aether_context.cli import packs as lookup

@@ -1,0 +1,134 @@
+"""Ways to attach the plugin, the environment it reads, and which profile holds for a call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from plans import NARROW, PLAN, planned
+from scripted import Chat, call, look_up, new_store, send_mail, set_state
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.errors import PolicyError, StoreError
+from aether_context.store.replay import Replayer
+
+
+def test_agent_callbacks_do_what_the_plugin_does() -> None:
+    store = new_store()
+    chat = Chat(
+        script=[call("look_up", key="a"), "done"],
+        tools=[look_up, send_mail],
+        state=planned(NARROW),
+        store=store,
+        settings=dict(context_pack_callbacks(store=store, on_error="raise")),
+        use_plugin=False,
+    )
+    events = chat.say("go")
+    model = chat.llm
+    assert [one.declared for one in model.sent] == [("look_up",), ("look_up",)]
+    assert all("CONTEXT PACK" in one.text for one in model.sent)
+    manifests = list(store.manifests())
+    assert len(manifests) == 2
+    assert all(store.outcome(manifest) for manifest in manifests)
+    named = [event.custom_metadata["aether_context"]["pack_id"] for event in events if event.custom_metadata]
+    assert named == [manifest.pack_id for manifest in manifests]
+
+
+def test_it_is_built_from_a_name_alone_and_reads_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AETHER_CONTEXT_POLICY", "research")
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", str(tmp_path / "packs"))
+    plugin = ContextPackPlugin(name="aether_context.adk.ContextPackPlugin")
+    assert plugin.name == "aether_context.adk.ContextPackPlugin"
+    assert plugin.policy.profile == "research"
+    chat = Chat(plugin=plugin)
+    chat.say("hello")
+    assert len(list(PackStore(tmp_path / "packs").manifests())) == 1
+
+
+def test_it_needs_no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AETHER_CONTEXT_POLICY", raising=False)
+    monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    plugin = ContextPackPlugin()
+    assert (plugin.name, plugin.policy.profile, plugin.store.url) == ("context_pack", "chat", "artifacts")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_environment_variables_count_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AETHER_CONTEXT_POLICY", "")
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", "")
+    plugin = ContextPackPlugin(name="x")
+    assert (plugin.policy.profile, plugin.store.url) == ("chat", "artifacts")
+
+
+def test_adk_loads_it_by_its_qualified_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", "memory://extra")
+    from google.adk.cli.api_server import ApiServer
+
+    server = object.__new__(ApiServer)
+    server.extra_plugins = ["aether_context.adk.ContextPackPlugin"]
+    (plugin,) = server._instantiate_extra_plugins()
+    assert isinstance(plugin, ContextPackPlugin)
+    assert plugin.store.url == "memory://extra"
+
+
+def test_wrong_settings_are_named_where_it_is_built() -> None:
+    with pytest.raises(PolicyError, match="research"):
+        ContextPackPlugin(policy="reserch")
+    with pytest.raises(PolicyError, match="on_error"):
+        ContextPackPlugin(on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        ContextPackPlugin(store="nosuchprotocol://x")
+
+
+def test_the_session_policy_follows_the_plans_profile_or_the_agent() -> None:
+    chat = Chat(state=planned({**PLAN, "profile": "research"}))
+    chat.say("go")
+    assert chat.manifests()[0].profile == "research"
+    chat = Chat(policy=PackPolicy(agents={"clerk": "test_cases"}, max_input_tokens=5_000))
+    chat.say("go")
+    assert chat.manifests()[0].profile == "test_cases"
+    assert chat.manifests()[0].window == 5_000
+
+
+@pytest.mark.parametrize(
+    ("step", "plan", "agent", "profile"),
+    [
+        ("test_cases", "requirements", "coding", "test_cases"),
+        (None, "requirements", "coding", "requirements"),
+        (None, None, "coding", "coding"),
+        (None, None, None, "research"),
+        ("research", "requirements", "coding", "research"),
+    ],
+)
+def test_the_steps_profile_wins_over_the_plans_the_agents_and_the_policys(
+    step: str | None, plan: str | None, agent: str | None, profile: str
+) -> None:
+    policy = PackPolicy.load("research", agents={"clerk": agent} if agent else {}, conversation={"last_turns": 5})
+    state = planned({**PLAN, "profile": plan, "step": {**PLAN["step"], "profile": step}})  # type: ignore[dict-item]
+    chat = Chat(state=state, policy=policy)
+    chat.say("go")
+    (manifest,) = chat.manifests()
+    assert manifest.profile == profile
+    used = Replayer(chat.store).policy(manifest)
+    assert used.budget.shares == PackPolicy.load(profile).budget.shares
+    assert used.conversation.last_turns == 5
+
+
+def test_a_steps_profile_holds_for_that_step_only() -> None:
+    steps = [
+        {"id": "1", "text": "Look the rules up", "acceptance": ["cited"], "profile": "research", "status": "claimed"},
+        {"id": "2", "text": "Write the cases", "acceptance": ["each rule has one"]},
+    ]
+    chat = Chat(state={"plan": {"steps": steps, "profile": "test_cases"}})
+    chat.say("go")
+    done = [{**steps[0], "status": "done"}, steps[1]]
+    asyncio.run(set_state(chat, plan={"steps": done, "profile": "test_cases"}))
+    chat.say("go on")
+    assert [manifest.profile for manifest in chat.manifests()] == ["research", "test_cases"]
+    assert chat.manifests()[1].epoch_reason == "step_changed"
+    chat.replays()

@@ -1,0 +1,101 @@
+"""A new process goes on where the last one was: the same bytes, the same epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from matrix import half_slow
+from plans import loop, planned, small, turns
+from pydantic import BaseModel
+from restarting import Restarting, same_requests
+from scripted import Chat, big_file, call, look_up, new_store
+
+from aether_context import PackPolicy
+
+
+@pytest.mark.parametrize("text", ["a NUL \0 in a text", 'json:"forged"', "json:[]"])
+def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
+    restarting = Restarting(policy=PackPolicy(), store=new_store(), on_error="raise")
+    chat = Chat(script=[*loop(2), "a"], tools=[look_up], state=planned(), plugin=restarting)
+    chat.say(text)
+    assert len(chat.sent) == 3
+    assert all(one.human().endswith(text) for one in chat.sent)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "known", "summary"),
+    half_slow([1_500, 2_500, 20_000], ["nothing", "plan"], ["head", "payload", "off"]),
+)
+def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary: str) -> None:
+    state = planned() if known == "plan" else {}
+    policy = small(tokens, conversation={"summary": summary})
+
+    def make(plugin: BasePlugin | None) -> Chat:
+        script = [*loop(2), "a", call("big_file", name="b"), "c", *loop(3), "d"]
+        chat = Chat(script=script, tools=[look_up, big_file], state=state, policy=policy, plugin=plugin)
+        chat.say(*turns(10))
+        return chat
+
+    steady = make(None)
+    restarted = make(Restarting(policy=policy, store=new_store(), on_error="raise"))
+    same_requests(steady, restarted)
+
+
+def test_a_restarted_plugin_continues_the_epoch_on_a_database(tmp_path: Path) -> None:
+    policy = small(1_800, retrieval={"recall": False})
+
+    def service() -> SqliteSessionService:
+        return SqliteSessionService(db_path=str(tmp_path / "sessions.db"))
+
+    store = new_store()
+    first = Chat(policy=policy, sessions=service(), state=planned(), store=store)
+    first.say(*turns(9))
+    assert any(manifest.truncation_events for manifest in first.manifests())
+    known = len(first.manifests())
+    second = Chat(policy=policy, sessions=service(), state=planned(), store=store)
+    second.say("a short question")
+    manifest = second.manifests()[-1]
+    assert len(second.manifests()) == known + 1
+    assert manifest.epoch_reason is None
+    assert manifest.epoch.cut_count == first.manifests()[-1].epoch.cut_count > 0
+    assert second.sent[0].wires[: len(first.sent[-1].wires)] == first.sent[-1].wires
+    second.replays()
+
+
+def test_it_works_on_adks_own_sql_service(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("greenlet")
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    async def go() -> None:
+        service = DatabaseSessionService(db_url=f"sqlite+aiosqlite:///{tmp_path / 'sql.db'}")
+        chat = Chat(policy=small(1_500), sessions=service, state=planned(), script=[*loop(2), "a"], tools=[look_up])
+        for message in turns(8):
+            await chat.tell(message)
+        assert any(manifest.truncation_events for manifest in chat.manifests())
+        await chat.runner.close()
+        await service.close()
+
+    asyncio.run(go())
+
+
+def test_the_same_pack_is_not_written_twice_and_a_second_instance_takes_no_name_away() -> None:
+    chat = Chat(state=planned(), script=[*loop(2), "done"], tools=[look_up])
+    chat.say("go", "on")
+    names = [manifest.pack_id for manifest in chat.manifests()]
+    assert len(names) == len(set(names)) == 4
+    assert not any(name.endswith("-2") for name in names)
+
+
+def test_a_state_schema_does_not_end_the_run() -> None:
+    class Known(BaseModel):
+        plan: dict[str, Any] = {}
+
+    chat = Chat(state=planned(), settings={"state_schema": Known})
+    chat.say("go")
+    assert "CONTEXT PACK" in chat.sent[0].text

@@ -1,0 +1,274 @@
+"""What the plugin leaves as it found it: plain chats, parts of every kind, the session's events, live calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.live_request_queue import LiveRequestQueue
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.session import Session
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
+from plans import NO_ACCEPTANCE, aether, loop, messages, planned, small, turns, words
+from scripted import Chat, Memories, big_file, call, exact, faults, look_up, new_store, send_mail
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin
+
+# a plain chat
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-flash", "claude-sonnet-4-5", "something-unknown"])
+def test_a_plain_chat_is_sent_byte_for_byte_and_pays_nothing(model: str) -> None:
+    chat = Chat(script=["hi", call("look_up", key="a"), "there", "bye"], tools=[look_up, send_mail], model=model)
+    chat.say("hello", "look a up", "thanks")
+    assert len(chat.sent) == 4
+    for raw, left in zip(chat.raw, chat.sent, strict=True):
+        assert left == raw
+        assert left.wires == raw.wires
+    chat.replays()
+
+
+def test_a_plain_chat_keeps_its_contents_objects_and_rebinds_none() -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Objects(BasePlugin):
+        def __init__(self, plugin: ContextPackPlugin) -> None:
+            super().__init__(name="objects")
+            self.plugin = plugin
+
+        async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> None:
+            before = [id(content) for content in llm_request.contents]
+            await self.plugin.before_model_callback(callback_context=callback_context, llm_request=llm_request)
+            seen.append((before, [id(content) for content in llm_request.contents]))
+
+    chat = Chat(plugin=Objects(ContextPackPlugin(store=new_store(), on_error="raise")))
+    chat.say("one", "two")
+    assert all(before == after for before, after in seen)
+
+
+def test_an_empty_memory_service_and_foreign_state_change_nothing() -> None:
+    chat = Chat(memory=Memories(), state={"cart": ["apples"], "user:name": "Ann"})
+    chat.say("hello", "again")
+    assert [one.wires for one in chat.raw] == [one.wires for one in chat.sent]
+    assert [one.system for one in chat.raw] == [one.system for one in chat.sent]
+
+
+# what parts survive
+
+
+PIXEL = bytes.fromhex("89504e470d0a1a0a0000000d4948445200000001000000010806000000")
+
+
+def test_parts_that_are_not_text_stay_in_the_packed_message() -> None:
+    picture = types.Part(inline_data=types.Blob(data=PIXEL, mime_type="image/png"))
+    document = types.Part(file_data=types.FileData(file_uri="gs://x/y.pdf", mime_type="application/pdf"))
+    message = types.Content(role="user", parts=[types.Part(text="What is this?"), picture, document])
+    chat = Chat(state=planned())
+    chat.say(message)
+    parts = chat.sent[0].contents[-1].parts
+    assert parts[0].text.endswith("USER REQUEST:\nWhat is this?")
+    assert parts[1:] == [picture, document]
+    chat.replays()
+
+
+def test_a_message_without_text_is_still_a_valid_request() -> None:
+    picture = types.Part(inline_data=types.Blob(data=PIXEL, mime_type="image/png"))
+    chat = Chat(state=planned())
+    chat.say(types.Content(role="user", parts=[picture]))
+    assert picture in chat.sent[0].contents[-1].parts
+    assert faults(chat.sent[0].contents) == []
+
+
+def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
+    signed = types.Part(
+        function_call=types.FunctionCall(name="look_up", args={"key": "a"}), thought_signature=b"\x00signature\xff"
+    )
+    thought = types.Part(text="let me think", thought=True, thought_signature=b"\xfe")
+    code = types.Part(executable_code=types.ExecutableCode(code="print(1)", language=types.Language.PYTHON))
+    result = types.Part(code_execution_result=types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output="1"))
+    script = [[thought, signed], [code, result, types.Part(text="so: 1", thought_signature=b"\x01\x80")], "later"]
+    chat = Chat(script=script, tools=[look_up], state=planned())
+    chat.say("look", "and now?")
+    for raw, left in zip(chat.raw, chat.sent, strict=True):
+        models = [exact(content) for content in left.contents if content.role == "model"]
+        assert models == [exact(content) for content in raw.contents if content.role == "model"]
+    assert "signature" in exact(chat.sent[1].contents[1])
+    chat.replays()
+
+
+class HologramPart(types.Part):
+    """A part of a kind that does not exist yet."""
+
+    hologram: dict[str, Any] | None = None
+
+
+def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
+    part = HologramPart(hologram={"beam": [1, 2, 3]})
+    odd = types.Content.model_construct(role="user", parts=[part])
+
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        request.contents.insert(0, odd)
+
+    chat = Chat(alter=alter, state=planned(), policy=small(1_500))
+    chat.say("hello", "again")
+    for one in chat.sent:
+        assert one.contents[0].parts[0].hologram == {"beam": [1, 2, 3]}
+
+
+def test_several_user_contents_in_a_row_survive_in_order() -> None:
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        extra = [types.Content(role="user", parts=[types.Part(text=f"note {at}")]) for at in range(3)]
+        request.contents[-1:-1] = extra
+
+    chat = Chat(alter=alter, state=planned())
+    chat.say("the question")
+    texts = [content.parts[0].text for content in chat.sent[0].contents]
+    assert texts[:3] == ["note 0", "note 1", "note 2"]
+    assert texts[3].endswith("USER REQUEST:\nthe question")
+
+
+def test_contents_without_parts_or_role_do_not_end_a_run() -> None:
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        request.contents.insert(0, types.Content(role=None, parts=None))
+        request.contents.insert(0, types.Content(role="user", parts=[types.Part()]))
+
+    chat = Chat(alter=alter, state=planned(), policy=small(600))
+    chat.say(*turns(6, 40))
+    assert len(chat.sent) == 6
+
+
+def test_a_late_result_of_a_long_running_tool_is_carried() -> None:
+    def order(item: str) -> dict[str, str]:
+        """Orders an item; it takes days."""
+        return {"status": "pending"}
+
+    chat = Chat(
+        script=[call("order", item="tea"), "ordered", "arrived"],
+        tools=[LongRunningFunctionTool(order)],
+        state=planned(),
+    )
+    events = chat.say("order tea")
+    asked = next(one for event in events for one in event.get_function_calls())
+    late = types.Part(
+        function_response=types.FunctionResponse(id=asked.id, name="order", response={"status": "delivered"})
+    )
+    chat.say(types.Content(role="user", parts=[late]))
+    assert "delivered" in "".join(chat.sent[-1].wires)
+    assert faults(chat.sent[-1].contents) == []
+    chat.replays()
+
+
+# the session's own events
+
+
+def test_events_of_the_session_are_untouched_by_cuts_extracts_and_packing() -> None:
+    script = [call("big_file", name="a.txt"), "read", call("big_file", name="b.txt"), "read too", "x", "y", "z"]
+    chat = Chat(script=script, tools=[big_file], policy=small(1_500), state=planned())
+    stages: list[str] = []
+    for message in ("read a", "read b", *turns(3)):
+        before = asyncio.run(chat.held())
+        kept = [event.model_dump_json() for event in before.events] if before is not None else []
+        chat.say(message)
+        after = asyncio.run(chat.held())
+        assert [event.model_dump_json() for event in after.events][: len(kept)] == kept
+    for manifest in chat.manifests():
+        stages += [event.stage for event in manifest.truncation_events]
+        assert manifest.request_tokens <= 1_500
+    assert {"cut", "emergency"} <= set(stages)
+    chat.replays()
+
+
+def test_state_holds_plain_small_json_under_its_own_keys() -> None:
+    chat = Chat(script=[*loop(3), "done"], tools=[look_up], state=planned())
+    chat.say("go", *turns(4, 10))
+    held = asyncio.run(chat.held())
+    ours = aether(held.state)
+    assert ours
+    assert set(held.state) - set(ours) == {"plan"}
+    assert all(len(json.dumps(value, allow_nan=False)) < 10_000 for value in ours.values())
+
+
+def test_a_call_that_changes_nothing_writes_no_state() -> None:
+    chat = Chat(script=[*loop(3), "done"], tools=[look_up], state=planned())
+    events = chat.say("go")
+    writes = [event for event in events if aether(event.actions.state_delta)]
+    assert len(writes) == 1
+
+
+# modes that must be left alone
+
+
+def context_of(
+    user_text: str = "hello", state: Mapping[str, Any] | None = None, **fields: Any
+) -> tuple[CallbackContext, Session]:
+    asked = types.Content(role="user", parts=[types.Part(text=user_text)])
+    session = Session(id="s1", app_name="shop", user_id="ann", state=dict(state or {}))
+    session.events.append(Event(author="user", invocation_id="i1", content=asked))
+    invocation = InvocationContext(
+        session_service=InMemorySessionService(),
+        invocation_id="i1",
+        agent=LlmAgent(name="clerk", model="gemini-2.5-flash"),
+        session=session,
+        user_content=asked,
+        **fields,
+    )
+    return CallbackContext(invocation), session
+
+
+def request_of(context: CallbackContext, **fields: Any) -> LlmRequest:
+    return LlmRequest(
+        model="gemini-2.5-flash",
+        contents=[copy.copy(event.content) for event in context.session.events if event.content is not None],
+        config=types.GenerateContentConfig(system_instruction="You help."),
+        **fields,
+    )
+
+
+def left_alone(context: CallbackContext, request: LlmRequest, store: PackStore) -> str:
+    before = (exact(request), [id(content) for content in request.contents], dict(context.session.state))
+
+    async def go() -> None:
+        plugin = ContextPackPlugin(store=store, on_error="raise", policy=small(256))
+        assert await plugin.before_model_callback(callback_context=context, llm_request=request) is None
+        await plugin.close()
+
+    asyncio.run(go())
+    assert before == (exact(request), [id(content) for content in request.contents], dict(context.session.state))
+    assert context.actions.state_delta == {}
+    (manifest,) = store.manifests()
+    return messages(manifest.degradations)
+
+
+def test_live_mode_is_left_alone_with_a_record() -> None:
+    async def queue() -> LiveRequestQueue:
+        return LiveRequestQueue()
+
+    context, _ = context_of(words(800), planned(), live_request_queue=asyncio.run(queue()))
+    assert "live mode" in left_alone(context, request_of(context), new_store())
+
+
+def test_the_interactions_api_is_left_alone_with_a_record() -> None:
+    context, _ = context_of(words(800), planned())
+    request = request_of(context, previous_interaction_id="interaction-7")
+    assert "interactions API" in left_alone(context, request, new_store())
+
+
+def test_live_mode_is_left_alone_under_an_invalid_plan_that_would_be_answered() -> None:
+    async def go() -> None:
+        context, _ = context_of("hi", planned(NO_ACCEPTANCE), live_request_queue=LiveRequestQueue())
+        plugin = ContextPackPlugin(store=new_store(), policy=PackPolicy(on_invalid="respond"), on_error="raise")
+        assert await plugin.before_model_callback(callback_context=context, llm_request=request_of(context)) is None
+
+    asyncio.run(go())
