@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON, fold, short
+
+RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
+"""How pydantic reads and writes the values that manifests and session states hold: no field is unknown, and the
+docstring below a field describes it in schema and docs."""
 
 Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
 LAYERS: tuple[Layer, ...] = ("system", "task", "tools", "evidence", "memory", "conversation", "slack")
@@ -283,22 +287,38 @@ def turn_place(candidate: Candidate) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateOutcome:
-    """What became of one candidate: a row of the manifest."""
+    """What became of one candidate."""
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     id: str
+    """Its name, unique within a pack."""
     layer: Layer
+    """The layer it belongs to."""
     source: str
+    """Who said it or where it comes from."""
     tokens: int
+    """Tokens of the whole of it."""
     method: Accuracy
-    digest: str
+    """How they were counted."""
+    hash: str
+    """Tagged hash of its content."""
     state: State
+    """What became of it."""
     reason: Reason | None = None
+    """Why, where it was not kept whole."""
     sent_tokens: int | None = None
+    """Tokens sent in its place, where they differ."""
     scores: Mapping[str, float] = field(default_factory=dict)
+    """Retrieval scores: ``bm25`` raw, ``similarity`` and ``mmr`` on a scale of 0 to 1."""
     time: float | None = None
+    """When it was said or made, seconds since 1970 UTC."""
     uri: str = ""
+    """Where the whole of it is kept."""
     covers: tuple[str, ...] = ()
+    """Acceptance items that it proves."""
     content_hash: str = ""
+    """Tagged hash of the whole that ``uri`` stands for, where it is known."""
 
 
 AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]
@@ -306,52 +326,76 @@ AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """A content that outlives others. ``place`` is its index in the host's list; higher priorities go last."""
+    """A content that outlives others, as the host or its user marked it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     place: int
+    """Its index in the host's list."""
     kind: AnchorKind
+    """What makes it one."""
     priority: int
-    description: str
+    """Higher ones go last."""
+    description: str = ""
+    """In words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """What one strategy did to one request.
+    """What one strategy did to this request."""
 
-    ``removed`` and ``replaced`` are numbers of contents. ``freed_tokens`` are those that the request is shorter by.
-    ``lost_tokens`` are those that a prefix cache held and that have to be read anew, since they stand behind the first
-    change.
-    """
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     strategy: str
-    removed: int
-    replaced: int
-    freed_tokens: int
-    lost_tokens: int
+    """Its name; ``emergency`` is the net behind all of them."""
+    removed: int = 0
+    """Contents that it left out and that the request before held."""
+    replaced: int = 0
+    """Contents that it replaced."""
+    freed_tokens: int = 0
+    """Tokens that the request is shorter by."""
+    lost_tokens: int = 0
+    """Tokens that a prefix cache held and that have to be read anew: what stays behind the first change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationEvent:
-    """One recorded act of leaving something out, by a strategy where it names one."""
+    """One act of leaving something out."""
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     layer: Layer
+    """The layer it concerns."""
     stage: Stage
+    """The stage that did it."""
     reason: Reason
+    """Why."""
     item_ids: tuple[str, ...]
+    """The rows it concerns."""
     tokens_before: int
+    """The layer's tokens before."""
     tokens_after: int
+    """The layer's tokens after."""
     strategy: str = ""
+    """The strategy that did it; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTokens:
-    """Tokens of one layer: the floor promised, the nominal share, what lending added or took, the ceiling, the use."""
+    """Tokens of one layer."""
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     floor: int
+    """What the layer is promised."""
     nominal: int
+    """Its share before lending."""
     lent: int
+    """What lending added to it, or took from it where negative."""
     final: int
+    """Its ceiling."""
     used: int
+    """What it used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,56 +430,77 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMessage:
-    """A human message whose payload is sent in its place, here or at later calls.
+    """A human message whose payload is sent in its place, here or at later calls."""
 
-    ``of`` is the digest of the raw content. The conversation summary, where it belongs into the payload, stands
-    between ``before`` and ``after``; both are empty where the message is sent as it is. ``used`` holds the tokens of
-    evidence and memory in it, ``covers`` the acceptance items whose proof was sent with it. ``place`` is the message's
-    index in the host's list, -1 where it is not known; ``plan`` a short digest of what the payload says of the plan.
-    """
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     of: str
+    """Hash of the message as the user wrote it."""
     invocation: str
-    before: str
-    after: str
+    """The invocation that packed it."""
+    text: str
+    """The packed text, empty where the message is sent as it is; in a manifest its hash."""
+    split: int
+    """Characters before the place of the conversation summary."""
     used: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of evidence and memory in it."""
     place: int = -1
+    """Index of the message in the host's list; -1 where it is not known."""
     plan: str = ""
+    """Short hash of what it says of the plan."""
     covers: tuple[str, ...] = ()
+    """Acceptance items whose proof was sent with it."""
+
+    @property
+    def before(self) -> str:
+        """What stands before the conversation summary."""
+        return self.text[: self.split]
+
+    @property
+    def after(self) -> str:
+        """What stands behind it."""
+        return self.text[self.split :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """Where a conversation stands between two cuts; what a later call, worker or process needs to go on.
+    """Where the conversation stands between two cuts."""
 
-    Of the first ``cut_count`` contents of the host's list, those in ``kept`` (half-open index ranges) are still sent.
-    ``cut_hash`` is the digest of the last content cut; ``anchors`` are a few more contents below ``cut_count``, by
-    index and short digest, since short answers repeat. ``extracts`` maps digests of contents to the tokens that each of
-    their responses, or of their parts, was shortened to; ``parts`` maps digests of contents of which not all parts are
-    sent to half-open ranges of those that are. ``trimmed`` are the names of declarations without
-    examples. ``marks`` are short digests of what the epoch began with: ``system``, ``tools``,
-    ``step``, ``role``, ``acceptance``. ``strategies`` is what each strategy keeps from call to call, by its name.
-    ``asked`` names the last cut by hand that was carried out. Contents before ``summary_place``, an index in the host's
-    list, stand before the summary. ``tools`` are the declarations that were sent last where not all were, with why;
-    ``marks`` has ``scope``, too, for what they were chosen for.
-    """
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
-    number: int = 0
+    number: int
+    """Counts from 1."""
     cut_count: int = 0
+    """So many contents of the host's list have been decided on by cuts."""
     cut_hash: str = ""
+    """Hash of the last content cut."""
     anchors: tuple[tuple[int, str], ...] = ()
+    """A few more contents below ``cut_count``, by index and short hash, since short answers repeat."""
     kept: tuple[tuple[int, int], ...] = ()
+    """Index ranges below ``cut_count`` that are still sent."""
     summary: str = ""
+    """The summary of what was cut, in a manifest its hash; empty where there is none."""
     summary_place: int = 0
+    """Contents before this index of the host's list stand before the summary."""
     contract: bool = False
+    """Whether the system instruction explains the pack."""
     trimmed: tuple[str, ...] = ()
+    """Declarations that are sent without examples and with short descriptions, by name."""
     extracts: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that the responses of a content, or its parts, were shortened to, by its hash."""
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
     payloads: tuple[PackedMessage, ...] = ()
+    """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
+    """Short hashes of system, tools, step, role and acceptance list at its beginning, and of what the declarations in
+    ``tools`` were chosen for."""
     strategies: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    """What each strategy keeps from call to call."""
     asked: str = ""
+    """The last cut by hand that was carried out."""
     tools: Mapping[str, Keep] = field(default_factory=dict)
+    """Declarations that were sent last where not all were, with why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,24 +558,26 @@ class SummaryRequest:
 class Calibration:
     """How counted tokens become the provider's, as known when a pack is built.
 
-    ``ratio`` is reported tokens per counted one. ``offset`` are tokens beyond those. ``samples`` is how often usage
-    taught the ratio. ``anchored`` is set where the offset is of a usage that was reported in this session for this
-    model. These make the estimate.
-
-    Three more decide, and follow from the session alone, so that every worker decides alike. ``beyond`` are the tokens
-    by which the usage last reported in this invocation passed what was counted, negative where it fell short, None
-    where none was reported. ``unseen`` are tokens of the window that are taken beyond what is counted, from the usage
-    before this invocation. ``overcounted`` are tokens that may be counted beyond the window, since the usage reported
-    for the request before fell short of its count by as many, or twice as many where an epoch began since.
+    The first four make the estimate. The others decide what is cut, and follow from the session alone, so that every
+    worker decides alike.
     """
 
-    ratio: float = 1.0
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
+
+    ratio: float
+    """Reported tokens per counted one."""
     offset: float = 0.0
+    """Tokens beyond what is counted, from the usage reported for the request before."""
     samples: int = 0
+    """How often usage taught the ratio."""
     anchored: bool = False
+    """Whether the offset is of this session and model."""
     beyond: int | None = None
+    """Tokens by which the usage last reported in this invocation passed what was counted; null where there is none."""
     unseen: int = 0
+    """Tokens of the window that are taken beyond what is counted, from the usage before this invocation."""
     overcounted: int = 0
+    """Tokens that may be counted beyond the window, since the last usage fell short of its count by as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -545,7 +612,7 @@ class PackInput:
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
-    epoch: Epoch = field(default_factory=Epoch)
+    epoch: Epoch = field(default_factory=lambda: Epoch(number=0))
     first_call: bool = True
     rewritten: bool = False
     previous: Sent | None = None
@@ -592,10 +659,14 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a provider's prefix cache could serve. None is unknown: the request before is not known here."""
+    """What a prefix cache could serve."""
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     shared_tokens: int | None
+    """Counted tokens in common with the request before, from the start; null where that request is unknown."""
     broken_by: PrefixBreak | None
+    """What ended the common prefix before the end of that request; null where nothing did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import click
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
@@ -36,7 +37,7 @@ _OPERANDS: Mapping[str, str] = {
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
-_Paths: TypeAlias = dict[type[BaseModel], str]
+_Paths: TypeAlias = dict[type, str]
 _PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
 
 
@@ -153,7 +154,7 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _reference(model: type[BaseModel], *, with_defaults: bool, top: str = "") -> str:
+def _reference(model: type, *, with_defaults: bool, top: str = "") -> str:
     """A table for a model and for each one inside it, under the path that leads there first."""
     paths = _paths(model, top)
     pieces = []
@@ -163,11 +164,11 @@ def _reference(model: type[BaseModel], *, with_defaults: bool, top: str = "") ->
     return "\n\n".join(pieces)
 
 
-def _paths(model: type[BaseModel], path: str, known: dict[type[BaseModel], str] | None = None) -> _Paths:
+def _paths(model: type, path: str, known: _Paths | None = None) -> _Paths:
     """Where each model is found: itself first, then those inside it, depth first."""
     paths = known if known is not None else {}
     paths[model] = path
-    for name, field in model.model_fields.items():
+    for name, field in _fields_of(model).items():
         for inner in _models(field.annotation):
             if inner not in paths:
                 suffix = "[]" if _many(field.annotation) else ""
@@ -175,17 +176,30 @@ def _paths(model: type[BaseModel], path: str, known: dict[type[BaseModel], str] 
     return paths
 
 
-def _fields(model: type[BaseModel], paths: _Paths, *, with_defaults: bool) -> str:
+def _fields(model: type, paths: _Paths, *, with_defaults: bool) -> str:
     columns = ["field", "type", "default", "what it is"] if with_defaults else ["field", "type", "what it is"]
     rows = []
-    for name, field in model.model_fields.items():
+    for name, field in _fields_of(model).items():
         kind = _kind(field.annotation, paths) + _bounds(field)
         about = field.description or next(map(_paragraph, _models(field.annotation)), "")
         rows.append([f"`{name}`", kind, *([_default(field)] if with_defaults else []), _line(about)])
     return _table(columns, rows)
 
 
-def _paragraph(model: type[BaseModel]) -> str:
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+
+
+def _fields_of(model: type) -> Mapping[str, FieldInfo]:
+    """The fields of a model, or of a dataclass."""
+    if issubclass(model, BaseModel):
+        return model.model_fields
+    described = TypeAdapter(model).json_schema()["properties"]
+    hints = get_type_hints(model)
+    return {name: FieldInfo(annotation=hints[name], description=one["description"]) for name, one in described.items()}
+
+
+def _paragraph(model: type) -> str:
     return _line((model.__doc__ or "").strip().split("\n\n", 1)[0])
 
 
@@ -210,7 +224,7 @@ def _kind(annotation: Any, paths: _Paths) -> str:
         return "table"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{_plural(_kind(arguments[1], paths))} by name"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_model(annotation):
         return f"[table](#{re.sub(r'[^a-z0-9_-]', '', paths[annotation].lower())})"
     return _PLAIN[annotation]
 
@@ -256,9 +270,9 @@ def _default(field: FieldInfo) -> str:
     return f"`{value}`" if isinstance(value, (int, float)) or (isinstance(value, str) and value) else ""
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models(annotation: Any) -> Iterator[type]:
     """The models named in an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if _is_model(annotation):
         yield annotation
     elif get_origin(annotation) is not Literal:
         for one in get_args(annotation):

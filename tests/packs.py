@@ -200,7 +200,7 @@ class Session:
 
     def _source(self) -> PackInput:
         before = self.packs[-1] if self.packs else None
-        epoch = before.epoch if before is not None else Epoch()
+        epoch = before.epoch if before is not None else Epoch(number=0)
         positions = live_positions(epoch, len(self.history))
         source = pack_input(
             [self.history[at] for at in positions],

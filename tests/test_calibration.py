@@ -138,7 +138,7 @@ def test_room_in_the_window_is_what_reports_fall_short_of_the_count():
 
 def test_more_is_sent_where_less_is_reported_than_counted():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(anchored=True, overcounted=1_000)
+    known = Calibration(ratio=1.0, anchored=True, overcounted=1_000)
     plain = build_pack(pack_input(contents, window=4_000), PackPolicy())
     more = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert more.allocation.budget == plain.allocation.budget + 1_000
@@ -184,7 +184,7 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(21)]
     counted = build_pack(pack_input(contents, window=64_000), PackPolicy()).counted_tokens
     window = int(counted / 0.9 / 0.9)
-    known = Calibration(anchored=True, beyond=int(0.5 * window) - counted)
+    known = Calibration(ratio=1.0, anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
         policy = policy.changed(conversation={"high_water": 0.8, "cached_price": 1.0})
@@ -194,13 +194,13 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     assert cut(PackPolicy(), None)
     assert not cut(PackPolicy(), known)
     assert cut(PackPolicy(usage={"gate": 0}), known)
-    assert cut(PackPolicy(), Calibration(anchored=True, beyond=int(0.7 * window) - counted))
-    assert cut(PackPolicy(), Calibration(beyond=None))
+    assert cut(PackPolicy(), Calibration(ratio=1.0, anchored=True, beyond=int(0.7 * window) - counted))
+    assert cut(PackPolicy(), Calibration(ratio=1.0, beyond=None))
 
 
 def test_the_gate_never_lets_the_count_pass_the_input_budget():
     contents = [said(f"{at}: {lines('refunds', 20)}", "user" if at % 2 == 0 else "model") for at in range(41)]
-    known = Calibration(anchored=True, beyond=-1_000_000)
+    known = Calibration(ratio=1.0, anchored=True, beyond=-1_000_000)
     pack = build_pack(pack_input(contents, window=4_000, calibration=known), PackPolicy())
     assert pack.counted_tokens <= pack.allocation.budget
 
@@ -212,13 +212,13 @@ def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported()
     netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
-    reported = Calibration(anchored=True, beyond=0)
+    reported = Calibration(ratio=1.0, anchored=True, beyond=0)
     assert not build_pack(pack_input(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
 def test_unseen_tokens_take_room_from_the_window():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
-    known = Calibration(offset=2_000.0, anchored=True, unseen=2_000)
+    known = Calibration(ratio=1.0, offset=2_000.0, anchored=True, unseen=2_000)
     pack = build_pack(pack_input(contents, window=5_000, calibration=known), PackPolicy())
     assert pack.allocation.layers["system"].used >= 2_000
     assert pack.counted_tokens + 2_000 <= pack.allocation.budget

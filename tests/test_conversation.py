@@ -205,7 +205,7 @@ def test_ranges_hold_their_indices(indices):
 
 
 def test_live_positions_are_the_kept_ranges_and_all_that_follows():
-    epoch = Epoch(cut_count=5, cut_hash="x", kept=((0, 1), (3, 4)))
+    epoch = Epoch(number=1, cut_count=5, cut_hash="x", kept=((0, 1), (3, 4)))
     assert live_positions(epoch, 8) == (0, 3, 5, 6, 7)
     assert live_positions(epoch, 3) == (0,)
 

@@ -17,8 +17,7 @@ from aether_context import Manifest, PackStore
 from aether_context.cli.demonstration import WHY, replays, run_demo
 from aether_context.demo.agent import Folder
 from aether_context.demo.script import FOLLOW_UP, QUESTION, STEPS
-from aether_context.pack import Reason
-from aether_context.store import Row
+from aether_context.pack import CandidateOutcome, Reason
 from aether_context.store.replay import Replayer
 
 WINDOW = 16_000
@@ -59,7 +58,7 @@ def _payload(request: str) -> str:
     return next(text for text in reversed(texts) if text.startswith("CONTEXT PACK\n"))
 
 
-def rows(manifests: typing.Iterable[Manifest]) -> Iterator[Row]:
+def rows(manifests: typing.Iterable[Manifest]) -> Iterator[CandidateOutcome]:
     for one in manifests:
         yield from one.rows
 

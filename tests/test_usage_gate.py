@@ -41,7 +41,7 @@ WINDOW = int(COUNTED / 0.9 / 0.9)
 def last_reported(tokens: int | None, counted: int = COUNTED) -> Calibration:
     """What is known where a request was estimated at ``tokens`` from the last report; None where there was none."""
     beyond = None if tokens is None else tokens - counted
-    return Calibration(anchored=True, beyond=beyond)
+    return Calibration(ratio=1.0, anchored=True, beyond=beyond)
 
 
 def packed(known: Calibration | None, policy: PackPolicy = POLICY, **more: Any) -> Pack:
@@ -145,7 +145,7 @@ def test_later_calls_run_it_as_well_where_nothing_was_reported(known: Calibratio
 
 
 def test_it_does_not_run_once_usage_was_reported() -> None:
-    assert not netted(Calibration(anchored=True, beyond=0)).acts
+    assert not netted(Calibration(ratio=1.0, anchored=True, beyond=0)).acts
 
 
 def test_it_brings_the_request_under_its_size() -> None:

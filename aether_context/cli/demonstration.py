@@ -16,10 +16,9 @@ from rich.text import Text
 
 from aether_context.cli.terminal import cell, grid, heading, number, print_line
 from aether_context.errors import AetherContextError
-from aether_context.pack import LAYERS
+from aether_context.pack import LAYERS, CandidateOutcome, TruncationEvent
 from aether_context.policy import PackPolicy
-from aether_context.store import Manifest, PackStore, Row
-from aether_context.store.manifest import Event
+from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.usage.prices import cost_of
 
@@ -230,14 +229,14 @@ def left_out(console: Console, manifests: Sequence[Manifest]) -> None:
     console.print()
 
 
-def _never_sent(manifests: Sequence[Manifest]) -> list[Row]:
+def _never_sent(manifests: Sequence[Manifest]) -> list[CandidateOutcome]:
     """The latest row of each memory and piece of evidence that no pack held."""
     rows = [row for one in manifests for row in one.rows if row.layer in ("memory", "evidence")]
     sent = {row.id for row in rows if row.state not in ("dropped", "in_tail")}
     return list({row.id: row for row in rows if row.id not in sent}.values())
 
 
-def _event(event: Event) -> str:
+def _event(event: TruncationEvent) -> str:
     count = len(event.item_ids)
     items = f"{count} item" if count == 1 else f"{count} items"
     acts = {
@@ -250,7 +249,7 @@ def _event(event: Event) -> str:
     return f"{act}, {event.tokens_before:,} to {event.tokens_after:,} tokens: {_why(event.reason)}"
 
 
-def _row(row: Row) -> str:
+def _row(row: CandidateOutcome) -> str:
     known = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""
     return f"{row.layer} {row.id}{known}: {_why(row.reason or '')}"
 

@@ -29,8 +29,8 @@ from aether_context.cli.terminal import (
 )
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
-from aether_context.pack import LAYERS
-from aether_context.store import Manifest, PackStore, Row, ToolScope
+from aether_context.pack import LAYERS, CandidateOutcome
+from aether_context.store import Manifest, PackStore, ToolScope
 from aether_context.store.replay import Resolved, Resolver
 
 _FEW = 12
@@ -49,7 +49,7 @@ class _Seen:
     """
 
     manifest: Manifest
-    rows: tuple[Row, ...]
+    rows: tuple[CandidateOutcome, ...]
     outcome: Mapping[str, JSON] | None
     texts: Mapping[str, str] = field(default_factory=dict)
     gaps: tuple[str, ...] = ()
@@ -139,7 +139,9 @@ def _fault(manifest: Manifest) -> str:
     return ""
 
 
-def _texts(store: PackStore, resolver: Resolver, manifest: Manifest, rows: Sequence[Row]) -> dict[str, str]:
+def _texts(
+    store: PackStore, resolver: Resolver, manifest: Manifest, rows: Sequence[CandidateOutcome]
+) -> dict[str, str]:
     """The texts that rows stand for, by the rows' ids, from the manifest's recording and those of its ancestors."""
     wanted = {row.id: row.hash for row in rows}
     found: dict[str, str] = {}
@@ -304,7 +306,7 @@ def _candidates(seen: _Seen, everything: bool, width: int) -> Iterator[Renderabl
         counts[row.state] = counts.get(row.state, 0) + 1
     counter = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     yield cell(f"{number(len(rows))} in all: {counter}" if rows else "none")
-    lines: list[tuple[list[Text], Row] | Text] = []
+    lines: list[tuple[list[Text], CandidateOutcome] | Text] = []
     for layer in LAYERS:
         here = [row for row in rows if row.layer == layer]
         kept = [row for row in here if row.state == "kept" and row.sent_tokens is None]
@@ -349,7 +351,7 @@ def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     return line
 
 
-def _cells(row: Row) -> list[Text]:
+def _cells(row: CandidateOutcome) -> list[Text]:
     colour = {"kept": "green", "dropped": "red", "redacted": "red"}.get(row.state, "yellow")
     sent = f" → {number(row.sent_tokens)}" if row.sent_tokens is not None else ""
     return [
@@ -362,7 +364,7 @@ def _cells(row: Row) -> list[Text]:
     ]
 
 
-def _more(row: Row) -> str:
+def _more(row: CandidateOutcome) -> str:
     """Scores, time, address and what it covers."""
     scores = (f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
     covers = f"covers {', '.join(row.covers)}" if row.covers else ""

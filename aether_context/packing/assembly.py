@@ -298,8 +298,8 @@ def _packed(
     made = PackedMessage(
         of=raw.digest,
         invocation=source.identity.invocation,
-        before="",
-        after="",
+        text="",
+        split=0,
         used=used,
         place=source.request.positions[human],
         plan=plan_digest(source),
@@ -307,9 +307,10 @@ def _packed(
     if rendered is not None:
         before, after = _within(rendered, request, fitted.task_ceiling, counter)
         standing = [one.candidate for one in chosen.evidence.left if one.reason == "already_in_conversation"]
-        return replace(made, before=before, after=after, covers=covered_by(before + after, fitted.evidence, standing))
+        text = before + after
+        return replace(made, text=text, split=len(before), covers=covered_by(text, fitted.evidence, standing))
     if fitted.request is not None:
-        return replace(made, before=request, used={})
+        return replace(made, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
     return replace(made, used={}) if raw.agent else None
 
@@ -322,9 +323,9 @@ def _shorter(packed: PackedMessage, fitted: Fitted) -> PackedMessage:
     if fitted.request is None:
         return packed
     if not packed.after:
-        return replace(packed, before=fitted.request)
+        return replace(packed, text=fitted.request, split=len(fitted.request))
     said = payload.answered(packed.after) or packed.after
-    return replace(packed, after=packed.after.removesuffix(said) + fitted.request)
+    return replace(packed, text=packed.before + packed.after.removesuffix(said) + fitted.request)
 
 
 def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
@@ -468,7 +469,7 @@ def content_outcome(
         source=source,
         tokens=tokens,
         method=method,
-        digest=digest,
+        hash=digest,
         state=state,
         reason=reason,
         sent_tokens=sent_tokens,
@@ -493,7 +494,7 @@ def _candidate_outcome(
         source=candidate.source,
         tokens=candidate.tokens or counter.count(candidate.text),
         method=counter.method,
-        digest=candidate.digest,
+        hash=candidate.digest,
         state=state,
         reason=reason,
         sent_tokens=sent_tokens,

@@ -409,7 +409,7 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
         return source.validity, source.invalid_reason
     if source.request.human is None:
         return "invalid", "the request has no message of the user that the step could stand in"
-    text = packed.before + packed.after if packed is not None else ""
+    text = packed.text if packed is not None else ""
     lost = unsent(step.acceptance, text)
     if lost:
         whole = len(step.acceptance)

@@ -1,20 +1,16 @@
 """Packs in files: what was sent and why, kept whole, found again, replayed and forgotten."""
 
-from aether_context.store.manifest import SCHEMA_VERSION, Manifest, Row, StrategyAct, ToolScope, schema
+from aether_context.store.manifest import SCHEMA_VERSION, Manifest, ToolScope, schema
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import Recording, Tip, epoch_of, epoch_record, pack_id, record, splice, stage_hashes
+from aether_context.store.recording import Recording, Tip, pack_id, record, splice, stage_hashes
 
 __all__ = [
     "SCHEMA_VERSION",
     "Manifest",
     "PackStore",
     "Recording",
-    "Row",
-    "StrategyAct",
     "Tip",
     "ToolScope",
-    "epoch_of",
-    "epoch_record",
     "pack_id",
     "record",
     "schema",

@@ -14,18 +14,21 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import JSON, canonical_json, canonical_object, hash_json, hash_text
+from aether_context.canonical import canonical_json, canonical_object, hash_json, hash_text
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.pack import (
     Accuracy,
-    AnchorKind,
+    Act,
+    Anchor,
+    Calibration,
+    CandidateOutcome,
+    Epoch,
     EpochReason,
     Keep,
     Layer,
-    PrefixBreak,
-    Reason,
-    Stage,
-    State,
+    LayerTokens,
+    Prefix,
+    TruncationEvent,
     Validity,
 )
 
@@ -49,101 +52,6 @@ class LayerBudget(_Record):
     """The same as a share of the window, 0 to 1, rounded down."""
 
 
-class LayerAccount(_Record):
-    """Tokens of one layer."""
-
-    floor: int
-    """What the layer is promised."""
-    nominal: int
-    """Its share before lending."""
-    lent: int
-    """What lending added to it, or took from it where negative."""
-    final: int
-    """Its ceiling."""
-    used: int
-    """What it used."""
-
-
-class Row(_Record):
-    """What became of one candidate."""
-
-    id: str
-    """Its name, unique within a pack."""
-    layer: Layer
-    """The layer it belongs to."""
-    source: str
-    """Who said it or where it comes from."""
-    tokens: int
-    """Tokens of the whole of it."""
-    method: Accuracy
-    """How they were counted."""
-    hash: str
-    """Tagged hash of its content."""
-    state: State
-    """What became of it."""
-    reason: Reason | None = None
-    """Why, where it was not kept whole."""
-    sent_tokens: int | None = None
-    """Tokens sent in its place, where they differ."""
-    scores: Mapping[str, float] = {}
-    """Retrieval scores: ``bm25`` raw, ``similarity`` and ``mmr`` on a scale of 0 to 1."""
-    time: float | None = None
-    """When it was said or made, seconds since 1970 UTC."""
-    uri: str = ""
-    """Where the whole of it is kept."""
-    covers: tuple[str, ...] = ()
-    """Acceptance items that it proves."""
-    content_hash: str = ""
-    """Tagged hash of the whole that ``uri`` stands for, where it is known."""
-
-
-class Event(_Record):
-    """One act of leaving something out."""
-
-    layer: Layer
-    """The layer it concerns."""
-    stage: Stage
-    """The stage that did it."""
-    reason: Reason
-    """Why."""
-    item_ids: tuple[str, ...]
-    """The rows it concerns."""
-    tokens_before: int
-    """The layer's tokens before."""
-    tokens_after: int
-    """The layer's tokens after."""
-    strategy: str = ""
-    """The strategy that did it; empty where none did."""
-
-
-class StrategyAct(_Record):
-    """What one strategy did to this request."""
-
-    strategy: str
-    """Its name; ``emergency`` is the net behind all of them."""
-    removed: int = 0
-    """Contents that it left out and that the request before held."""
-    replaced: int = 0
-    """Contents that it replaced."""
-    freed_tokens: int = 0
-    """Tokens that the request is shorter by."""
-    lost_tokens: int = 0
-    """Tokens that a prefix cache held and that have to be read anew: what stays behind the first change."""
-
-
-class AnchorRecord(_Record):
-    """A content that outlives others, as the host or its user marked it."""
-
-    place: int
-    """Its index in the host's list."""
-    kind: AnchorKind
-    """What makes it one."""
-    priority: int
-    """Higher ones go last."""
-    description: str = ""
-    """In words."""
-
-
 class ToolScope(_Record):
     """Which declarations were sent."""
 
@@ -163,15 +71,6 @@ class ToolScope(_Record):
     """Names that calls were restricted to; null where they were not."""
 
 
-class PrefixReport(_Record):
-    """What a prefix cache could serve."""
-
-    shared_tokens: int | None
-    """Counted tokens in common with the request before, from the start; null where that request is unknown."""
-    broken_by: PrefixBreak | None
-    """What ended the common prefix before the end of that request; null where nothing did."""
-
-
 class ContentList(_Record):
     """The contents that this pack was built from, against those that its parent left standing."""
 
@@ -181,83 +80,6 @@ class ContentList(_Record):
     """Then these, by hash."""
     tail: int = 0
     """Then so many of the parent's last ones."""
-
-
-class PayloadRecord(_Record):
-    """A message that is sent in packed form."""
-
-    of: str
-    """Hash of the message as the user wrote it."""
-    invocation: str
-    """The invocation that packed it."""
-    text: str
-    """Hash of the packed text."""
-    split: int
-    """Characters before the place of the conversation summary."""
-    used: Mapping[str, int] = {}
-    """Tokens of evidence and memory in it."""
-    place: int = -1
-    """Index of the message in the host's list; -1 where it is not known."""
-    plan: str = ""
-    """Short hash of what it says of the plan."""
-    covers: tuple[str, ...] = ()
-    """Acceptance items whose proof was sent with it."""
-
-
-class EpochRecord(_Record):
-    """Where the conversation stands between two cuts."""
-
-    number: int
-    """Counts from 1."""
-    cut_count: int = 0
-    """So many contents of the host's list have been decided on by cuts."""
-    cut_hash: str = ""
-    """Hash of the last content cut."""
-    anchors: tuple[tuple[int, str], ...] = ()
-    """A few more contents below ``cut_count``, by index and short hash, since short answers repeat."""
-    kept: tuple[tuple[int, int], ...] = ()
-    """Index ranges below ``cut_count`` that are still sent."""
-    summary: str = ""
-    """Hash of the summary of what was cut; empty where there is none."""
-    summary_place: int = 0
-    """Contents before this index of the host's list stand before the summary."""
-    contract: bool = False
-    """Whether the system instruction explains the pack."""
-    trimmed: tuple[str, ...] = ()
-    """Declarations that are sent without examples and with short descriptions, by name."""
-    extracts: Mapping[str, int] = {}
-    """Tokens that the responses of a content, or its parts, were shortened to, by its hash."""
-    parts: Mapping[str, tuple[tuple[int, int], ...]] = {}
-    """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
-    payloads: tuple[PayloadRecord, ...] = ()
-    """Messages sent in packed form."""
-    marks: Mapping[str, str] = {}
-    """Short hashes of system, tools, step, role and acceptance list at its beginning."""
-    strategies: Mapping[str, Mapping[str, JSON]] = {}
-    """What each strategy keeps from call to call."""
-    asked: str = ""
-    """The last cut by hand that was carried out."""
-    tools: Mapping[str, Keep] = {}
-    """Declarations that were sent last where not all were, with why."""
-
-
-class CalibrationRecord(_Record):
-    """How counted tokens became the provider's."""
-
-    ratio: float
-    """Reported tokens per counted one."""
-    offset: float = 0.0
-    """Tokens beyond what is counted, from the usage reported for the request before."""
-    samples: int = 0
-    """How often usage taught the ratio."""
-    anchored: bool = False
-    """Whether the offset is of this session and model."""
-    beyond: int | None = None
-    """Tokens by which the usage last reported in this invocation passed what was counted; null where there is none."""
-    unseen: int = 0
-    """Tokens of the window that are taken beyond what is counted, from the usage before this invocation."""
-    overcounted: int = 0
-    """Tokens that may be counted beyond the window, since the last usage fell short of its count by as many."""
 
 
 class Manifest(_Record):
@@ -322,7 +144,7 @@ class Manifest(_Record):
     """Turns among which those that a cut took were looked for; the rows hold the best. Null where none were."""
     layer_budgets: Mapping[Layer, LayerBudget]
     """The budget of each layer, before and after lending."""
-    allocation: Mapping[Layer, LayerAccount]
+    allocation: Mapping[Layer, LayerTokens]
     """The full account of each layer."""
     weights: Mapping[str, float]
     """Shares of the remainder that the signals led to."""
@@ -354,23 +176,23 @@ class Manifest(_Record):
     """Whether a tool is declared that reads what an address stands for."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
-    rows: tuple[Row, ...]
+    rows: tuple[CandidateOutcome, ...]
     """The candidates that are new here or whose state changed."""
-    truncation_events: tuple[Event, ...] = ()
+    truncation_events: tuple[TruncationEvent, ...] = ()
     """What was left out, in the order in which it happened."""
-    strategy_acts: tuple[StrategyAct, ...] = ()
+    strategy_acts: tuple[Act, ...] = ()
     """What strategies did to this request, in their order."""
-    anchors: tuple[AnchorRecord, ...] = ()
+    anchors: tuple[Anchor, ...] = ()
     """Contents that were marked to outlive others."""
     asked: str = ""
     """The last cut that was asked for by hand."""
-    epoch: EpochRecord
+    epoch: Epoch
     """The epoch after this pack."""
-    epoch_before: EpochRecord | None = None
+    epoch_before: Epoch | None = None
     """The epoch before this pack; null where it is the parent's."""
     epoch_reason: EpochReason | None = None
     """Why an epoch began with this pack; null where none did."""
-    prefix: PrefixReport
+    prefix: Prefix
     """Cache stability against the request before."""
     evidence_needed: tuple[str, ...] = ()
     """Acceptance items that need evidence and whose proof is not in the request; as ``tool:NAME``, tools that the step
@@ -390,7 +212,7 @@ class Manifest(_Record):
     """What the counter made of the request, before calibration."""
     over_window: int = 0
     """Tokens by which the request passes the window, since what is never cut leaves no room; 0 where it does not."""
-    calibration: CalibrationRecord | None = None
+    calibration: Calibration | None = None
     """What the estimate stands on; null where no usage was known."""
     counts: Mapping[str, int] = {}
     """Token counts of made and given texts, by short hash, where no row or ancestor holds them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,36 +20,8 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import (
-    Allocation,
-    Candidate,
-    CandidateOutcome,
-    Epoch,
-    Identity,
-    Layer,
-    LayerTokens,
-    Pack,
-    PackedMessage,
-    PackInput,
-    Signals,
-    Step,
-    Tool,
-)
-from aether_context.store.manifest import (
-    AnchorRecord,
-    CalibrationRecord,
-    ContentList,
-    EpochRecord,
-    Event,
-    LayerAccount,
-    LayerBudget,
-    Manifest,
-    PayloadRecord,
-    PrefixReport,
-    Row,
-    StrategyAct,
-    ToolScope,
-)
+from aether_context.pack import Allocation, Candidate, Epoch, Identity, Layer, Pack, PackInput, Signals, Step, Tool
+from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
 
 if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
@@ -72,7 +44,7 @@ class Tip:
     rows: frozenset[str]
     counts: frozenset[str]
     homes: Mapping[str, str]
-    epoch: EpochRecord
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +74,13 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
     known = parent.rows if parent is not None else frozenset()
     rows = tuple(
-        _row(outcome)
+        outcome
         for outcome, key in zip(outcomes, keys, strict=True)
         if key not in known or outcome.layer not in ("conversation", "task")
     )
     contents = _content_list(source, parent, grown)
     blobs: dict[str, bytes] = {}
-    epoch, before = epoch_record(pack.epoch), epoch_record(source.epoch)
+    epoch, before = epoch_of_hashes(pack.epoch), epoch_of_hashes(source.epoch)
     request = source.request
     setting = _setting(request.system, request.system_is_text, request.tools, request.other_tools, source.step)
     blobs[policy.digest] = policy.canonical.encode()
@@ -128,7 +100,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
     for outcome in outcomes:
         if outcome.layer in ("conversation", "task"):
-            counts.pop(short(outcome.digest, 16), None)
+            counts.pop(short(outcome.hash, 16), None)
     identity = pack.identity
     uris = tuple(sorted(pack.artifact_uris))
     manifest, text = Manifest(
@@ -152,7 +124,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         memory_encoder=source.memory_encoder,
         searched=source.searched,
         layer_budgets=_budgets(pack.allocation),
-        allocation={layer: _account(tokens) for layer, tokens in pack.allocation.layers.items()},
+        allocation=pack.allocation.layers,
         weights={layer: round(weight, 6) for layer, weight in pack.allocation.weights.items()},
         signals=_signals(pack),
         tools=ToolScope(
@@ -177,14 +149,14 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         can_read=source.can_read,
         passthrough_reason=source.passthrough_reason,
         rows=rows,
-        truncation_events=tuple(Event(**asdict(event)) for event in pack.events),
-        strategy_acts=tuple(StrategyAct(**asdict(act)) for act in pack.acts),
-        anchors=tuple(AnchorRecord(**asdict(anchor)) for anchor in source.anchors),
+        truncation_events=pack.events,
+        strategy_acts=pack.acts,
+        anchors=source.anchors,
         asked=source.asked,
         epoch=epoch,
         epoch_before=None if parent is not None and parent.epoch == before else before,
         epoch_reason=pack.epoch_reason,
-        prefix=PrefixReport(shared_tokens=pack.prefix.shared_tokens, broken_by=pack.prefix.broken_by),
+        prefix=pack.prefix,
         evidence_needed=pack.evidence_needed,
         artifact_uris=uris,
         superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
@@ -193,7 +165,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         request_tokens_method=pack.method,
         counted_tokens=pack.counted_tokens,
         over_window=pack.over_window,
-        calibration=_calibration(source),
+        calibration=source.calibration,
         counts=counts,
         summaries={key: hash_text(text) for key, text in source.summaries.items()},
         setting=hash_bytes(setting),
@@ -205,7 +177,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         standing = parent.contents + contents.added
     else:
         of_contents = pack.outcomes[: len(request.contents)]
-        standing = tuple(outcome.digest for outcome in of_contents if outcome.state != "dropped")
+        standing = tuple(outcome.hash for outcome in of_contents if outcome.state != "dropped")
     after = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
@@ -261,79 +233,25 @@ def _word(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x"
 
 
-def epoch_record(epoch: Epoch) -> EpochRecord:
-    """An epoch with its texts as hashes."""
-    payloads = tuple(
-        PayloadRecord(
-            of=one.of,
-            invocation=one.invocation,
-            text=hash_text(one.before + one.after),
-            split=len(one.before),
-            used=dict(one.used),
-            place=one.place,
-            plan=one.plan,
-            covers=one.covers,
-        )
-        for one in epoch.payloads
-    )
-    return EpochRecord(
-        number=epoch.number,
-        cut_count=epoch.cut_count,
-        cut_hash=epoch.cut_hash,
-        anchors=epoch.anchors,
-        kept=epoch.kept,
+def epoch_of_hashes(epoch: Epoch) -> Epoch:
+    """An epoch as a manifest holds it, with hashes for its texts."""
+    return replace(
+        epoch,
         summary=hash_text(epoch.summary) if epoch.summary else "",
-        summary_place=epoch.summary_place,
-        contract=epoch.contract,
-        trimmed=epoch.trimmed,
-        extracts=dict(epoch.extracts),
-        parts=dict(epoch.parts),
-        payloads=payloads,
-        marks=dict(epoch.marks),
-        strategies={name: dict(held) for name, held in epoch.strategies.items()},
-        asked=epoch.asked,
-        tools=dict(epoch.tools),
+        payloads=tuple(replace(packed, text=hash_text(packed.text)) for packed in epoch.payloads),
     )
 
 
-def epoch_of(record: EpochRecord, texts: Mapping[str, str]) -> Epoch:
-    """The epoch that a record stands for.
+def epoch_of_texts(epoch: Epoch, texts: Mapping[str, str]) -> Epoch:
+    """An epoch of a manifest with its texts.
 
     Raises:
-        KeyError: ``texts`` lacks one of its texts.
+        KeyError: ``texts`` lacks one of them.
     """
-    payloads = []
-    for one in record.payloads:
-        text = texts[one.text]
-        payloads.append(
-            PackedMessage(
-                of=one.of,
-                invocation=one.invocation,
-                before=text[: one.split],
-                after=text[one.split :],
-                used=one.used,
-                place=one.place,
-                plan=one.plan,
-                covers=one.covers,
-            )
-        )
-    return Epoch(
-        number=record.number,
-        cut_count=record.cut_count,
-        cut_hash=record.cut_hash,
-        anchors=record.anchors,
-        kept=record.kept,
-        summary=texts[record.summary] if record.summary else "",
-        summary_place=record.summary_place,
-        contract=record.contract,
-        trimmed=record.trimmed,
-        extracts=record.extracts,
-        parts=record.parts,
-        payloads=tuple(payloads),
-        marks=record.marks,
-        strategies=record.strategies,
-        asked=record.asked,
-        tools=record.tools,
+    return replace(
+        epoch,
+        summary=texts[epoch.summary] if epoch.summary else "",
+        payloads=tuple(replace(packed, text=texts[packed.text]) for packed in epoch.payloads),
     )
 
 
@@ -341,10 +259,6 @@ def splice(parent: Sequence[str], changed: ContentList) -> tuple[str, ...]:
     """The contents that a `ContentList` stands for, given what its parent left standing."""
     tail = parent[len(parent) - changed.tail :] if changed.tail else ()
     return (*parent[: changed.head], *changed.added, *tail)
-
-
-def _calibration(source: PackInput) -> CalibrationRecord | None:
-    return CalibrationRecord(**asdict(source.calibration)) if source.calibration is not None else None
 
 
 def _content_list(source: PackInput, tip: Tip | None, grown: int | None) -> ContentList:
@@ -359,31 +273,6 @@ def _content_list(source: PackInput, tip: Tip | None, grown: int | None) -> Cont
     most -= head
     tail = next((at for at in range(most) if digests[-1 - at] != parent[-1 - at]), most)
     return ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
-
-
-def _account(tokens: LayerTokens) -> LayerAccount:
-    return LayerAccount(
-        floor=tokens.floor, nominal=tokens.nominal, lent=tokens.lent, final=tokens.final, used=tokens.used
-    )
-
-
-def _row(outcome: CandidateOutcome) -> Row:
-    return Row(
-        id=outcome.id,
-        layer=outcome.layer,
-        source=outcome.source,
-        tokens=outcome.tokens,
-        method=outcome.method,
-        hash=outcome.digest,
-        state=outcome.state,
-        reason=outcome.reason,
-        sent_tokens=outcome.sent_tokens,
-        scores=dict(outcome.scores),
-        time=outcome.time,
-        uri=outcome.uri,
-        covers=outcome.covers,
-        content_hash=outcome.content_hash,
-    )
 
 
 def _budgets(allocation: Allocation) -> dict[Layer, LayerBudget]:
@@ -444,5 +333,5 @@ def _plain(candidate: Candidate) -> dict[str, JSON]:
 
 
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:
-    texts = [one.before + one.after for one in epoch.payloads]
+    texts = [packed.text for packed in epoch.payloads]
     return {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}

@@ -13,9 +13,8 @@ from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     AcceptanceItem,
-    Anchor,
-    Calibration,
     Candidate,
+    CandidateOutcome,
     Content,
     Identity,
     Pack,
@@ -26,9 +25,9 @@ from aether_context.pack import (
 )
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
-from aether_context.store.manifest import Manifest, Row
+from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import epoch_of, splice, stage_hashes
+from aether_context.store.recording import epoch_of_texts, splice, stage_hashes
 
 # Manifests with their ancestors' part: what a chain leaves out because an earlier link holds it.
 
@@ -39,7 +38,7 @@ class Resolved:
 
     manifest: Manifest
     contents: tuple[str, ...]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, CandidateOutcome]
     counts: Mapping[str, int]
 
 
@@ -89,7 +88,7 @@ class Resolver:
         )
 
 
-def is_content(row: Row) -> bool:
+def is_content(row: CandidateOutcome) -> bool:
     """Whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
 
@@ -102,7 +101,7 @@ def _standing(resolved: Resolved) -> list[str]:
     return [one for place, one in zip(places, resolved.contents, strict=True) if f"c{place}" not in gone]
 
 
-def _standing_rows(parent: Resolved, manifest: Manifest, contents: Sequence[str]) -> list[Row]:
+def _standing_rows(parent: Resolved, manifest: Manifest, contents: Sequence[str]) -> list[CandidateOutcome]:
     """The rows of a pack: its own, and of its parent's those that still stand.
 
     A content's stands while the content goes in, a candidate's until candidates are ranked again.
@@ -121,7 +120,7 @@ def _standing_rows(parent: Resolved, manifest: Manifest, contents: Sequence[str]
     return [*kept, *own]
 
 
-def _row_counts(rows: tuple[Row, ...]) -> dict[str, int]:
+def _row_counts(rows: tuple[CandidateOutcome, ...]) -> dict[str, int]:
     return {short(row.hash, 16): row.tokens for row in rows if is_content(row)}
 
 
@@ -186,7 +185,7 @@ class Replayer(Resolver):
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=tuple(_candidate(one) for one in held["candidates"]),
-            epoch=epoch_of(before, self._said),
+            epoch=epoch_of_texts(before, self._said),
             first_call=manifest.first_call,
             rewritten=manifest.rewritten,
             cached_price=manifest.cached_price,
@@ -200,10 +199,10 @@ class Replayer(Resolver):
             encoder=manifest.encoder,
             memory_encoder=manifest.memory_encoder,
             problems=tuple(held["problems"]),
-            anchors=tuple(Anchor(**anchor.model_dump()) for anchor in manifest.anchors),
+            anchors=manifest.anchors,
             asked=manifest.asked,
             summaries=held.get("summaries", {}),
-            calibration=Calibration(**manifest.calibration.model_dump()) if manifest.calibration is not None else None,
+            calibration=manifest.calibration,
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:

@@ -186,7 +186,7 @@ def played(
     for turn, asked in enumerate(run["turns"]):
         history.append(content_of_parts("user", [part_of({"text": asked["user"] or "."})]))
         for number, step in enumerate(asked["steps"], start=1):
-            epoch = pack.epoch if pack is not None else Epoch()
+            epoch = pack.epoch if pack is not None else Epoch(number=0)
             positions = live_positions(epoch, len(history))
             source = pack_input(
                 [history[at] for at in positions],

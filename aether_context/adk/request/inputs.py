@@ -251,7 +251,7 @@ class Gatherer:
         if human is not None:
             answered = authors.attributed(raw[human], self._reader.content(raw[human], model))
         alone = _shown_alone(call) and _opens(identity, stored, answered)
-        aligned, known, live = self._live(raw, Epoch() if untouched else stored, model, authors, alone=alone)
+        aligned, known, live = self._live(raw, Epoch(number=0) if untouched else stored, model, authors, alone=alone)
         opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
         positions = aligned.positions
         if human is not None and human not in positions:

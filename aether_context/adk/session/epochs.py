@@ -88,13 +88,13 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
     scope = _scope(identity)
     held = state.get(f"aether:epoch:{scope}")
     if held is None:
-        return Epoch()
+        return Epoch(number=0)
     try:
         stored = _Stored.model_validate(held)
     except ValidationError:
-        return Epoch()
+        return Epoch(number=0)
     if stored.session != identity.session:
-        return Epoch()
+        return Epoch(number=0)
     summary = state.get(f"aether:summary:{scope}")
     return Epoch(
         number=stored.number,
@@ -244,8 +244,8 @@ def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity
     return PackedMessage(
         of=stored.of,
         invocation=stored.invocation,
-        before=_plain(stored.before),
-        after=_plain(stored.after),
+        text=_plain(stored.before) + _plain(stored.after),
+        split=len(_plain(stored.before)),
         used=stored.used,
         place=stored.place,
         plan=stored.plan,
