@@ -95,29 +95,11 @@ class ShareSettings(_Settings):
         return self
 
 
-class SignalSettings(_Settings):
-    """How signals move the shares."""
-
-    gain: float = Field(default=0.3, ge=0)
-    """How far all signals of a layer together can raise or lower its weight, as a share of it. 0 switches them off."""
-    tool_calls_half: float = Field(default=4, gt=0)
-    """Expected tool calls at which that signal is one half."""
-    questions_half: float = Field(default=3, gt=0)
-    """Open questions at which that signal is one half."""
-    depth_half: float = Field(default=6, gt=0)
-    """Turns in the conversation at which that signal is one half."""
-    similarity_full: float = Field(default=0.4, gt=0, le=1)
-    """Similarity at which that signal is full: about what the best match reaches."""
-    freshness_half_life_days: float = Field(default=14, gt=0)
-    """Days after which a memory's freshness has fallen to one half."""
-
-
 class BudgetSettings(_Settings):
     """The allocator."""
 
     floors: FloorSettings = FloorSettings()
     shares: ShareSettings = ShareSettings()
-    signals: SignalSettings = SignalSettings()
     lending: bool = True
     """Whether layers that want more get the tokens that others leave unspent."""
 
@@ -180,8 +162,6 @@ class SummarizeSettings(_Settings):
     """Share of the input budget that is left then, the summary included."""
     keep_last: int = Field(default=10, ge=1)
     """Last messages that stay word for word; an exchange counts as one."""
-    summary_share: float = Field(default=0.12, gt=0, le=0.5)
-    """The summary's ceiling, as a share of the input budget."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -250,6 +230,9 @@ class ConversationSettings(_Settings):
         return self
 
 
+MEMORY_FILL = 0.5
+"""Share of the window up to which room that nothing else asks for is filled with memories."""
+
 _SHORT_MEMORY_TOKENS = 24
 
 
@@ -262,8 +245,6 @@ class RetrievalSettings(_Settings):
     memory_fill_k: int = Field(default=150, ge=0)
     """Most memories that a search found in a pack; those beyond ``memory_k``, and all of the app's own, enter whole, in
     room that nothing else asks for."""
-    memory_fill: float = Field(default=0.5, ge=0, le=1)
-    """Share of the window up to which such room is filled."""
     evidence_k: int = Field(default=12, ge=0)
     """Most pieces of evidence in a pack. 0 keeps them all out."""
     recall: bool = True
@@ -288,7 +269,7 @@ class RetrievalSettings(_Settings):
         """How many memories are ranked for a window: no more than could be short enough to fill it."""
         if self.memory_k == 0:
             return 0
-        fitting = self.memory_k + int(window * self.memory_fill) // _SHORT_MEMORY_TOKENS
+        fitting = self.memory_k + int(window * MEMORY_FILL) // _SHORT_MEMORY_TOKENS
         return max(self.memory_k, min(self.memory_fill_k, fitting))
 
     @field_validator("redact_before_retrieval")
@@ -304,8 +285,6 @@ class CompressSettings(_Settings):
     enabled: bool = True
     """Whether memories, evidence, declarations and the step's words may be shortened; where not, text is kept word for
     word or dropped."""
-    least_tokens: int = Field(default=16, ge=4)
-    """Tokens that a shortened memory or piece of evidence keeps at least, besides its date or URI."""
     summarizer: str = ""
     """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and cut turns. Empty
     keeps to sentences of the texts themselves, which also stand in where the model fails."""
@@ -321,8 +300,6 @@ class AcceptanceSettings(_Settings):
     came of it stands in the outcome; no answer is ever changed."""
     critic: str = ""
     """Name of a model, as ADK's registry knows it, that judges the items of the checklist, too. Empty for none."""
-    timeout_seconds: float = Field(default=10.0, gt=0)
-    """Deadline for checks and the critic together."""
 
 
 class PayloadSettings(_Settings):
@@ -364,10 +341,6 @@ class OffloadSettings(_Settings):
     """The same for tables and JSON, where every row may be the one that is needed."""
     extract_tokens: int = Field(default=800, ge=40)
     """The ceiling of an extract."""
-    min_saving: float = Field(default=0.25, ge=0, lt=1)
-    """Share of a result's tokens that the extract and its address have to save; else the result stays as it is."""
-    read_tokens: int = Field(default=2_000, ge=100)
-    """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
     tools: Mapping[str, str] = {}
     """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
     the name of a registered extractor, which is asked above the threshold."""
@@ -377,10 +350,9 @@ class UsageSettings(_Settings):
     """What the provider's reported usage decides."""
 
     anchor: bool = True
-    """Whether the estimate of a request stands on the usage that was reported for the one before. Tokens by which that
-    fell short of the count are then room for more, tokens by which it passed the count take room."""
-    calibrate: bool = True
-    """Whether the growth of reported usage teaches how counted tokens become the provider's."""
+    """Whether the estimate of a request stands on the usage that was reported for the one before, and on how counted
+    tokens became the provider's so far. Tokens by which that usage fell short of the count are then room for more,
+    tokens by which it passed the count take room."""
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window. While the usage reported in this invocation and what was added since stay under it, and
     under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off. It matters for marks
@@ -404,8 +376,6 @@ class TokenSettings(_Settings):
     ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
     network: bool = False
     """Whether counters may use the network at a model call: to fetch a vocabulary once, or to ask the provider."""
-    timeout_seconds: float = Field(default=2.0, gt=0)
-    """Deadline for asking a provider about all new texts of one request."""
 
 
 class Limit(_Settings):
@@ -444,11 +414,9 @@ class LimitSettings(_Settings):
     agents: Mapping[str, Limit] = {}
     """For single agents in a session, by agent name, in place of ``agent``."""
     on_budget: Literal["degrade", "warn", "stop", "raise"] = "degrade"
-    """``degrade`` packs economically from ``degrade_at`` on, and more so once a limit is reached; ``warn`` says so in
+    """``degrade`` packs economically from 80% of a limit on, and more so once a limit is reached; ``warn`` says so in
     the log; ``stop`` answers in the model's place where the next call would pass a limit; ``raise`` ends the run
     there."""
-    degrade_at: float = Field(default=0.8, gt=0, le=1)
-    """Share of a limit from which on ``degrade`` packs economically."""
 
     def of_agent(self, name: str) -> Limit:
         return self.agents.get(name, self.agent)
@@ -496,6 +464,15 @@ class PackPolicy(_Settings):
             super().__init__(**_with_profile(settings))
         except ValidationError as error:
             raise _policy_error(error, type(self), None) from error
+
+    @classmethod
+    def recorded(cls, settings: Mapping[str, Any]) -> PackPolicy:
+        """The policy of a recorded pack. Settings that are constants now are left out where they had those values.
+
+        Raises:
+            PolicyError: it cannot be read, or one of those settings had another value.
+        """
+        return cls(**_without_constants(settings))
 
     @classmethod
     def load(cls, source: str | Path | None = None, **overrides: Any) -> PackPolicy:
@@ -659,12 +636,47 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
 
 
+CONSTANTS: Mapping[str, Any] = {
+    "acceptance.timeout_seconds": 10.0,
+    "budget.signals": {
+        "gain": 0.3,
+        "tool_calls_half": 4.0,
+        "questions_half": 3.0,
+        "depth_half": 6.0,
+        "similarity_full": 0.4,
+        "freshness_half_life_days": 14.0,
+    },
+    "compress.least_tokens": 16,
+    "conversation.summarize.summary_share": 0.12,
+    "limits.degrade_at": 0.8,
+    "offload.min_saving": 0.25,
+    "offload.read_tokens": 2_000,
+    "retrieval.memory_fill": 0.5,
+    "tokens.timeout_seconds": 2.0,
+    "usage.calibrate": True,
+}
+"""Settings of earlier versions that are constants now, and what they are. They stand beside the code that uses them."""
+
+
+def _without_constants(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    left: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{path}{key}"
+        if name in CONSTANTS and value == CONSTANTS[name]:
+            continue
+        left[key] = _without_constants(value, f"{name}.") if isinstance(value, Mapping) else value
+    return left
+
+
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
     """The first fault in a sentence: field, value, file and cure."""
     first = error.errors()[0]
     location = [str(piece) for piece in first["loc"]]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
+    if name in CONSTANTS:
+        value = canonical_json(CONSTANTS[name])
+        return PolicyError(f"{name}{where} is a constant now ({value}): leave it out", field=name, source=origin)
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)

@@ -13,13 +13,17 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
+from packs import pack_input, said
 from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import AcceptanceGate, ContextPackPlugin
+from aether_context.adk.acceptance import Reviewer
 from aether_context.cli import main
 from aether_context.errors import PolicyError
 from aether_context.pack import AcceptanceItem, Step
+from aether_context.packing import build_pack
+from aether_context.policy import AcceptanceSettings
 from aether_context.state import knowledge
 from aether_context.state.acceptance import Judgement, cited_uris, examine
 
@@ -213,10 +217,9 @@ class Critic(Scripted):
         )
 
 
-def judged(answer: str, seconds: float = 0.0, timeout: float = 5.0) -> tuple[Any, Critic]:
-    store, critic = new_store(), Critic(model="critic", answer=answer, seconds=seconds, asked=[])
-    policy = PackPolicy(acceptance={"timeout_seconds": timeout})
-    plugin = ContextPackPlugin(store=store, policy=policy, on_error="raise", critic=critic)
+def judged(answer: str) -> tuple[Any, Critic]:
+    store, critic = new_store(), Critic(model="critic", answer=answer, seconds=0.0, asked=[])
+    plugin = ContextPackPlugin(store=store, on_error="raise", critic=critic)
     chat = Chat(script=[f"40 km ({PROOF})"], state=STATE, plugin=plugin, store=store)
     chat.say("Go on.")
     return verdict_of(chat), critic
@@ -242,9 +245,17 @@ def test_a_critic_that_answers_nonsense_decides_nothing(answer: str):
 
 
 def test_a_critic_has_a_deadline():
-    verdict, _ = judged("{}", seconds=30, timeout=0.05)
+    step = Step(text="Write it.", acceptance=tuple(AcceptanceItem(**item) for item in ITEMS))
+    pack = build_pack(pack_input([said("Go on.")], step=step), PackPolicy())
+    answer = LlmResponse(content=types.Content(role="model", parts=[types.Part(text="It is done.")]))
+    slow = Critic(model="critic", answer="{}", seconds=30.0, asked=[])
+    review = asyncio.run(
+        Reviewer(critic=slow, timeout_seconds=0.05).review(pack, answer, AcceptanceSettings(critic="critic"))
+    )
+    assert review is not None
+    verdict = review.to_json()
     assert verdict["problems"] == ["acceptance: not looked at in full within 0.05 s"]
-    assert found(verdict)["range"] == (True, "evidence")
+    assert found(verdict)["tone"] == (None, "nothing")
 
 
 def test_a_critic_that_adk_does_not_know_is_refused_by_name():

@@ -103,7 +103,7 @@ def weigh_with(settings, signal, low, high, layer):
 
 
 def test_unknown_signals_weigh_one_half():
-    assert set(strengths(NEUTRAL, budget().signals).values()) == {0.5}
+    assert set(strengths(NEUTRAL).values()) == {0.5}
 
 
 @pytest.mark.parametrize("profile", ["research", "requirements", "test_cases"])
@@ -208,8 +208,7 @@ def test_without_signals_the_founding_table_decides(profile, middles):
 
 @given(st.floats(0, 1))
 def test_a_similarity_that_was_found_counts_at_least_as_much_as_an_unknown_one(similarity):
-    settings = budget().signals
-    found = strengths(Signals(similarity=similarity), settings)["similarity"]
-    assert found >= strengths(NEUTRAL, settings)["similarity"]
+    found = strengths(Signals(similarity=similarity))["similarity"]
+    assert found >= strengths(NEUTRAL)["similarity"]
     if similarity >= 0.4:
         assert found == 1

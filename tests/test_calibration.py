@@ -285,7 +285,7 @@ def test_estimates_close_in_on_what_a_provider_reports():
 
 
 def test_usage_can_be_left_out():
-    chat = talk(4, policy=PackPolicy(usage={"anchor": False, "calibrate": False}))
+    chat = talk(4, policy=PackPolicy(usage={"anchor": False}))
     chat.say(*[f"question {at}" for at in range(4)])
     assert all(manifest.calibration is None for manifest in chat.manifests())
     assert all(manifest.request_tokens == manifest.counted_tokens for manifest in chat.manifests())

@@ -177,7 +177,7 @@ def gemini(path: str, body: Any) -> tuple[int, Any]:
     return 200, {"totalTokens": total, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": total}]}
 
 
-NETWORK = TokenSettings(network=True, timeout_seconds=5.0)
+NETWORK = TokenSettings(network=True)
 
 
 def test_anthropic_counts_a_text_without_what_it_adds(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:

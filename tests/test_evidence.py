@@ -289,9 +289,9 @@ def test_output_that_ends_in_the_middle_says_so():
 def test_rules_of_single_tools():
     response = {"result": log(300)}
     assert offloaded(response, tools={"t": "never"}).form == "verbatim"
-    short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(9))}
-    assert offloaded(short).form == "verbatim"
-    assert offloaded(short, tools={"t": "always"}, extract_tokens=40, min_saving=0.0).form == "extract"
+    short = {"result": "\n".join(f"step {at} of the build is done and nothing else is to be said" for at in range(20))}
+    assert offloaded(short, threshold_tokens=500).form == "verbatim"
+    assert offloaded(short, threshold_tokens=500, tools={"t": "always"}, extract_tokens=40).form == "extract"
     register_extractor("first_line", lambda text, *, max_tokens, counter, query: text.split("\n")[0])
     found = offloaded(response, tools={"t": "first_line"})
     assert found.response["result"] == log(1)

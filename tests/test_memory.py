@@ -302,7 +302,6 @@ def test_further_memories_fill_what_is_left_and_no_more():
     assert manifest.request_tokens <= 750
     assert len(packed(16_000)[1]) == 150
     assert len(packed(16_000, memory_fill_k=0)[1]) == 12
-    assert len(packed(16_000, memory_fill=0)[1]) == 12
     assert len(packed(16_000, memory_k=0)[1]) == 0
 
 

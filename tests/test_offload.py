@@ -128,7 +128,7 @@ def test_the_model_reads_lines_and_finds_words():
 
 
 def test_what_readers_answer_is_bounded_and_never_offloaded():
-    talk = chat([call("read_log", name="a"), "seen"], policy=policy(read_tokens=2_500, threshold_tokens=200))
+    talk = chat([call("read_log", name="a"), "seen"], policy=policy(threshold_tokens=200))
     talk.say("go")
     talk.llm.script += [call("read_artifact", uri=uri_of(talk), max_lines=2_000), "done"]
     talk.say("all of it")

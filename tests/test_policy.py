@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from aether_context import PackPolicy
 from aether_context.errors import PolicyError
-from aether_context.policy import PROFILES
+from aether_context.policy import CONSTANTS, PROFILES
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
@@ -96,6 +98,26 @@ def test_broken_toml_is_named(tmp_path):
     file.write_text("profile = ")
     with pytest.raises(PolicyError, match=r"broken\.toml cannot be read"):
         PackPolicy.load(file)
+
+
+@pytest.mark.parametrize("name", sorted(CONSTANTS))
+def test_a_setting_that_is_a_constant_now_says_so_and_what_it_is(name, tmp_path):
+    *path, last = name.split(".")
+    settings = {last: CONSTANTS[name]}
+    for section in reversed(path):
+        settings = {section: settings}
+    with pytest.raises(PolicyError, match=f"^{re.escape(name)} is a constant now .*: leave it out$"):
+        PackPolicy(**settings)
+    assert PackPolicy.recorded(settings) == PackPolicy()
+    file = tmp_path / "mine.toml"
+    file.write_text("[usage]\ncalibrate = false\n")
+    with pytest.raises(PolicyError, match=r"^usage\.calibrate in .*mine\.toml is a constant now \(true\)"):
+        PackPolicy.load(file)
+
+
+def test_a_recorded_setting_of_another_value_than_the_constant_is_refused():
+    with pytest.raises(PolicyError, match=r"offload\.read_tokens is a constant now \(2000\)"):
+        PackPolicy.recorded({"offload": {"read_tokens": 9}})
 
 
 def test_a_policy_cannot_be_changed():

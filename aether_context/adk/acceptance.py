@@ -68,10 +68,14 @@ class Reviewer:
     Args:
         checks: asked in their order for each item.
         critic: the Critic; None takes the one that the policy names from ADK's registry, if any.
+        timeout_seconds: the deadline for checks and Critic together.
     """
 
-    def __init__(self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None) -> None:
+    def __init__(
+        self, checks: Sequence[AcceptanceCheck] = (), critic: BaseLlm | None = None, *, timeout_seconds: float = 10.0
+    ) -> None:
         self._checks = tuple(checks)
+        self._timeout_seconds = timeout_seconds
         self._models: dict[str, BaseLlm] = {critic.model: critic} if critic is not None else {}
 
     def check(self, settings: AcceptanceSettings) -> None:
@@ -96,9 +100,9 @@ class Reviewer:
         cost = Cost()
         said: defaultdict[str, list[Judgement]] = defaultdict(list)
         try:
-            await within(settings.timeout_seconds, self._judge(step, answer, settings.critic, said, problems, cost))
+            await within(self._timeout_seconds, self._judge(step, answer, settings.critic, said, problems, cost))
         except TimeoutError:
-            problems.append(f"acceptance: not looked at in full within {settings.timeout_seconds:g} s")
+            problems.append(f"acceptance: not looked at in full within {self._timeout_seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, judged = list(problems), {name: tuple(opinions) for name, opinions in said.items()}
         covers = {one.uri: one.covers for one in (*pack.source.candidates, *evidence) if one.uri}

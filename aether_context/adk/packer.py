@@ -55,6 +55,8 @@ OnError: TypeAlias = Literal["passthrough", "raise"]
 _MOST_SCOPES = 512
 _SUMMARY_ROUNDS = 2
 _MOST_TOLD = 8
+READ_TOKENS = 2_000
+"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
 _INSTANT_CHARACTERS = 500_000
 _INSTANT_TOOLS = 50
 _SIMPLE = ("epochs",)
@@ -245,7 +247,7 @@ class RequestPacker:
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
         last = self._last.get(scope_of(context, context.get_invocation_context().branch))
-        most = self.policy.offload.read_tokens
+        most = READ_TOKENS
         if last is None:
             return most
         budget = last.pack.allocation.budget

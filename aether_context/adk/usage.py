@@ -555,10 +555,9 @@ class Meters:
         """What this request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
         meter = self._meter(identity, events)
-        if not (settings.anchor or settings.calibrate):
+        if not settings.anchor:
             return None
-        anchor = meter.anchor if settings.anchor else None
-        ratio = self._ratios.get(owner, TokenRatio()) if settings.calibrate else TokenRatio()
+        anchor, ratio = meter.anchor, self._ratios.get(owner, TokenRatio())
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
@@ -581,7 +580,7 @@ class Meters:
                 epoch=pack.epoch.number,
                 counted=pack.counted_tokens,
                 reported=tokens,
-                learns=settings.calibrate,
+                learns=settings.anchor,
             )
             meter.reported_in = identity.invocation
             if learned is not ratio:

@@ -16,6 +16,8 @@ from aether_context.policy import ConversationSettings
 # What strategies that cut for good have in common: whole units from the oldest, in one act, with a summary.
 
 _BULLET = "- x"
+_SUMMARY_SHARE = 0.12
+"""The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
 
 def cut_units(
@@ -264,7 +266,7 @@ class Summarize:
             parts,
             stay=self._latest(conversation, parts, target),
             target=min(target, budget.low) if conversation.forced else target,
-            summary_ceiling=min(int(settings.summary_share * budget.input), MOST_TOKENS),
+            summary_ceiling=min(int(_SUMMARY_SHARE * budget.input), MOST_TOKENS),
             last_turns=1,
             worthwhile=mark(budget, settings.trigger) - target,
             reason=conversation.reason(mark(budget, settings.trigger), "high_water"),

@@ -24,6 +24,8 @@ NAMES_KEY = "also_mentions"
 _ABOUT = (ARTIFACT_KEY, NOTE_KEY, SUPERSEDES_KEY, NAMES_KEY)
 _GIST_CHARACTERS, _GIST_TOKENS = 2_000, 40
 _DOMINANT = 0.8
+_LEAST_SAVING = 0.25
+"""Share of a result's tokens that its extract and address have to save; else the result stays as it is."""
 _ERROR_KEYS = ("error", "errors", "error_message", "isError", "is_error")
 _ERROR_STATES = frozenset({"error", "failed", "failure"})
 _ERROR_STARTS = ("Traceback (most recent call last)", "Error:", "error:", "ERROR:", "Error executing tool")
@@ -88,7 +90,7 @@ def offload(
     kept = _typed(kept, shown, text)
     changed = _changed(response, path, shown, kept)
     used = tokens_of(canonical_json(changed), counter)
-    if used > (1 - settings.min_saving) * tokens:
+    if used > (1 - _LEAST_SAVING) * tokens:
         return kept
     form: Form = "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract"
     return replace(kept, response=changed, shown_tokens=used, form=form)

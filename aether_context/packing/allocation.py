@@ -15,10 +15,18 @@ from functools import lru_cache
 
 from aether_context.errors import StepTooLarge
 from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, PackInput, Signals
-from aether_context.policy import BudgetSettings, PackPolicy, Range, SignalSettings
+from aether_context.policy import BudgetSettings, PackPolicy, Range
 
 _RISK = {"low": 0.0, "medium": 0.5, "high": 1.0}
 _NEUTRAL = 0.5
+_GAIN = 0.3
+"""How far all signals of a layer together raise or lower its weight, as a share of it."""
+_TOOL_CALLS_HALF = 4
+_QUESTIONS_HALF = 3
+_TURNS_HALF = 6
+_FULL_SIMILARITY = 0.4
+"""About what the best match reaches."""
+_HALF_LIFE_DAYS = 14
 
 
 def allocate(
@@ -81,7 +89,7 @@ def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | Non
     return max(floor, min(output_tokens or 0, window // 2))
 
 
-def strengths(signals: Signals, settings: SignalSettings) -> dict[str, float]:
+def strengths(signals: Signals) -> dict[str, float]:
     """Each signal on a scale of 0 to 1; unknown ones at the neutral one half.
 
     Shares stay as they are, counts follow ``x / (x + half)``, age halves every half-life, risk is 0, ½ or 1. A
@@ -90,13 +98,13 @@ def strengths(signals: Signals, settings: SignalSettings) -> dict[str, float]:
     days = signals.freshness_days
     return {
         "checklist_evidence_ratio": _share(signals.checklist_evidence_ratio),
-        "expected_tool_calls": _count(signals.expected_tool_calls, settings.tool_calls_half),
+        "expected_tool_calls": _count(signals.expected_tool_calls, _TOOL_CALLS_HALF),
         "risk_weight": _NEUTRAL if signals.risk is None else _RISK[signals.risk],
         "retrieval_hit_rate": _share(signals.retrieval_hit_rate),
-        "similarity": _NEUTRAL + _NEUTRAL * _share((signals.similarity or 0.0) / settings.similarity_full),
-        "freshness": _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / settings.freshness_half_life_days),
-        "unresolved_questions": _count(signals.unresolved_questions, settings.questions_half),
-        "dialogue_depth": _count(signals.dialogue_depth, settings.depth_half),
+        "similarity": _NEUTRAL + _NEUTRAL * _share((signals.similarity or 0.0) / _FULL_SIMILARITY),
+        "freshness": _NEUTRAL if days is None else 0.5 ** (max(0.0, days) / _HALF_LIFE_DAYS),
+        "unresolved_questions": _count(signals.unresolved_questions, _QUESTIONS_HALF),
+        "dialogue_depth": _count(signals.dialogue_depth, _TURNS_HALF),
     }
 
 
@@ -111,16 +119,16 @@ _OF_LAYER: Mapping[Layer, tuple[str, ...]] = {
 def weigh(signals: Signals, settings: BudgetSettings) -> dict[Layer, float]:
     """Shares of the remainder that sum to 1, each inside its range.
 
-    A layer's weight is the middle of its range, raised or lowered by up to ``gain`` of it by the mean of its signals;
+    A layer's weight is the middle of its range, raised or lowered by up to 30% of it by the mean of its signals;
     the weights are scaled to sum to 1 and projected.
     """
-    strength = strengths(signals, settings.signals)
+    strength = strengths(signals)
     ranges = [getattr(settings.shares, layer) for layer in FLEXIBLE_LAYERS]
     weights = []
     for layer, allowed in zip(FLEXIBLE_LAYERS, ranges, strict=True):
         names = _OF_LAYER[layer]
         lean = 2 * sum(strength[name] for name in names) / len(names) - 1
-        weights.append(allowed.middle * max(0.0, 1 + settings.signals.gain * lean))
+        weights.append(allowed.middle * max(0.0, 1 + _GAIN * lean))
     total = sum(weights) or 1.0
     return dict(zip(FLEXIBLE_LAYERS, project([weight / total for weight in weights], ranges), strict=True))
 

@@ -28,7 +28,7 @@ from aether_context.pack import (
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate, input_budget
 from aether_context.packing.carryover import Carried
-from aether_context.policy import CompressSettings, PackPolicy
+from aether_context.policy import MEMORY_FILL, CompressSettings, PackPolicy
 from aether_context.retrieval import Left, answers, rank, weakest
 from aether_context.text.compression import Summaries, level, shorten
 from aether_context.tokens.cache import CachedCounter
@@ -110,6 +110,10 @@ def reduce_evidence(chosen: Sequence[Candidate], room: int, step: Step, press: P
     return _reduced("evidence", chosen, ranked, made, room)
 
 
+LEAST_TOKENS = 16
+"""What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+
+
 def least_tokens(candidate: Candidate, press: Press) -> int:
     """Tokens that a candidate always can be shortened to; `briefest` may be a little less.
 
@@ -117,7 +121,7 @@ def least_tokens(candidate: Candidate, press: Press) -> int:
     """
     if not press.settings.enabled or candidate.source == RECALLED or candidate.kind == "standing":
         return candidate.tokens
-    return min(candidate.tokens, _overhead(candidate, press.counter) + press.settings.least_tokens)
+    return min(candidate.tokens, _overhead(candidate, press.counter) + LEAST_TOKENS)
 
 
 def briefest(candidate: Candidate, press: Press) -> Candidate:
@@ -437,7 +441,7 @@ def fill(source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chosen
     find room whole.
 
     Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
-    all layers together leave of ``memory_fill`` of the window, so a further memory takes nothing from another layer and
+    all layers together leave of half of the window, so a further memory takes nothing from another layer and
     shortens nothing. At a cut memories alone may take as much, and the conversation's latest turns find room beside
     them: how much more of it stays follows from what the other layers leave.
     """
@@ -470,7 +474,7 @@ def _free(source: PackInput, policy: PackPolicy) -> int:
     """Tokens up to which the window may be filled; none where layers do not lend."""
     if not policy.budget.lending:
         return 0
-    return min(input_budget(source, policy), int(source.window * policy.retrieval.memory_fill))
+    return min(input_budget(source, policy), int(source.window * MEMORY_FILL))
 
 
 def _that_fit(candidates: Sequence[Candidate], room: int) -> list[Candidate]:

@@ -240,7 +240,7 @@ class Replayer(Resolver):
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
         try:
-            return PackPolicy(**json.loads(self.store.blob(manifest, manifest.policy)))
+            return PackPolicy.recorded(json.loads(self.store.blob(manifest, manifest.policy)))
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 

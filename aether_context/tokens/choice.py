@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError
 from aether_context.policy import TokenSettings
 from aether_context.tokens.counters import (
+    REMOTE_SECONDS,
     CachedCounter,
     TokenCounter,
     TokenizerCounter,
@@ -270,7 +271,7 @@ def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
 
 
 def _by_anthropic(model: str, settings: TokenSettings) -> TokenCounter:
-    return anthropic_counter(model, estimate=estimate_for(model), timeout_seconds=settings.timeout_seconds)
+    return anthropic_counter(model, estimate=estimate_for(model), timeout_seconds=REMOTE_SECONDS)
 
 
 def _is_openai(model: str) -> bool:

@@ -258,6 +258,9 @@ Ask: TypeAlias = Callable[[str], int]
 ANTHROPIC_URL = "https://api.anthropic.com"
 ANTHROPIC_VERSION = "2023-06-01"
 
+REMOTE_SECONDS = 2.0
+"""Deadline for asking a provider about all new texts of one request."""
+
 _MOST_AT_ONCE = 8
 
 
@@ -324,7 +327,7 @@ class RemoteCounter:
             raise TokenCountingError(self.name, f"{type(faults[0]).__name__}: {faults[0]}") from faults[0]
         if len(counts) < len(texts):
             left = f"{len(texts) - len(counts)} of {len(texts)} texts were not counted"
-            raise TokenCountingError(self.name, f"{left} within {self._timeout_seconds:g} s: tokens.timeout_seconds")
+            raise TokenCountingError(self.name, f"{left} within {self._timeout_seconds:g} s")
         return counts
 
 

@@ -249,6 +249,8 @@ _MOST_OPEN = 256
 _MOST_PAIRS = 256
 _MOST_OUTPUTS = 256
 _RECENT = 20
+_NEAR = 0.8
+"""Share of a limit from which on it is near."""
 
 _NOTHING = Totals()
 _Account = TypeVar("_Account")
@@ -450,13 +452,13 @@ class TokenLedger:
         return max(violations, key=lambda one: float((one.used + one.planned) / one.limit), default=None)
 
     def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
-        """The limit of which the largest share is used, where that is ``degrade_at`` or more.
+        """The limit of which the largest share is used, where that is 80% or more.
 
         It looks at what was used, not at what is planned, so that it only grows while an account does.
         """
         shares = [(float(one.used / one.limit), one) for one in self._bounds(limits, invocation, agent)]
         share, most = max(shares, key=lambda pair: pair[0], default=(0.0, None))
-        if most is None or share < limits.degrade_at:
+        if most is None or share < _NEAR:
             return None
         return Pressure(level=2 if share >= 1 else 1, scope=most.scope, measure=most.measure, limit=most.limit)
 

@@ -23,9 +23,9 @@ from tool_runs import Score as Sums
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.adk.packer import READ_TOKENS
 from aether_context.evidence.lines import view_of
 from aether_context.evidence.passages import Searcher
-from aether_context.policy import OffloadSettings
 from aether_context.tokens import counter_for
 
 MODES = {"off": {}, "session": {"mode": "session"}, "request": {"mode": "request"}}
@@ -50,7 +50,7 @@ class Read:
         self.answered += other.answered
 
 
-def read_back(run: Run, requests: Sequence[Request], store: PackStore, settings: OffloadSettings) -> Read:
+def read_back(run: Run, requests: Sequence[Request], store: PackStore) -> Read:
     """What an agent could have read back at each request, and what that would have cost."""
     total = Read()
     manifest = next(store.manifests())
@@ -63,7 +63,7 @@ def read_back(run: Run, requests: Sequence[Request], store: PackStore, settings:
         said += f"\n{user}"
         needed = sorted(line for line in long_lines(step) if line in said)
         here = [searchers[uri] for uri in searchers if uri in request.said]
-        total.add(_found(needed, request, here, settings))
+        total.add(_found(needed, request, here))
         results = [call["result"] for call in step["calls"]]
         said += "\n".join(["", step["text"], *(json_text(call["args"]) for call in step["calls"]), *results])
         if results and at + 1 < len(requests):
@@ -73,7 +73,7 @@ def read_back(run: Run, requests: Sequence[Request], store: PackStore, settings:
     return total
 
 
-def _found(needed: Sequence[str], request: Request, here: Sequence[Searcher], settings: OffloadSettings) -> Read:
+def _found(needed: Sequence[str], request: Request, here: Sequence[Searcher]) -> Read:
     read = Read(lines=len(needed))
     answers: dict[int, str] = {}
     counter = counter_for("")
@@ -84,7 +84,7 @@ def _found(needed: Sequence[str], request: Request, here: Sequence[Searcher], se
         for at, searcher in enumerate(here):
             if line not in "\n".join(searcher.view.lines):
                 continue
-            found = searcher.search(line, max_tokens=settings.read_tokens, counter=counter)
+            found = searcher.search(line, max_tokens=READ_TOKENS, counter=counter)
             answer = "\n".join(one.text for one in found.excerpts)
             if line in answer:
                 read.kept += 1

@@ -16,7 +16,7 @@ from aether_context.retrieval.embedders import CachedEmbedder, Purpose, Vectors,
 from aether_context.retrieval.embedders import register as register_embedder
 from aether_context.tokens import CachedCounter, Offer, TokenCounter, counter_for, family_of, register
 from aether_context.tokens.choice import require_network
-from aether_context.tokens.counters import Ask, RemoteCounter, TokenizerCounter, sound
+from aether_context.tokens.counters import REMOTE_SECONDS, Ask, RemoteCounter, TokenizerCounter, sound
 from aether_context.tokens.model_limits import bare_model_name
 
 # Google's counters of Gemini's tokens, by its SDK's local tokenizer and by its `count_tokens` API.
@@ -44,7 +44,7 @@ def local_counter(model: str, settings: TokenSettings) -> TokenCounter:
 def api_counter(model: str, settings: TokenSettings) -> TokenCounter:
     """By Google's `count_tokens`, with a client as the environment describes it. It adds nothing to a text."""
     bare = bare_model_name(model)
-    options = types.HttpOptions(timeout=int(1000 * settings.timeout_seconds))
+    options = types.HttpOptions(timeout=int(1000 * REMOTE_SECONDS))
 
     @contextmanager
     def connect() -> Iterator[Ask]:
@@ -52,9 +52,7 @@ def api_counter(model: str, settings: TokenSettings) -> TokenCounter:
             yield lambda text: _total(client, bare, text)
 
     _client(options).close()
-    return RemoteCounter(
-        f"gemini-api/{bare}", connect, estimate=counter_for(model), timeout_seconds=settings.timeout_seconds
-    )
+    return RemoteCounter(f"gemini-api/{bare}", connect, estimate=counter_for(model), timeout_seconds=REMOTE_SECONDS)
 
 
 def _client(options: types.HttpOptions) -> Client:

@@ -43,7 +43,7 @@ from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.memory import Remembered
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Pack, PackInput, Request
 from aether_context.packing.payload import TOOL
-from aether_context.policy import PackPolicy, RetrievalSettings
+from aether_context.policy import MEMORY_FILL, PackPolicy, RetrievalSettings
 from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
@@ -539,7 +539,7 @@ async def _found(call: Call, query: str, policy: PackPolicy, problems: list[str]
         entries = found.memories
         if len(entries) > MOST_MEMORIES:
             problems.append(f"memory search: only the first {MOST_MEMORIES} of {len(entries)} entries were looked at")
-        room = int(policy.retrieval.memory_fill * _window(policy, call.request.model or "")) * _TOKEN_CHARACTERS
+        room = int(MEMORY_FILL * _window(policy, call.request.model or "")) * _TOKEN_CHARACTERS
         return tuple(found_memories(entries, room, preferences=True))
     window = _window(policy, call.request.model or "")
     most = policy.retrieval.most_memories(window)
@@ -549,7 +549,7 @@ async def _found(call: Call, query: str, policy: PackPolicy, problems: list[str]
 
 def _fitting(found: Iterable[Remembered], settings: RetrievalSettings, window: int) -> Iterator[Remembered]:
     """The best, as many as their room could take were a token five characters long, and ``memory_k`` at least."""
-    room = int(settings.memory_fill * window) * _TOKEN_CHARACTERS
+    room = int(MEMORY_FILL * window) * _TOKEN_CHARACTERS
     for at, one in enumerate(found):
         if room <= 0 and at >= settings.memory_k:
             return

@@ -25,7 +25,7 @@ from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
 from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Identity, PackInput, recalled_id
-from aether_context.policy import PackPolicy, RetrievalSettings
+from aether_context.policy import MEMORY_FILL, PackPolicy, RetrievalSettings
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, Hit, query_for
 from aether_context.retrieval.call_indexes import SessionIndexes, ranked, told
@@ -157,7 +157,7 @@ class Recall:
             return source
         earlier = history[: source.request.positions[human]]
         told = [told_of(content) for content in earlier]
-        room = _room(earlier, told, settings.memory_fill * source.window)
+        room = _room(earlier, told, MEMORY_FILL * source.window)
         room = room if most is None else min(room, max(most, _LEAST_TOKENS))
         entries = said(told, events) if room else []
         if all(_place(entry.id) in sent for entry in entries):
