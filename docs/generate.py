@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -37,6 +38,15 @@ _OPERANDS: Mapping[str, str] = {
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
+API = (
+    "aether_context",
+    "aether_context.adk",
+    "aether_context.retrieval",
+    "aether_context.tokens",
+    "aether_context.store",
+)
+"""The packages whose names are public."""
+_WITH_A_PAGE = (policy.__name__, Manifest.__module__)
 _Paths: TypeAlias = dict[type, str]
 _PLAIN: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "true or false"}
 
@@ -110,6 +120,25 @@ def commands() -> str:
     return "\n\n".join(_command("aether-context", cli.main))
 
 
+def api() -> str:
+    """A section for each package with public names, and a directive of mkdocstrings for each name.
+
+    Settings and the manifest have pages for their fields, so that of their classes only the methods are shown.
+    """
+    sections = []
+    shown: set[int] = set()
+    for package in API:
+        module = import_module(package)
+        pieces = [f"## `{package}`", *(_line(text) for text in (module.__doc__ or "").strip().split("\n\n"))]
+        for name in module.__all__:
+            value = getattr(module, name)
+            if id(value) not in shown:
+                pieces.append(_directive(package, name, value))
+            shown.add(id(value))
+        sections.append("\n\n".join(pieces))
+    return "\n\n".join(sections)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "policy-fields": policy_fields,
     "profiles": profiles,
@@ -121,6 +150,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "framings": framings,
     "samples": samples,
     "commands": commands,
+    "api": api,
 }
 
 
@@ -154,6 +184,19 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _directive(package: str, name: str, value: object) -> str:
+    if getattr(value, "__module__", "") not in _WITH_A_PAGE or not isinstance(value, type):
+        return f"::: {package}.{name}"
+    methods = [name for name, member in vars(value).items() if name[0] != "_" and _is_documented_method(member)]
+    return f"::: {package}.{name}\n    options:\n      members: [{', '.join(methods)}]"
+
+
+def _is_documented_method(member: object) -> bool:
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    return callable(function) and bool(function.__doc__) and "pydantic" not in getattr(function, "__module__", "")
+
+
+def _reference(model: type[BaseModel], *, with_defaults: bool, top: str = "") -> str:
 def _reference(model: type, *, with_defaults: bool, top: str = "") -> str:
     """A table for a model and for each one inside it, under the path that leads there first."""
     paths = _paths(model, top)

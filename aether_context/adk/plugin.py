@@ -93,10 +93,12 @@ class ContextPackPlugin(BasePlugin):
 
     @property
     def policy(self) -> PackPolicy:
+        """The settings of every call that no profile of a step, a plan or an agent changes."""
         return self._packer.policy
 
     @property
     def store(self) -> PackStore:
+        """Where packs, evidence and what was learned are kept."""
         return self._packer.store
 
     # limits and usage
@@ -119,7 +121,10 @@ class ContextPackPlugin(BasePlugin):
         Args:
             limits: all of them, as in a policy's section; None returns to the policy's, or, for one session, to those
                 of all.
-            app, user, session: one session, named by all three; without them, all that have no limits of their own.
+            app: the application of one session, which all three together name; without them, the limits of all
+                sessions that have none of their own.
+            user: the session's user.
+            session: its id.
 
         Raises:
             PolicyError: a limit is wrong, or the session is named in part.
@@ -193,6 +198,10 @@ def context_pack_callbacks(
 
     The arguments are those of `ContextPackPlugin`. An agent that runs as a tool of this one is packed, and its usage
     booked here too, where it has the same callbacks: make them once and give them to both.
+
+    Raises:
+        PolicyError: the policy does not exist or is wrong.
+        MissingExtra: the store's protocol needs a package that is not installed.
     """
     edge = RequestPacker(
         policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts

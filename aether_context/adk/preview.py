@@ -215,8 +215,14 @@ def cutoff(
 ) -> Event | None:
     """The last event that the model does not read any more; None where it reads from the beginning.
 
-    It follows from session and policy and is stored nowhere, so any reader comes to the same event. The other arguments
-    are those of `preview`: system instruction and tools take room, too.
+    It follows from session and policy and is stored nowhere, so any reader comes to the same event.
+
+    Args:
+        policy: as for the plugin.
+        agent_name: who is called; the session's last agent by default.
+        model: a name or a model; it decides window and counter.
+        system: the system instruction, which takes room, too.
+        tools: the agent's tools, whose declarations take room.
 
     Raises:
         PolicyError: the policy is wrong.

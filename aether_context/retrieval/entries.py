@@ -59,10 +59,12 @@ class Hit:
 
     @property
     def id(self) -> str:
+        """The entry's."""
         return self.entry.id
 
     @property
     def text(self) -> str:
+        """The entry's, whole."""
         return self.entry.text
 
 

@@ -66,6 +66,7 @@ class PackStore:
 
     @property
     def url(self) -> str:
+        """The base URL."""
         return self.files.url
 
     @property

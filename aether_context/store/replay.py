@@ -269,7 +269,17 @@ class Replayer(Resolver):
 
 
 def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:
-    """Builds a recorded pack again; see `Replayer.replay`. To replay many of a session, keep a `Replayer`."""
+    """Builds a recorded pack again. To replay many of a session, keep a `Replayer`.
+
+    Args:
+        store: where the manifest's blobs and those of its ancestors are.
+        policy: another policy to build it with; None takes the recorded one.
+
+    Raises:
+        ReplayError: what is recorded cannot be built from.
+        ReplayIncomplete: the recording lacks texts.
+        ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
+    """
     return Replayer(store).replay(manifest, policy)
 
 

@@ -88,25 +88,38 @@ class Remembered:
 
 
 class CachedCounter:
-    """A counter that remembers what it counted. Threads may share it."""
+    """A counter that remembers what it counted. Threads may share it.
+
+    Args:
+        counter: counts the texts that are not remembered.
+        max_texts: texts that are remembered at most; those asked for last stay.
+        max_key_characters: a longer text is remembered by a hash instead of itself.
+    """
 
     def __init__(self, counter: TokenCounter, *, max_texts: int = 8192, max_key_characters: int = 1_024) -> None:
-        """The limits are those of `Remembered`."""
         self.counter = counter
         self._remembered = Remembered(max_texts=max_texts, max_key_characters=max_key_characters)
 
     @property
     def name(self) -> str:
+        """The counter's."""
         return self.counter.name
 
     @property
     def accuracy(self) -> Accuracy:
+        """The counter's."""
         return self.counter.accuracy
 
     def count(self, text: str) -> int:
+        """Tokens of the text."""
         return self.count_all((text,))[0]
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text; those that are not remembered are counted in one call.
+
+        Raises:
+            TokenCountingError: the counter could not count them.
+        """
         counts = self._remembered.known(texts)
         new = [text for text in dict.fromkeys(texts) if text not in counts]
         if new:

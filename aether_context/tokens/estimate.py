@@ -85,10 +85,16 @@ class Table:
 
 
 class EstimateCounter:
-    """Counts by the named tables; with several, by the highest cost and the fewest known words among them."""
+    """Counts by the named tables; with several, by the highest cost and the fewest known words among them.
+
+    Args:
+        family: the name of the family that it counts for, as `family_of` returns it.
+        tables: names of the tables beside this module, one or more.
+        accuracy: how close the counts are.
+        percent: scales the count: 110 counts a tenth more than the tables say.
+    """
 
     def __init__(self, family: str, tables: tuple[str, ...], *, accuracy: Accuracy, percent: int = 100) -> None:
-        """`percent` scales the count: 110 counts a tenth more than the tables say."""
         self.family = family
         self.accuracy: Accuracy = accuracy
         self._tables = tables

@@ -106,9 +106,16 @@ def media_tokens(
 ) -> int:
     """Tokens that a piece of media counts for a model of the family (a name that `family_of` returns).
 
-    `model` tells OpenAI's models apart, GPT-4o by default. `size_bytes` is that of the media itself, 0 where it is not
-    known. Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side. It never
-    raises, whatever the data.
+    Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side. It never raises,
+    whatever the data.
+
+    Args:
+        mime_type: None or empty is told from the data's first bytes.
+        size_bytes: that of the media itself, 0 where it is not known.
+        family: decides what an image, a page and a second cost.
+        model: tells OpenAI's models apart; GPT-4o where it is empty.
+        data: the media; None where only its address is known.
+        duration_seconds: of audio and video; None is guessed from the size.
     """
     kind = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
