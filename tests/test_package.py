@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -82,6 +84,41 @@ def test_importing_every_module_but_the_edge_leaves_google_alone():
 def test_importing_makes_no_file(tmp_path):
     code = f"import os; os.chdir({str(tmp_path)!r}); import aether_context.adk; assert not os.listdir('.')"
     loaded_by(code)
+
+
+def test_the_version_is_the_same_wherever_it_is_named():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert aether_context.__version__ == version
+    changelog = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE)
+    assert len(headings) == len(re.findall(r"^## ", changelog, re.MULTILINE))
+    assert headings[0][0] == version
+
+
+def public_names():
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    for package in generator["API"]:
+        module = importlib.import_module(package)
+        yield from ((f"{package}.{name}", getattr(module, name)) for name in module.__all__)
+
+
+def test_every_public_name_says_what_it_is():
+    silent, looked_at = [], 0
+    for name, value in public_names():
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        looked_at += 1
+        if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}("):
+            silent.append(name)
+        inherited = {attribute for parent in getattr(value, "__mro__", ())[1:] for attribute in vars(parent)}
+        for attribute, member in vars(value).items() if inspect.isclass(value) else ():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if attribute[0] == "_" or attribute in inherited or not inspect.isfunction(function):
+                continue
+            if not function.__doc__:
+                silent.append(f"{name}.{attribute}")
+    assert looked_at > 40
+    assert silent == []
 
 
 def test_types_travel_with_the_package():
