@@ -196,7 +196,6 @@ def _is_documented_method(member: object) -> bool:
     return callable(function) and bool(function.__doc__) and "pydantic" not in getattr(function, "__module__", "")
 
 
-def _reference(model: type[BaseModel], *, with_defaults: bool, top: str = "") -> str:
 def _reference(model: type, *, with_defaults: bool, top: str = "") -> str:
     """A table for a model and for each one inside it, under the path that leads there first."""
     paths = _paths(model, top)
