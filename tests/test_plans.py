@@ -80,7 +80,12 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("another status", {"status": "lost"}, "plan.step.status"),
     ("notes of any kind", {"notes": [{"text": "one"}, {"note": "two"}, 3]}, "plan.step.notes.1"),
     ("keys in capitals", {"Tools": ["look_up"], "tools": None}, ""),
-    ("another key", {"acceptance_criteria": ["x"], "acceptence": ["y"]}, ""),
+    ("items by description", {"acceptance": [{"description": "the rule is cited"}]}, "'description' was read"),
+    ("items by criterion", {"acceptance": [{"id": "a1", "Criterion": "the rule is cited"}]}, "'Criterion' was read"),
+    ("items with a name", {"acceptance": [{"name": "the rule is cited", "done": False}]}, "'name' was read"),
+    ("a name and a text", {"acceptance": [{"name": "a1", "text": "the rule is cited"}]}, ""),
+    ("another key", {"acceptance_criteria": ["x"]}, ""),
+    ("a misspelled key beside the right one", {"acceptence": ["y"]}, "'acceptance', which is given as well"),
     ("a long text", {"text": "Find the rule " * 5_000}, "plan.step.text was cut"),
 ]
 

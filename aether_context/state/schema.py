@@ -31,6 +31,8 @@ _Any = TypeVar("_Any", bound="_Shape")
 _MOST_TEXT = 20_000
 _MOST_PROBLEMS = 50
 _MOST_KEY = 60
+_ALIKE = 0.8
+"""How alike a key is to the field beside it, at least, to be taken for a slip of it, by `difflib`."""
 _LOGS = ("decisions", "entities")
 _MOST_ENTRIES = 200
 _MOST_ITEMS = 1_000
@@ -48,6 +50,11 @@ _MEANT = {
     "ttl": "ttl_seconds",
 }  # fmt: skip
 """What other words for a field are likely to mean, folded."""
+_ITEM_TEXTS = (
+    "description", "criterion", "criteria", "condition", "requirement", "check", "item", "title", "content", "summary",
+    "name",
+)  # fmt: skip
+"""Keys, folded, under which models write the text of an acceptance item, the most telling first."""
 _STEP_NUMBER = re.compile(r"(?i)(?:step|task|number|no\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})\.?")
 _LONG_AGO = -62_135_596_800.0
 
@@ -373,17 +380,19 @@ class Problems:
         self._told[text] = None
 
     def unknown(self, kind: type[_Shape], key: str, place: str, given: Collection[str]) -> None:
-        """Notes a key that is no field but near to one that is not given; others are the application's own.
+        """Notes a key that is no field but near to one: of those that are given as well, only to one spelled alike.
 
-        It is noted once for each kind of shape.
+        Others are the application's own. It is noted once for each kind of shape.
         """
         key = " ".join(key.split())[:_MOST_KEY]
         if (kind, key) in self._unknown or len(self._unknown) > _MOST_PROBLEMS:
             return
         near = _nearest(kind, key)
-        if near and near not in given:
+        alike = difflib.get_close_matches(folded(key), [folded(near)], cutoff=_ALIKE)
+        if near and (near not in given or alike):
             self._unknown.add((kind, key))
-            self.note(f"state {place}.{key} is unknown: did you mean {near!r}?")
+            beside = ", which is given as well" if near in given else ""
+            self.note(f"state {place}.{key} is unknown: did you mean {near!r}{beside}?")
 
 
 @lru_cache(maxsize=500)
@@ -515,6 +524,11 @@ def _shape(kind: type[_Any], value: object, place: str, problems: Problems, apar
     if fields is None:
         problems.lose(place, "it is neither a mapping nor a text")
         return None
+    if kind is AcceptanceShape and spellings.means_nothing(fields.get("text")):
+        texts = {folded(key): key for key, raw in fields.items() if isinstance(raw, str) and raw.strip()}
+        if (key := next((texts[word] for word in _ITEM_TEXTS if word in texts), None)) is not None:
+            problems.note(f"state {place} has no 'text': its {key!r} was read as that")
+            fields = {"text": fields[key]} | {name: raw for name, raw in fields.items() if name not in ("text", key)}
     held: dict[str, Any] = {}
     for name, raw in fields.items():
         where = f"{place}.{name}"
