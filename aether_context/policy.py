@@ -183,6 +183,17 @@ class AnchorSettings(_Settings):
     """Messages that a registered selector picks, where it names no priority of its own."""
 
 
+OLD_NAMES: Mapping[str, str] = {"high_water": "compact_at", "low_water": "compact_to"}
+"""Settings of ``conversation`` by the names that they had before; those are still read."""
+
+
+def _renamed(section: object) -> object:
+    """The settings of ``conversation`` under their present names; an old name beside the present one stays."""
+    if not isinstance(section, Mapping):
+        return section
+    return {key if OLD_NAMES.get(key, key) in section else OLD_NAMES.get(key, key): section[key] for key in section}
+
+
 def _as_names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -193,10 +204,10 @@ class ConversationSettings(_Settings):
     strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
     """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
     a list applies several in its order."""
-    high_water: float = Field(default=1.0, gt=0, le=1)
+    compact_at: float = Field(default=1.0, gt=0, le=1)
     """Share of the input budget above which a cut is made where it pays. 1 cuts only where the budget itself is
     passed."""
-    low_water: float = Field(default=0.42, gt=0, le=1)
+    compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that outlive older ones at a cut; what a summary has to say beside them can cost one of them."""
@@ -219,10 +230,15 @@ class ConversationSettings(_Settings):
     custom: Mapping[str, Mapping[str, Any]] = {}
     """Settings of strategies registered from outside, by their names."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _present_names(cls, settings: object) -> object:
+        return _renamed(settings)
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.low_water > self.high_water:
-            raise ValueError(f"low_water {self.low_water} is above high_water {self.high_water}")
+        if self.compact_to > self.compact_at:
+            raise ValueError(f"compact_to {self.compact_to} is above compact_at {self.compact_at}")
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         if "summarize" in self.strategy and self.summary == "off":
@@ -356,7 +372,7 @@ class UsageSettings(_Settings):
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window. While the usage reported in this invocation and what was added since stay under it, and
     under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off. It matters for marks
-    below the budget: a lower ``conversation.high_water``, ``stable_prefix`` and ``summarize``. The default strategy
+    below the budget: a lower ``conversation.compact_at``, ``stable_prefix`` and ``summarize``. The default strategy
     cuts only where the budget itself is passed, and reported usage is part of that budget (``anchor``), so there the
     gate decides nothing."""
     net_bytes_per_token: float = Field(default=3.6, ge=0)
@@ -524,8 +540,8 @@ class PackPolicy(_Settings):
         factor = 0.5 ** (level - 1)
         tighter = {
             "conversation": {
-                "high_water": min(self.conversation.high_water, marks["high_water"]) * factor,
-                "low_water": min(self.conversation.low_water, marks["low_water"]) * factor,
+                "compact_at": min(self.conversation.compact_at, marks["compact_at"]) * factor,
+                "compact_to": min(self.conversation.compact_to, marks["compact_to"]) * factor,
                 "summary_share": min(self.conversation.summary_share, marks["summary_share"]),
                 "cached_price": 1.0,
             },
@@ -571,11 +587,11 @@ The middles of ``research``, ``requirements`` and ``test_cases`` are those of th
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "balanced": {},
     "quality_first": {
-        "conversation": {"low_water": 0.6},
+        "conversation": {"compact_to": 0.6},
         "retrieval": {"memory_k": 20, "evidence_k": 20, "floor": 0.09},
     },
     "cost_first": {
-        "conversation": {"high_water": 0.6, "low_water": 0.25, "summary_share": 0.12},
+        "conversation": {"compact_at": 0.6, "compact_to": 0.25, "summary_share": 0.12},
         "retrieval": {"memory_k": 6, "memory_fill_k": 6, "evidence_k": 6, "floor": 0.3},
         "payload": {"tool_lines": False},
     },
@@ -604,8 +620,10 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         if isinstance(value, BaseModel):
             value = value.model_dump()
-        held = merged.get(key)
-        merged[key] = _merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        below = merged.get(key)
+        if key == "conversation":  # an old name in one of them replaces the present name in the other
+            below, value = _renamed(below), _renamed(value)
+        merged[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -677,6 +695,9 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     if name in CONSTANTS:
         value = canonical_json(CONSTANTS[name])
         return PolicyError(f"{name}{where} is a constant now ({value}): leave it out", field=name, source=origin)
+    if first["type"] == "extra_forbidden" and location[-1] in OLD_NAMES:
+        cure = f"the old name of {OLD_NAMES[location[-1]]!r}, which is given, too"
+        return PolicyError(f"{name}{where} is {cure}: leave it out", field=name, source=origin)
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)

@@ -187,7 +187,7 @@ def test_the_gate_holds_a_cut_back_while_usage_says_there_is_room():
     known = Calibration(ratio=1.0, anchored=True, beyond=int(0.5 * window) - counted)
 
     def cut(policy: PackPolicy, calibration: Calibration | None) -> bool:
-        policy = policy.changed(conversation={"high_water": 0.8, "cached_price": 1.0})
+        policy = policy.changed(conversation={"compact_at": 0.8, "cached_price": 1.0})
         pack = build_pack(pack_input(contents, window=window, calibration=calibration), policy)
         return any(event.stage == "cut" for event in pack.events)
 
@@ -208,8 +208,8 @@ def test_the_gate_never_lets_the_count_pass_the_input_budget():
 def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported():
     contents = [said("=" * 600, "user" if at % 2 == 0 else "model") for at in range(41)]
     source = pack_input(contents, window=4_000)
-    free = build_pack(source, PackPolicy(usage={"net_bytes_per_token": 0}, conversation={"low_water": 0.1}))
-    netted = build_pack(source, PackPolicy(conversation={"low_water": 0.1}))
+    free = build_pack(source, PackPolicy(usage={"net_bytes_per_token": 0}, conversation={"compact_to": 0.1}))
+    netted = build_pack(source, PackPolicy(conversation={"compact_to": 0.1}))
     assert not free.events
     assert [event.stage for event in netted.events] == ["cut"]
     reported = Calibration(ratio=1.0, anchored=True, beyond=0)

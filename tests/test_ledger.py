@@ -305,11 +305,11 @@ def test_pressure_names_the_limit_of_which_most_is_used() -> None:
 
 
 def test_an_economical_policy_is_never_looser_than_the_one_it_comes_from() -> None:
-    policy = PackPolicy(conversation={"high_water": 0.4, "low_water": 0.35}, retrieval={"memory_k": 2, "floor": 0.4})
+    policy = PackPolicy(conversation={"compact_at": 0.4, "compact_to": 0.35}, retrieval={"memory_k": 2, "floor": 0.4})
     near, reached = policy.economical(1), policy.economical(2)
     assert policy.economical(0) is policy
-    assert (near.conversation.high_water, near.conversation.low_water) == (0.4, 0.25)
-    assert (reached.conversation.high_water, reached.conversation.low_water) == (0.2, 0.125)
+    assert (near.conversation.compact_at, near.conversation.compact_to) == (0.4, 0.25)
+    assert (reached.conversation.compact_at, reached.conversation.compact_to) == (0.2, 0.125)
     assert (near.retrieval.memory_k, near.retrieval.evidence_k, near.retrieval.floor) == (2, 6, 0.4)
     assert near.max_input_tokens is policy.max_input_tokens
     default = PackPolicy().economical(1)

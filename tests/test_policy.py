@@ -34,10 +34,28 @@ def test_the_default_is_chat():
 def test_overrides_are_merged_into_sections(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('profile = "coding"\nmax_input_tokens = 9000\n[conversation]\nlast_turns = 7\n')
-    policy = PackPolicy.load(file, conversation={"high_water": 0.9})
+    policy = PackPolicy.load(file, conversation={"compact_at": 0.9})
     assert (policy.profile, policy.max_input_tokens) == ("coding", 9_000)
-    assert (policy.conversation.last_turns, policy.conversation.high_water) == (7, 0.9)
+    assert (policy.conversation.last_turns, policy.conversation.compact_at) == (7, 0.9)
     assert policy.budget.shares == PackPolicy.load("coding").budget.shares
+
+
+def test_the_old_names_of_the_marks_are_read_wherever_they_stand(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "cost_first"\n[conversation]\nhigh_water = 0.7\n')
+    policy = PackPolicy.load(file)
+    assert (policy.conversation.compact_at, policy.conversation.compact_to) == (0.7, 0.25)
+    assert PackPolicy.load(file, conversation={"compact_at": 0.5}).conversation.compact_at == 0.5
+    assert policy.changed(conversation={"low_water": 0.3}).conversation.compact_to == 0.3
+    old, new = {"high_water": 0.9, "low_water": 0.4}, {"compact_at": 0.9, "compact_to": 0.4}
+    assert PackPolicy(conversation=old).digest == PackPolicy(conversation=new).digest
+    custom = PackPolicy(conversation={"custom": {"mine": {"high_water": 3}}})
+    assert custom.changed(conversation={"custom": {"mine": {"low_water": 1}}}).conversation.custom["mine"] == {
+        "high_water": 3,
+        "low_water": 1,
+    }
+    with pytest.raises(PolicyError, match="high_water is the old name of 'compact_at', which is given, too"):
+        PackPolicy(conversation={"high_water": 0.9, "compact_at": 0.8})
 
 
 def test_the_hash_is_stable_and_tells_policies_apart():
@@ -55,20 +73,20 @@ def test_another_profile_keeps_what_was_set():
 
 def test_a_typo_names_field_file_and_nearest_name(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text("[conversation]\nhigh_watr = 0.9\n")
+    file.write_text("[conversation]\ncompct_at = 0.9\n")
     with pytest.raises(PolicyError) as caught:
         PackPolicy.load(file)
-    assert "conversation.high_watr" in str(caught.value)
+    assert "conversation.compct_at" in str(caught.value)
     assert str(file) in str(caught.value)
-    assert "did you mean 'high_water'" in str(caught.value)
-    assert caught.value.field == "conversation.high_watr"
+    assert "did you mean 'compact_at'" in str(caught.value)
+    assert caught.value.field == "conversation.compct_at"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"max_input_tokens": 3}, ("max_input_tokens = 3", "256")),
-        ({"conversation": {"low_water": 0.9, "high_water": 0.8}}, ("low_water 0.9 is above high_water 0.8",)),
+        ({"conversation": {"compact_to": 0.9, "compact_at": 0.8}}, ("compact_to 0.9 is above compact_at 0.8",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
         ({"record": "some"}, ("record = 'some'", "'full'")),

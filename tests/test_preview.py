@@ -125,7 +125,7 @@ LONG = "And this is what I know of it: " + "the order was shipped on time, as ag
 
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "stable_prefix", "sliding_turns"])
 def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> None:
-    chat, session = long_session(conversation={"strategy": strategy, "high_water": 0.8})
+    chat, session = long_session(conversation={"strategy": strategy, "compact_at": 0.8})
     (found,) = preview_strategies(
         session, policy=chat.policy, strategies=[strategy], message=LONG, system="You help.", tools=[look_up]
     )

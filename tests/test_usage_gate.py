@@ -24,7 +24,7 @@ from aether_context.packing.early_strategies import sent_bytes
 from aether_context.policy import UsageSettings
 from aether_context.store import Manifest
 
-EAGER = {"high_water": 0.8, "cached_price": 1.0}
+EAGER = {"compact_at": 0.8, "cached_price": 1.0}
 """A mark well under the input budget, and no cache that a cut could break, so that every cut pays."""
 
 POLICY = PackPolicy(conversation=EAGER)

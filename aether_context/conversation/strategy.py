@@ -60,13 +60,13 @@ class Budget:
 
     @classmethod
     def of(
-        cls, window: int, *, slack: int | None = None, fixed: int = 0, high_water: float = 0.8, low_water: float = 0.5
+        cls, window: int, *, slack: int | None = None, fixed: int = 0, compact_at: float = 0.8, compact_to: float = 0.5
     ) -> Budget:
         """The budget of a window.
 
         Args:
             slack: tokens; a tenth of the window by default.
-            high_water: share of the input budget, 0 to 1, like ``low_water``.
+            compact_at: share of the input budget, 0 to 1, like ``compact_to``.
         """
         free = window // 10 if slack is None else slack
         room = window - free
@@ -74,8 +74,8 @@ class Budget:
             window=window,
             slack=free,
             fixed=fixed,
-            high=max(0, int(high_water * room) - fixed),
-            low=max(0, int(low_water * room) - fixed),
+            high=max(0, int(compact_at * room) - fixed),
+            low=max(0, int(compact_to * room) - fixed),
             ceiling=max(0, room - fixed),
         )
 

@@ -365,7 +365,7 @@ def demand(source: PackInput, policy: PackPolicy, carried: Carried, chosen: Chos
     total = sum(item.tokens for item in carried.settled.sent)
     spoken = total - carried.human_tokens(source.request.human) + carried.summary_tokens
     if at_cut:
-        low = int(policy.conversation.low_water * (input_budget(source, policy) - sum(carried.measured.values())))
+        low = int(policy.conversation.compact_to * (input_budget(source, policy) - sum(carried.measured.values())))
         spoken = min(spoken, max(low, latest_need(source, policy, carried)))
     return Demand(
         signals=_signals(source, policy, carried, chosen),
@@ -388,7 +388,7 @@ def latest_need(source: PackInput, policy: PackPolicy, carried: Carried) -> int:
     first = max((unit.turn for unit in parts), default=0) - policy.conversation.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != human)
-    return int(tokens / (policy.conversation.low_water * (1 - RECAP_SHARE)))
+    return int(tokens / (policy.conversation.compact_to * (1 - RECAP_SHARE)))
 
 
 def allocated(source: PackInput, policy: PackPolicy, asked: Demand) -> Allocation:

@@ -28,7 +28,7 @@ def gated(source: PackInput, policy: PackPolicy, counted: int, budget: int) -> b
     known = source.calibration
     if known is None or known.beyond is None or counted > budget:
         return False
-    mark = min(policy.usage.gate * source.window, policy.conversation.high_water * budget)
+    mark = min(policy.usage.gate * source.window, policy.conversation.compact_at * budget)
     return counted - known.unseen + known.beyond < mark
 
 
@@ -186,8 +186,8 @@ def _conversation(
         source.window,
         slack=slack,
         fixed=fixed,
-        high_water=water.high_water,
-        low_water=water.low_water,
+        compact_at=water.compact_at,
+        compact_to=water.compact_to,
     )
     return Conversation(
         contents=contents,

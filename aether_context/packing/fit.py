@@ -343,8 +343,8 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Marks:
         fixed=fixed,
         budget=budget,
         ceiling=ceiling,
-        high=max(int(settings.high_water * budget) - fixed, int(settings.high_water * ceiling)),
-        low=max(int(settings.low_water * budget) - fixed, int(settings.low_water * ceiling)),
+        high=max(int(settings.compact_at * budget) - fixed, int(settings.compact_at * ceiling)),
+        low=max(int(settings.compact_to * budget) - fixed, int(settings.compact_to * ceiling)),
     )
 
 
@@ -353,7 +353,7 @@ def _netted(source: PackInput, policy: PackPolicy, budget: Marks, fitted: Fitted
     share = net_share(source, policy, (item.content for item in fitted.items))
     if share == 1:
         return budget
-    low = int(policy.conversation.low_water * share * spoken(source, policy, fitted, counter))
+    low = int(policy.conversation.compact_to * share * spoken(source, policy, fitted, counter))
     return replace(budget, low=min(budget.low, low))
 
 

@@ -48,7 +48,7 @@ def trim(
     late = [one for one in strategies_of(policy.conversation) if not one.early]
     forced = by_hand(source)
     if forced:
-        share = int(policy.conversation.low_water * spoken(source, policy, fitted, counter))
+        share = int(policy.conversation.compact_to * spoken(source, policy, fitted, counter))
         budget = replace(budget, high=-1, low=min(budget.low, share))
     for strategy in late:
         if strategy.name == "epochs":

@@ -1,7 +1,7 @@
 """What packs keep of recorded agent runs, and what they cost: the core alone, without ADK.
 
     python tests/bench/recorded_runs.py RUNS.jsonl --window 16000 [--bytes] [--planned]
-        [--set conversation.low_water=0.5 ...]
+        [--set conversation.compact_to=0.5 ...]
 
 A run is a line of JSON: {"id", "system", "tools": [{"name", "description", "parameters"}], "turns": [{"user", "steps":
 [{"text", "calls": [{"name", "args", "result"}]}]}]}. At each recorded model call the request is packed, and scored:
