@@ -1,0 +1,106 @@
+"""How far a planned call leads through the package, and whether docs/architecture.md shows the way.
+
+`FILES` and `FUNCTIONS` are ceilings a little above the figures, so that a call cannot grow longer unnoticed. Where a
+change makes it shorter, they go down with it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from plans import NARROW, planned
+from scripted import Chat, look_up, new_store
+
+import aether_context
+from aether_context.adk import ContextPackPlugin
+
+FILES = 60
+FUNCTIONS = 486
+PACKAGE = Path(aether_context.__file__).parent
+PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+class Walked(ContextPackPlugin):
+    """Notes the functions of the package that the callback before each model call enters, in its threads, too."""
+
+    def __init__(self) -> None:
+        super().__init__(store=new_store(), on_error="raise")
+        self.calls: list[set[tuple[str, str]]] = []
+
+    async def before_model_callback(self, **given: Any) -> Any:
+        entered: set[tuple[str, str]] = set()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
+                entered.add((code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname))
+
+        sys.setprofile(note)
+        threading.setprofile(note)
+        try:
+            return await super().before_model_callback(**given)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+            # What Python writes for an expression inside a function is no function that anybody reads.
+            self.calls.append({one for one in entered if not one[1].endswith(("<lambda>", "comp>", "<genexpr>"))})
+
+
+def test_a_planned_call_enters_few_files_and_functions() -> None:
+    plugin = Walked()
+    state = planned(NARROW, knowledge={"notes": ["The rate is 19 percent", "The office opens at nine"]})
+    chat = Chat(plugin=plugin, tools=[look_up], state=state, script=["a", "b"])
+    chat.say("hello", "Find the key A-17 please")
+    entered = plugin.calls[-1]
+    files = {file for file, _ in entered}
+    assert ("adk/packer.py", "RequestPacker.before_model") in entered
+    assert any(file.startswith("packing/") for file in files)
+    found = f"{len(files)} files, {len(entered)} functions"
+    assert len(files) <= FILES, found
+    assert len(entered) <= FUNCTIONS, found
+    assert "The rate is 19 percent" in chat.sent[-1].human()
+
+
+def rooms(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/__init__.py")}
+
+
+def modules(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+
+
+def test_the_page_draws_every_room_of_the_house_and_no_other() -> None:
+    house = re.search(r"## The house\n.*?```text\n(.*?)```", PAGE, re.DOTALL)
+    assert house is not None
+    drawn = [name for line in house[1].splitlines() for name in re.split(r" · ", re.split(r"\s{2,}", line)[0])]
+    assert sorted(drawn) == sorted(rooms(PACKAGE) | modules(PACKAGE))
+
+
+def test_the_page_lists_every_room_of_the_edge_and_no_other() -> None:
+    table = PAGE.split("| room of `adk` | holds |")[1].split("\n\n")[0]
+    listed = re.findall(r"^\| `(\w+)/` \| (.*) \|$", table, re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted(rooms(PACKAGE / "adk"))
+    for name, holds in listed:
+        named = set(re.findall(r"\(`?([\w`, ]+)\)", holds)) and set(re.findall(r"`(\w+)`", holds))
+        assert named <= modules(PACKAGE / "adk" / name), name
+
+
+def test_every_module_that_the_page_names_is_there() -> None:
+    """Paths such as `state/schema` and `packing/__init__.py`, in the text and along the way of a call."""
+    tops = "|".join(sorted(rooms(PACKAGE)))
+    named = set(re.findall(rf"(?<![\w/])((?:{tops})(?:/\w+)+)(?:\.py)?", PAGE))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not exists(PACKAGE / path)] == []
+    way = PAGE.split("Its stages stand in")[1].split("```text\n")[1].split("```")[0]
+    stages = re.findall(r"^(\w+)", way, re.MULTILINE)
+    assert len(stages) > 4
+    assert set(stages) <= modules(PACKAGE / "packing")
+
+
+def exists(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
