@@ -1,28 +1,10 @@
-"""Bounds: tables that forget what was longest unused, and waits no longer than was said."""
+"""Waiting for what others wrote, and no longer than was said."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any, TypeVar
-
-# Tables that forget what was longest unused.
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-def keep(table: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> _V:
-    """Puts a value at the end of a table, and takes the first one out where it holds more than ``most``."""
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)
-    return value
-
-
-# Waiting for what others wrote, and no longer than was said.
 
 _T = TypeVar("_T")
 

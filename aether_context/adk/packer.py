@@ -7,12 +7,12 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
@@ -139,7 +139,7 @@ class RequestPacker:
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._cache = TokenCache()
-        self._last: OrderedDict[epochs.AgentKey, Last] = OrderedDict()
+        self._last: LRUCache[epochs.AgentKey, Last] = LRUCache(_MOST_SCOPES)
         self._profiles: dict[str, PackPolicy] = {}
         self._economical: dict[tuple[str, int], PackPolicy] = {}
         self._told: set[str] = set()
@@ -517,9 +517,6 @@ class RequestPacker:
     def _remember(self, scope: epochs.AgentKey, last: Last) -> None:
         with self._lock:
             self._last[scope] = last
-            self._last.move_to_end(scope)
-            if len(self._last) > _MOST_SCOPES:
-                self._last.popitem(last=False)
 
     def _log(self, pack: Pack, name: str) -> None:
         if pack.over_window:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -20,7 +20,6 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.bounds import keep
 from aether_context.adk.request.inputs import Call
 from aether_context.adk.session.epochs import AgentKey, agent_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
@@ -144,7 +143,7 @@ class _Session:
     read: int = 0
     last: tuple[str, float] = ("", float("-inf"))
     said: Mapping[str, JSON] | None = None
-    going: OrderedDict[tuple[str, str], _Going] = field(default_factory=OrderedDict)
+    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(_MOST_SLOTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class Ledgers:
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
         self._own: dict[SessionKey, LimitSettings] = {}
-        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
+        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(_MOST_SESSIONS)
         self._told: set[object] = set()
         self._lock = threading.Lock()
 
@@ -242,7 +241,7 @@ class Ledgers:
             planned = self._planned(call, session.ledger, going, limited) if limited else None
             if planned is not None and (refused := self._refused(call, going, planned, limited)) is not None:
                 return refused
-            keep(session.going, (branch, agent), going, _MOST_SLOTS)
+            session.going[branch, agent] = going
             for one in accounts:
                 one.ledger.begin(planned, invocation=one.invocation, agent=agent, branch=one.branch)
         return None
@@ -288,7 +287,7 @@ class Ledgers:
             return session.ledger.report(self.limits_of(key)) if session is not None else None
 
     def _session(self, key: SessionKey) -> _Session:
-        return keep(self._sessions, key, self._sessions.get(key) or _Session(), _MOST_SESSIONS)
+        return self._sessions.setdefault(key, _Session())
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
@@ -529,8 +528,8 @@ class Meters:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: OrderedDict[AgentKey, _Meter] = OrderedDict()
-        self._ratios: OrderedDict[_Owner, TokenRatio] = OrderedDict()
+        self._meters: LRUCache[AgentKey, _Meter] = LRUCache(_MOST_SCOPES)
+        self._ratios: LRUCache[_Owner, TokenRatio] = LRUCache(_MOST_RATIOS)
         self._written: dict[_Owner, TokenRatio] = {}
         self._lock = threading.Lock()
 
@@ -547,7 +546,8 @@ class Meters:
             stored = None
         found = [ratio for ratio in (held, stored) if ratio is not None]
         best = max(found, key=lambda ratio: ratio.samples, default=TokenRatio())
-        keep(self._ratios, owner, best, _MOST_RATIOS)
+        with self._lock:
+            self._ratios[owner] = best
 
     def calibration(
         self, source: PackInput, counter: str, settings: UsageSettings, events: list[Event]
@@ -584,7 +584,7 @@ class Meters:
             )
             meter.reported_in = identity.invocation
             if learned is not ratio:
-                keep(self._ratios, owner, learned, _MOST_RATIOS)
+                self._ratios[owner] = learned
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
@@ -601,7 +601,8 @@ class Meters:
         held = self._meters.get(scope)
         found = _meter_of(events, identity, latest=held is not None) or held or _Meter()
         if found is not held:
-            keep(self._meters, scope, found, _MOST_SCOPES)
+            with self._lock:
+                self._meters[scope] = found
         return found
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:

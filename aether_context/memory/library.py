@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TypeAlias
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from aether_context.canonical import canonical_json
@@ -63,7 +64,7 @@ class UserMemories:
         self._index = index
         self._numbers = Rows(np.empty(0, dtype=np.int64))
         self._origins = Rows(np.empty(0, dtype=np.int64))
-        self._held: _Held = OrderedDict()
+        self._held: _Held = LRUCache(_MOST_HELD)
         self._last = -1
         self._unsaved = 0
         self._lock = threading.Lock()
@@ -218,12 +219,9 @@ class _Rows:
         for number, row in rows.items():
             if len(row[0].text) <= _MOST_HELD_CHARACTERS:
                 self._held[number] = row
-                self._held.move_to_end(number)
-        while len(self._held) > _MOST_HELD:
-            self._held.popitem(last=False)
 
 
-_Held: TypeAlias = OrderedDict[int, tuple[Entry, Memory]]
+_Held: TypeAlias = LRUCache[int, tuple[Entry, Memory]]
 """Rows by their numbers."""
 
 
@@ -329,12 +327,11 @@ class Memories:
         chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
         self._redact = redact or str
         self._masked = "" if redact is None else getattr(redact, "name", None)
-        self._max_users = max_users
         self.file = MemoryFile(path, lambda memory: digest_of(self._redact(searched(memory))))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
         if self.file.path is not None and chosen is not None and not isinstance(chosen, StaticEmbedder):
             self._embedder = StoredVectors(chosen, self.file)
-        self._scopes: OrderedDict[tuple[str, str], UserMemories] = OrderedDict()
+        self._scopes: LRUCache[tuple[str, str], UserMemories] = LRUCache(max_users)
         self._lock = threading.Lock()
 
     @property
@@ -422,9 +419,6 @@ class Memories:
             if scope is None:
                 index = SlotIndex(self._embedder, redact=self._redact)
                 scope = self._scopes[app, user] = UserMemories(app, user, self.file, index, self._masked)
-            self._scopes.move_to_end((app, user))
-            while len(self._scopes) > self._max_users:
-                self._scopes.popitem(last=False)
             return scope
 
     def _save_soon(self, scope: UserMemories) -> None:

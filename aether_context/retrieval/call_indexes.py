@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+
+from cachetools import LRUCache
 
 from aether_context.canonical import JSON
 from aether_context.pack import Candidate, Layer, Tool
@@ -127,8 +128,9 @@ class SessionIndexes:
     """
 
     def __init__(self, *, max_entries: int = 50_000) -> None:
-        self._max_entries = max_entries
-        self._held: OrderedDict[Hashable, _SessionIndex] = OrderedDict()
+        self._held: LRUCache[Hashable, _SessionIndex] = LRUCache(
+            max_entries, lambda index: min(max(len(index), 1), max_entries)
+        )
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -155,12 +157,12 @@ class SessionIndexes:
             EmbeddingError: a local embedder failed.
         """
         with self._lock:
-            index = self._held.pop(session, None) or _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
-            self._held[session] = index
+            index = self._held.get(session)
+            if index is None:
+                index = self._held[session] = _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
         found = index.search(history, query, limit, asked)
         with self._lock:
-            while len(self._held) > 1 and sum(len(one) for one in self._held.values()) > self._max_entries:
-                self._held.popitem(last=False)
+            self._held[session] = index  # put again, since it has grown
         return found
 
 

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import io
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError
@@ -70,8 +70,7 @@ class CachedEmbedder:
 
     def __init__(self, embedder: Embedder, *, max_texts: int = 10_000) -> None:
         self.embedder = embedder
-        self._max_texts = max_texts
-        self._held: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._held: LRUCache[bytes, Vectors] = LRUCache(max_texts)
         self._lock = threading.Lock()
 
     @property
@@ -88,9 +87,7 @@ class CachedEmbedder:
             for text in texts
         ]
         with self._lock:
-            known = {key: self._held[key] for key in keys if key in self._held}
-            for key in known:
-                self._held.move_to_end(key)
+            known = {key: self._held[key] for key in dict.fromkeys(keys) if key in self._held}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         if new or not texts:
             fresh = self.embedder.embed(list(new.values()), purpose=purpose)
@@ -99,8 +96,6 @@ class CachedEmbedder:
             known |= dict(zip(new, fresh, strict=True))
             with self._lock:
                 self._held.update((key, known[key].copy()) for key in new)
-                while len(self._held) > self._max_texts:
-                    self._held.popitem(last=False)
         return np.stack([known[key] for key in keys])
 
 

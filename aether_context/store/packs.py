@@ -23,10 +23,11 @@ import os
 import re
 import shlex
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+
+from cachetools import LRUCache
 
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
@@ -62,7 +63,7 @@ class PackStore:
 
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self.files = Files(url, options)
-        self._known: OrderedDict[str, float] = OrderedDict()
+        self._known: LRUCache[str, float] = LRUCache(_MOST_KNOWN)
 
     @property
     def url(self) -> str:
@@ -81,7 +82,7 @@ class PackStore:
         """The same store, read and written through other files."""
         other = copy.copy(self)
         other.files = files
-        other._known = OrderedDict()
+        other._known = LRUCache(_MOST_KNOWN)
         return other
 
     def command(self, words: str) -> str:
@@ -291,9 +292,6 @@ class PackStore:
             return True
         created = self._create(path, data)
         self._known[path] = now
-        self._known.move_to_end(path)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
         return created
 
     def _create(self, path: str, data: bytes) -> bool:

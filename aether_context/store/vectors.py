@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from cachetools import LRUCache
 
 from aether_context.errors import StoreError
 from aether_context.retrieval.storage import packed, unpacked
@@ -57,7 +57,7 @@ class UserVectors:
         self._store = store
         self._later = later
         self._wait_seconds = wait_seconds
-        self._held: OrderedDict[bytes, bytes] = OrderedDict()
+        self._held: LRUCache[bytes, bytes] = LRUCache(MOST_VECTORS)
         self._unwritten: dict[bytes, bytes] = {}
         self._batches = 0
         self._reading: threading.Thread | None = None
@@ -71,16 +71,12 @@ class UserVectors:
         """Those of some texts that are at hand."""
         self._open()
         with self._lock:
-            found = {digest: self._held[digest] for digest in digests if digest in self._held}
-            for digest in found:
-                self._held.move_to_end(digest)
-        return found
+            return {digest: self._held[digest] for digest in digests if digest in self._held}
 
     def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
         """Keeps vectors at hand, and soon in the store."""
         with self._lock:
             self._held.update(vectors)
-            self._shrink()
             if self._store is not None:
                 self._unwritten.update(vectors)
         if self._store is not None:
@@ -108,13 +104,10 @@ class UserVectors:
             return
         with self._lock:
             self._batches += len(files)
-            found = OrderedDict(pair for batch in reversed(batches) for pair in _unpacked(batch).items())
-            self._held = OrderedDict([*found.items(), *self._held.items()])
-            self._shrink()
-
-    def _shrink(self) -> None:
-        while len(self._held) > MOST_VECTORS:
-            self._held.popitem(last=False)
+            newer = dict(self._held)
+            for batch in reversed(batches):
+                self._held.update(_unpacked(batch))
+            self._held.update(newer)
 
     def _write(self) -> None:
         """Writes what is not in the store yet. A store that cannot take it goes without."""

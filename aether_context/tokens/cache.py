@@ -5,10 +5,11 @@ What is counted is what is sent: the texts as the model's provider writes them o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TypeVar
+
+from cachetools import LRUCache
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
@@ -26,31 +27,28 @@ _Piece = TypeVar("_Piece")
 
 
 class TokenCache:
-    """Counts and shortened contents by digest, the oldest forgotten first. Safe to share between threads."""
+    """Counts and shortened contents by digest. Safe to share between threads."""
 
     def __init__(self, counts: int = 50_000, contents: int = 500) -> None:
-        self._counts: OrderedDict[str, int] = OrderedDict()
-        self._contents: OrderedDict[str, Content] = OrderedDict()
-        self._most_counts, self._most_contents = counts, contents
+        self._counts: LRUCache[str, int] = LRUCache(counts)
+        self._contents: LRUCache[str, Content] = LRUCache(contents)
         self._lock = Lock()
 
     def tokens(self, key: str) -> int | None:
-        return self._counts.get(key)
+        with self._lock:
+            return self._counts.get(key)
 
     def content(self, key: str) -> Content | None:
-        return self._contents.get(key)
+        with self._lock:
+            return self._contents.get(key)
 
     def put_tokens(self, key: str, tokens: int) -> None:
         with self._lock:
             self._counts[key] = tokens
-            if len(self._counts) > self._most_counts:
-                self._counts.popitem(last=False)
 
     def put_content(self, key: str, content: Content) -> None:
         with self._lock:
             self._contents[key] = content
-            if len(self._contents) > self._most_contents:
-                self._contents.popitem(last=False)
 
 
 class CachedCounter:

@@ -9,12 +9,13 @@ import hashlib
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from cachetools import LRUCache
 
 from aether_context.errors import MissingExtra, TokenCountingError
 from aether_context.pack import Accuracy
@@ -59,9 +60,8 @@ class Remembered:
     """
 
     def __init__(self, *, max_texts: int = 8192, max_key_characters: int = 1_024) -> None:
-        self._max_texts = max_texts
         self._max_key_characters = max_key_characters
-        self._counts: OrderedDict[str | bytes, int] = OrderedDict()
+        self._counts: LRUCache[str | bytes, int] = LRUCache(max_texts)
         self._lock = threading.Lock()
 
     def known(self, texts: Sequence[str]) -> dict[str, int]:
@@ -71,7 +71,6 @@ class Remembered:
         with self._lock:
             for text, key in zip(texts, keys, strict=True):
                 if (tokens := self._counts.get(key)) is not None:
-                    self._counts.move_to_end(key)
                     found[text] = tokens
         return found
 
@@ -80,8 +79,6 @@ class Remembered:
         with self._lock:
             for key, tokens in zip(keys, counts.values(), strict=True):
                 self._counts[key] = tokens
-                if len(self._counts) > self._max_texts:
-                    self._counts.popitem(last=False)
 
     def _key(self, text: str) -> str | bytes:
         return text if len(text) <= self._max_key_characters else _digest(text)

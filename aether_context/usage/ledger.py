@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from cachetools import LRUCache
 
 from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
@@ -381,17 +383,15 @@ class _Accounts(Generic[_Account]):
 
     def __init__(self, nothing: _Account) -> None:
         self.nothing = nothing
-        self.by_scope: Mapping[Scope, OrderedDict[str, _Account]] = {scope: OrderedDict() for scope in SCOPES}
+        self.by_scope: Mapping[Scope, LRUCache[str, _Account]] = {
+            scope: LRUCache(_MOST_INVOCATIONS if scope == "invocation" else _MOST_AGENTS) for scope in SCOPES
+        }
 
     def get(self, scope: Scope, name: str) -> _Account:
         return self.by_scope[scope].get(name, self.nothing)
 
     def put(self, scope: Scope, name: str, account: _Account) -> None:
-        accounts = self.by_scope[scope]
-        accounts[name] = account
-        accounts.move_to_end(name)
-        if len(accounts) > (_MOST_INVOCATIONS if scope == "invocation" else _MOST_AGENTS):
-            accounts.popitem(last=False)
+        self.by_scope[scope][name] = account
 
 
 class TokenLedger:
@@ -404,7 +404,7 @@ class TokenLedger:
         self._spent = _Accounts(_NOTHING)
         # What history told: totals, or a record of them that is read only where another process's calls follow.
         self._told: _Accounts[JSON] = _Accounts(_NOTHING)
-        self._open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
+        self._open: LRUCache[tuple[str, str], _Open] = LRUCache(_MOST_OPEN)
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_MOST_PAIRS)
         self._outputs: deque[int] = deque(maxlen=_MOST_OUTPUTS)
 
@@ -464,10 +464,8 @@ class TokenLedger:
 
     def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
         """A call is made: until it is tracked or fails, its estimate is held against the limits of the others."""
+        self._open.pop((branch, agent), None)  # to the end: a look at all of them counts as a use, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
-        self._open.move_to_end((branch, agent))
-        if len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
 
     # after a call
 

@@ -9,11 +9,12 @@ A result whose whole could not be stored stays as it is: no address is shown tha
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cachetools import LRUCache
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -22,7 +23,6 @@ from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.bounds import keep
 from aether_context.adk.request.reader import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session.records import SessionKey, SessionRecords, put_record, session_of
@@ -152,8 +152,9 @@ class Offloader:
         self._report = report
         self._step_of = step_of
         self._counter = counter_for("")
-        self._shown: OrderedDict[object, Offloaded] = OrderedDict()
-        self._problems: OrderedDict[SessionKey, list[str]] = OrderedDict()
+        self._shown: LRUCache[object, Offloaded] = LRUCache(_MOST_SHOWN)
+        self._lock = threading.Lock()
+        self._problems: dict[SessionKey, list[str]] = {}
 
     async def after_tool(
         self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
@@ -334,19 +335,22 @@ class Offloader:
         if tool not in known.sources or not _is_json(response):
             return None
         text = canonical_json(response)
-        found = self._shown.get((tool, text))
-        if found is None:
-            found = offload(response, tool, self._settings, counter=self._counter)
-            keep(self._shown, (tool, text), found, _MOST_SHOWN)
-        record = known.record(found.uri, found.digest)
+        plain = self._shown_as(response, tool, text, "")
+        record = known.record(plain.uri, plain.digest)
         if record is None:
             return None
-        key = (tool, text, record.query)
-        if key not in self._shown:
-            again = offload(response, tool, self._settings, counter=self._counter, query=record.query)
-            keep(self._shown, key, again, _MOST_SHOWN)
-        shown = self._shown[key]
+        shown = self._shown_as(response, tool, text, record.query)
         return superseding(shown.response, known.earlier(record)) if shown.form != "verbatim" else None
+
+    def _shown_as(self, response: Mapping[str, Any], tool: str, text: str, query: str) -> Offloaded:
+        key = (tool, text, query)
+        with self._lock:
+            shown = self._shown.get(key)
+        if shown is None:
+            shown = offload(response, tool, self._settings, counter=self._counter, query=query)
+            with self._lock:
+                self._shown[key] = shown
+        return shown
 
 
 class _Known:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cachetools import LRUCache
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.bounds import keep, within
+from aether_context.adk.bounds import within
 from aether_context.adk.evidence.offload import MEDIA_KEY, model_of
 from aether_context.adk.request.reader import ESSENTIAL_MARK
 from aether_context.adk.session.records import SessionRecords, state_record
@@ -67,7 +68,8 @@ class Library:
         self._store = store
         self._records = records
         self._mask = masker(redact) if redact else None
-        self._texts: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self._texts: LRUCache[tuple[str, ...], Searcher] = LRUCache(_MOST_KEPT)
+        self._lock = threading.Lock()
 
     async def open(self, uri: str, context: ToolContext) -> Searcher:
         """The text of an address, in lines.
@@ -106,7 +108,8 @@ class Library:
             raise Unreadable(f"{uri} is {record.media_type} of {record.size_bytes} bytes, which cannot be read as text")
         session = context.session
         key = (session.app_name, session.user_id, record.digest)
-        held = self._texts.get(key)
+        with self._lock:
+            held = self._texts.get(key)
         if held is not None:
             return held
         data = await self._bytes(record, context)
@@ -154,7 +157,10 @@ class Library:
             raise Unreadable("it is too large to be read here")
         view = await asyncio.to_thread(view_of, text)
         found = Searcher(view, redact=self._mask)
-        return keep(self._texts, key, found, _MOST_KEPT) if key else found
+        if key:
+            with self._lock:
+                self._texts[key] = found
+        return found
 
 
 class _Reader(BaseTool):

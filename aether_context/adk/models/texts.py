@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from cachetools import LRUCache
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
@@ -132,7 +133,8 @@ class ModelSummarizer:
         self._store = store
         self._write = write
         self._models: dict[str, BaseLlm] = {model.model: model} if model is not None else {}
-        self._known: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self._known: LRUCache[tuple[str, str, str], str] = LRUCache(_MOST_KEPT)
+        self._lock = threading.Lock()
 
     def check(self, name: str) -> None:
         """Raises PolicyError where ADK knows no model of that name."""
@@ -173,7 +175,8 @@ class ModelSummarizer:
         rest = []
         for summary_request in summary_requests:
             place = (identity.app, identity.user, summary_request.key)
-            text = self._known.get(place)
+            with self._lock:
+                text = self._known.get(place)
             if text is None and policy.record == "full":
                 text = await self._stored(identity, summary_request.key, result)
             if text is None:
@@ -219,10 +222,8 @@ class ModelSummarizer:
                 self._write(identity, key, text)
 
     def _keep(self, place: tuple[str, str, str], text: str) -> None:
-        self._known[place] = text
-        self._known.move_to_end(place)
-        if len(self._known) > _MOST_KEPT:
-            self._known.popitem(last=False)
+        with self._lock:
+            self._known[place] = text
 
 
 def _batches(summary_requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:

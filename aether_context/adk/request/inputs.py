@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -153,7 +154,8 @@ class Gatherer:
     def __init__(self, records: SessionRecords) -> None:
         self._records = records
         self._reader = Reader()
-        self._plans: OrderedDict[object, Planned] = OrderedDict()
+        self._plans: LRUCache[object, Planned] = LRUCache(_MOST_PLANS)
+        self._lock = threading.Lock()
 
     def read(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model."""
@@ -168,11 +170,10 @@ class Gatherer:
         keys = ("knowledge",) if _has_callers_plan(call, agent) else _KEYS
         state = {key: call.state.get(key) for key in keys}
         key = (agent, structure(state))
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans[key] = read_state(state, worker=agent)
-            if len(self._plans) > _MOST_PLANS:
-                self._plans.popitem(last=False)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is None:
+                found = self._plans[key] = read_state(state, worker=agent)
         return found
 
     def grown(self, call: Call, planned: Planned, policy: PackPolicy, last: Last) -> Gathered | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections import OrderedDict
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
+from cachetools import LRUCache
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
@@ -111,9 +112,9 @@ class Reader:
     """
 
     def __init__(self, size: int = 20_000) -> None:
-        self._contents: OrderedDict[object, Known] = OrderedDict()
-        self._tools: OrderedDict[object, tuple[Tool, ...]] = OrderedDict()
-        self._size = size
+        self._contents: LRUCache[object, Known] = LRUCache(size)
+        self._tools: LRUCache[object, tuple[Tool, ...]] = LRUCache(200)
+        self._lock = threading.Lock()
 
     def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
@@ -122,25 +123,24 @@ class Reader:
     def known(self, content: types.Content, model: str) -> Known:
         """The frozen form of a content with what its next reading is compared with; see `content`."""
         key = (model, content.role, *[_part_key(part) for part in content.parts or ()])
-        found = self._contents.get(key)
+        with self._lock:
+            found = self._contents.get(key)
         if found is None:
             parts = content.parts or []
             frozen = content_of_parts(content.role or "", [_part(part, model) for part in parts])
-            found = self._contents[key] = Known(attributed(frozen), content.role, [mirror(part) for part in parts])
-            if len(self._contents) > self._size:
-                self._contents.popitem(last=False)
+            found = Known(attributed(frozen), content.role, [mirror(part) for part in parts])
+            with self._lock:
+                self._contents[key] = found
         return found
 
     def tools(self, config: types.GenerateContentConfig | None, essential: frozenset[str]) -> tuple[Tool, ...]:
         """The function declarations of a request, in order."""
         declared = [declaration for tool in _function_tools(config) for declaration in tool.function_declarations or ()]
         key = (essential, tuple(_key(one) for one in declared))
-        found = self._tools.get(key)
-        if found is None:
-            found = tuple(_tool(one, essential) for one in declared)
-            self._tools[key] = found
-            if len(self._tools) > 200:
-                self._tools.popitem(last=False)
+        with self._lock:
+            found = self._tools.get(key)
+            if found is None:
+                found = self._tools[key] = tuple(_tool(one, essential) for one in declared)
         return found
 
 

@@ -6,13 +6,13 @@ import asyncio
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from cachetools import LRUCache
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
@@ -54,7 +54,7 @@ class Shelves:
     def __init__(self, store: PackStore, later: Callable[[Callable[[], None]], None]) -> None:
         self._store = store
         self._later = later
-        self._held: OrderedDict[tuple[str, ...], tuple[UserVectors, Embedder]] = OrderedDict()
+        self._held: LRUCache[tuple[str, ...], tuple[UserVectors, Embedder]] = LRUCache(_MOST_VECTORS, _shelf_size)
         self._lock = threading.Lock()
 
     def of(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> Embedder:
@@ -63,15 +63,9 @@ class Shelves:
             return embedder
         key = (identity.app, identity.user, embedder.name, policy.record)
         with self._lock:
-            shelf = self._held.pop(key, None) or self._made(embedder.embedder, identity, policy)
-            self._held[key] = shelf
-            while len(self._held) > 1 and self._is_full():
-                self._held.popitem(last=False)
+            shelf = self._held.get(key) or self._made(embedder.embedder, identity, policy)
+            self._held[key] = shelf  # put again, since it has grown
         return shelf[1]
-
-    def _is_full(self) -> bool:
-        count = sum(len(vectors) for vectors, _ in self._held.values())
-        return count > _MOST_VECTORS or len(self._held) > _MOST_SHELVES
 
     def _made(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> tuple[UserVectors, Embedder]:
         vectors = UserVectors(
@@ -83,6 +77,11 @@ class Shelves:
             wait_seconds=_SHARE_OF_DEADLINE * policy.retrieval.memory_timeout_seconds,
         )
         return vectors, StoredVectors(CachedEmbedder(embedder, max_texts=_MOST_QUERIES), vectors)
+
+
+def _shelf_size(shelf: tuple[UserVectors, Embedder]) -> int:
+    """Vectors of a user, within what the cache counts: one user's may fill it, and it holds at most so many users."""
+    return min(max(len(shelf[0]), _MOST_VECTORS // _MOST_SHELVES), _MOST_VECTORS)
 
 
 _T = TypeVar("_T")

@@ -7,16 +7,16 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
-from aether_context.adk.bounds import keep
 from aether_context.adk.session.epochs import AgentKey, agent_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
@@ -66,8 +66,8 @@ class Recorder:
         self._process = 0
         self._hurry = threading.Event()
         self._done = threading.Condition()
-        self._tips: OrderedDict[AgentKey, Tip] = OrderedDict()
-        self._written: OrderedDict[str, Manifest] = OrderedDict()
+        self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[str, Manifest] = LRUCache(_MOST_CHAINS)
         self._warned = False
         self._failures = 0
         self._interrupted = 0
@@ -196,9 +196,9 @@ class Recorder:
         if manifest.pack_id != tip.pack_id:
             logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
             tip = replace(tip, pack_id=manifest.pack_id)
-        keep(self._tips, scope, tip, _MOST_CHAINS)
+        self._tips[scope] = tip
         # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
-        keep(self._written, _call_key(pack.identity), manifest.model_copy(update={"rows": ()}), _MOST_CHAINS)
+        self._written[_call_key(pack.identity)] = manifest.model_copy(update={"rows": ()})
         if self._recorded is not None:
             self._recorded(manifest, recording)
 
@@ -245,7 +245,7 @@ class Mirror:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._savings: OrderedDict[str, _Saving] = OrderedDict()
+        self._savings: LRUCache[str, _Saving] = LRUCache(_MOST_INVOCATIONS)
         self._lock = threading.Lock()
 
     def put(self, manifest: Manifest, recording: Recording) -> None:
@@ -260,9 +260,8 @@ class Mirror:
         """Takes anything that is to be an artifact of an invocation's session, in whatever thread."""
         copy = _Copy(name=name, data=data, media_type=media_type, metadata=dict(metadata))
         with self._lock:
-            saving = self._savings.get(invocation) or _Saving()
+            saving = self._savings.setdefault(invocation, _Saving())
             saving.waiting = [*saving.waiting, copy][-_MOST_WAITING:]
-            keep(self._savings, invocation, saving, _MOST_INVOCATIONS)
 
     def go_on(self, context: CallbackContext) -> None:
         """Begins to save what waits, and notes on the context's event what was saved since the last one."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Set
 from typing import Any
 
+from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.sessions.state import State
 from pydantic import BaseModel, ValidationError
 
-from aether_context.adk.bounds import keep
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 
@@ -146,14 +145,14 @@ class SessionRecords:
     """The records of the sessions that were looked at last. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[SessionKey, Records] = OrderedDict()
+        self._sessions: LRUCache[SessionKey, Records] = LRUCache(_MOST_SESSIONS)
         self._lock = threading.Lock()
 
     def of(self, context: CallbackContext) -> Records:
         """Those of a session, as its state has them now."""
         scope = session_of(context)
         with self._lock:
-            found = keep(self._sessions, scope, self._sessions.get(scope) or Records(), _MOST_SESSIONS)
+            found = self._sessions.setdefault(scope, Records())
             found.read(context.session.state)
         return found
 
