@@ -6,13 +6,30 @@ A digest is a tagged hash (see `aether_context.canonical`).
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON, fold, short
 
-RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+def _describe(schema: dict[str, JSON], kind: type) -> None:
+    """Adds the docstrings below a class's fields to its JSON Schema.
+
+    pydantic itself reads them whenever it reads a dataclass, which costs 50 ms at import.
+    """
+    tree = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for statement, following in pairwise(tree.body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            name, text = ast.unparse(statement.target), ast.literal_eval(following.value)
+            schema["properties"][name]["description"] = inspect.cleandoc(text)
+
+
+RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": _describe}
 """How pydantic reads and writes the values that manifests and session states hold: no field is unknown, and the
 docstring below a field describes it in schema and docs."""
 
