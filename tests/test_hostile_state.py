@@ -72,8 +72,8 @@ def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
         {},
         lambda held: {**held, "used": {"memory": -1_000_000}},
         lambda held: {**held, "used": {"memory": 10**15}},
-        lambda held: {**held, "before": 5},
-        lambda held: {**held, "before": "", "after": ""},
+        lambda held: {**held, "text": 5},
+        lambda held: {**held, "text": "", "split": 0},
         lambda held: {**held, "invocation": "another"},
     ],
 )

@@ -16,15 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from aether_context.canonical import hash_json, short
 from aether_context.conversation.turns import live_positions
 from aether_context.pack import Epoch, Identity, Keep, PackedMessage
 
 _MOST_PAYLOADS = 64
+_Value = TypeVar("_Value")
 
 
 class SessionState(Protocol):
@@ -33,89 +34,57 @@ class SessionState(Protocol):
     def __setitem__(self, key: str, value: Any) -> None: ...
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-    session: str
-    number: int
-    cut_count: int = 0
-    cut_hash: str = ""
-    anchors: tuple[tuple[int, str], ...] = ()
-    kept: tuple[tuple[int, int], ...] = ()
-    summary_place: int = 0
-    contract: bool = False
-    trimmed: tuple[str, ...] = ()
-    extracts: dict[str, int] = {}
-    parts: dict[str, tuple[tuple[int, int], ...]] = {}
-    payloads: int = 0
-    marks: dict[str, str] = {}
-    strategies: dict[str, dict[str, Any]] = {}
-    asked: str = ""
-
-    @model_validator(mode="after")
-    def storable(self) -> Self:
-        """Ranges that ascend below the boundary, so that no content can be sent twice."""
-        ends = [0, *(end for pair in self.kept for end in pair), self.cut_count]
-        rising = all(one <= other for one, other in pairwise(ends))
-        if not rising or any(start == stop for start, stop in self.kept) or not 0 <= self.payloads <= _MOST_PAYLOADS:
-            raise ValueError("not an epoch")
-        return self
-
-
-class _StoredPayload(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    session: str
-    of: str
-    invocation: str
-    before: str
-    after: str
-    used: dict[str, int] = {}
-    place: int = -1
-    plan: str = ""
-    covers: tuple[str, ...] = ()
-
-
-class _StoredTools(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    session: str
-    kept: dict[str, Keep] = {}
+_EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
+_ELSEWHERE = {"summary", "tools", "payloads"}
+"""Fields of an epoch that have keys of their own."""
 
 
 def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
     """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound."""
     scope = _scope(identity)
-    held = state.get(f"aether:epoch:{scope}")
-    if held is None:
+    fields = _fields(state.get(f"aether:epoch:{scope}"), identity)
+    if not fields:
         return Epoch(number=0)
+    count = fields.pop("payloads", 0)
+    if type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
+        return Epoch(number=0)
+    if not fields.get("cut_count"):
+        fields["summary_place"] = 0
+    slots = [_fields(state.get(f"aether:payload:{scope}:{slot}"), identity) for slot in range(count)]
+    fields["payloads"] = tuple(message for slot in slots if (message := _message(slot)) is not None)
+    fields["tools"] = _valid(_TOOLS, _fields(state.get(f"aether:tools:{scope}"), identity).get("kept")) or {}
+    epoch = _valid(_EPOCH, fields)
+    if epoch is None or not _ascends(epoch):
+        return Epoch(number=0)
+    summary = state.get(f"aether:summary:{scope}") if epoch.cut_count else ""
+    return replace(epoch, summary=_plain(summary)) if isinstance(summary, str) and summary else epoch
+
+
+def _message(fields: Mapping[str, Any]) -> PackedMessage | None:
+    message = _valid(_MESSAGE, fields)
+    if message is None or not (message.covers or message.text.startswith(_ESCAPE)):
+        return message
+    return replace(message, text=_plain(message.text), covers=tuple(map(_plain, message.covers)))
+
+
+def _fields(value: object, identity: Identity) -> dict[str, Any]:
+    """What stands in a key of a session's state beside the session's name; nothing where that is another's."""
+    if not isinstance(value, Mapping) or value.get("session") != identity.session:
+        return {}
+    return {name: field for name, field in value.items() if name not in ("session", "summary")}
+
+
+def _valid(adapter: TypeAdapter[_Value], value: object) -> _Value | None:
     try:
-        stored = _Stored.model_validate(held)
+        return adapter.validate_python(value)
     except ValidationError:
-        return Epoch(number=0)
-    if stored.session != identity.session:
-        return Epoch(number=0)
-    summary = state.get(f"aether:summary:{scope}")
-    return Epoch(
-        number=stored.number,
-        cut_count=stored.cut_count,
-        cut_hash=stored.cut_hash,
-        anchors=stored.anchors,
-        kept=stored.kept,
-        summary=_plain(summary) if isinstance(summary, str) and stored.cut_count else "",
-        summary_place=stored.summary_place if stored.cut_count else 0,
-        contract=stored.contract,
-        trimmed=stored.trimmed,
-        extracts=stored.extracts,
-        parts=stored.parts,
-        payloads=tuple(
-            one for slot in range(stored.payloads) if (one := _payload(state, scope, slot, identity)) is not None
-        ),
-        marks=stored.marks,
-        strategies=stored.strategies,
-        asked=stored.asked,
-        tools=_tools(state, scope, identity),
-    )
+        return None
+
+
+def _ascends(epoch: Epoch) -> bool:
+    """Whether what is kept ascends below the boundary, so that no content can be sent twice."""
+    ends = [0, *(end for pair in epoch.kept for end in pair), epoch.cut_count]
+    return all(start < stop for start, stop in epoch.kept) and all(one <= other for one, other in pairwise(ends))
 
 
 def holds(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
@@ -128,37 +97,17 @@ def save(state: SessionState, identity: Identity, before: Epoch, after: Epoch) -
     payloads = after.payloads[-_MOST_PAYLOADS:]
     value = {
         "session": identity.session,
-        "number": after.number,
-        "cut_count": after.cut_count,
-        "cut_hash": after.cut_hash,
-        "anchors": [list(one) for one in after.anchors],
-        "kept": [list(one) for one in after.kept],
-        "summary_place": after.summary_place,
-        "contract": after.contract,
-        "trimmed": list(after.trimmed),
-        "extracts": dict(after.extracts),
-        **({"parts": {one: [list(pair) for pair in kept] for one, kept in after.parts.items()}} if after.parts else {}),
+        **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE),
         "payloads": len(payloads),
-        "marks": dict(after.marks),
-        "strategies": {name: dict(held) for name, held in after.strategies.items()},
-        "asked": after.asked,
     }
     if before == after:
         return value
     scope = _scope(identity)
-    for slot, one in enumerate(payloads):
-        if before.payloads[slot : slot + 1] != (one,):
-            state[f"aether:payload:{scope}:{slot}"] = {
-                "session": identity.session,
-                "of": one.of,
-                "invocation": one.invocation,
-                "before": _escaped(one.before),
-                "after": _escaped(one.after),
-                "used": dict(one.used),
-                "place": one.place,
-                "plan": one.plan,
-                **({"covers": [_escaped(item) for item in one.covers]} if one.covers else {}),
-            }
+    for slot, message in enumerate(payloads):
+        if before.payloads[slot : slot + 1] != (message,):
+            written = _MESSAGE.dump_python(message, mode="json")
+            written |= {"text": _escaped(message.text), "covers": [*map(_escaped, message.covers)]}
+            state[f"aether:payload:{scope}:{slot}"] = {"session": identity.session, **written}
     for slot in range(len(payloads), len(before.payloads)):
         state[f"aether:payload:{scope}:{slot}"] = None
     if after.tools != before.tools:
@@ -232,33 +181,6 @@ def _shifted(epoch: Epoch, shift: int) -> Epoch:
         summary_place=place,
         payloads=payloads,
     )
-
-
-def _payload(state: Mapping[str, Any], scope: str, slot: int, identity: Identity) -> PackedMessage | None:
-    try:
-        stored = _StoredPayload.model_validate(state.get(f"aether:payload:{scope}:{slot}"))
-    except ValidationError:
-        return None
-    if stored.session != identity.session:
-        return None
-    return PackedMessage(
-        of=stored.of,
-        invocation=stored.invocation,
-        text=_plain(stored.before) + _plain(stored.after),
-        split=len(_plain(stored.before)),
-        used=stored.used,
-        place=stored.place,
-        plan=stored.plan,
-        covers=tuple(map(_plain, stored.covers)),
-    )
-
-
-def _tools(state: Mapping[str, Any], scope: str, identity: Identity) -> Mapping[str, Keep]:
-    try:
-        stored = _StoredTools.model_validate(state.get(f"aether:tools:{scope}"))
-    except ValidationError:
-        return {}
-    return stored.kept if stored.session == identity.session else {}
 
 
 def _scope(identity: Identity) -> str:
