@@ -20,7 +20,7 @@ from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Calibration, Content, Pack
 from aether_context.packing import build_pack
-from aether_context.packing.early_strategies import sent_bytes
+from aether_context.packing.draft import sent_bytes
 from aether_context.policy import UsageSettings
 from aether_context.store import Manifest
 

@@ -6,18 +6,19 @@ I/O happens before it (the edge gathers memory hits, evidence, state) and after 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 from aether_context.conversation import strategies_of
 from aether_context.pack import Outgoing, Pack, PackInput
-from aether_context.packing.assembly import assemble, recount
-from aether_context.packing.carryover import Carried, carry
-from aether_context.packing.choice import Chosen, choose, fill
-from aether_context.packing.emergency import within_window
-from aether_context.packing.fit import fit
+from aether_context.packing.carryover import carry, measure
+from aether_context.packing.compaction import compact, settle
+from aether_context.packing.compression import allocate, compress, tighten
+from aether_context.packing.draft import Draft
+from aether_context.packing.emergency import bring_within_window
 from aether_context.packing.growth import extend_pack
-from aether_context.packing.late_strategies import trim
-from aether_context.packing.shares import share, tighten
-from aether_context.packing.tools import narrow
+from aether_context.packing.rendering import recount, render
+from aether_context.packing.selection import choose, fill
+from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import CachedCounter, TokenCache
@@ -55,26 +56,69 @@ def build_pack(
     """
     model = source.request.model
     cached = CachedCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    pack, payload_tokens = _built(source, policy, cached, 0, 0), 0
+    draft = Draft(input=source, policy=policy, counter=cached)
+    pack = _built(draft)
     for _ in range(_MOST_ROUNDS):
-        before, payload_tokens = payload_tokens, _payload_tokens(pack)
-        if payload_tokens <= before or not _matters(source, policy, cached, before, payload_tokens):
-            payload_tokens = before
+        payload_tokens = _payload_tokens(pack)
+        if payload_tokens <= draft.payload_tokens or not _matters(draft, payload_tokens):
             break
-        pack = _built(source, policy, cached, 0, payload_tokens)
-    reserve = 0
-    while (over := _over(pack)) > 0 and reserve < 2 * source.window:
-        reserve += over
-        again = _built(source, policy, cached, reserve, payload_tokens)
+        draft.payload_tokens = payload_tokens
+        pack = _built(draft)
+    while (over := _over(pack)) > 0 and draft.reserve < 2 * source.window:
+        draft.reserve += over
+        again = _built(draft)
         if _over(again) >= over:
             break
         pack = again
     return pack
 
 
+def _built(draft: Draft) -> Pack:
+    """The pack of a draft; made anew where what it leaves out is no longer in the conversation."""
+    source = draft.input
+    given = _given(draft)
+    made = _fitted(given, given.items, source.epoch.summary)
+    chosen_alone = given.begins and not given.keeps and made.stands_alone
+    at_cut = bool(made.cut) and (given.scope.stands or (bool(source.candidates) and not chosen_alone))
+    if at_cut:
+        draft = copy(draft)
+        draft.at_cut = True
+        given = _given(draft)
+    judged: Sequence[Outgoing] = given.items
+    for at in range(_MOST_ROUNDS):
+        if not (at_cut and at == 0) and (made.stands_alone or not _lost(judged, made.items)):
+            break
+        judged = made.items
+        made = _fitted(given, judged, "" if at_cut else source.epoch.summary)
+    return render(made)
+
+
+def _given(draft: Draft) -> Draft:
+    """What the call and its epoch determine, before anything is chosen."""
+    draft = copy(draft)
+    select_tools(draft)
+    carry(draft)
+    settle(draft)
+    measure(draft)
+    return draft
+
+
+def _fitted(draft: Draft, judged: Sequence[Outgoing], summary: str) -> Draft:
+    """What is chosen beside these contents and this summary, and all of it within the window."""
+    draft = copy(draft)
+    choose(draft, judged, summary)
+    fill(draft)
+    tighten(draft)
+    allocate(draft)
+    compress(draft)
+    compact(draft)
+    bring_within_window(draft)
+    return draft
+
+
 def _over(pack: Pack) -> int:
     """Tokens by which what leaves passes the input budget, after everything."""
-    used = sum(one.used for one in pack.allocation.layers.values())
+    used = sum(layer.used for layer in pack.allocation.layers.values())
     return 0 if pack.source.passthrough_reason else used - pack.allocation.budget
 
 
@@ -90,59 +134,19 @@ def _payload_tokens(pack: Pack) -> int:
     return outcome.sent_tokens - outcome.tokens if outcome.sent_tokens is not None else 0
 
 
-def _matters(source: PackInput, policy: PackPolicy, counter: CachedCounter, before: int, payload_tokens: int) -> bool:
+def _matters(draft: Draft, payload_tokens: int) -> bool:
     """Whether early strategies decide otherwise with a payload of so many tokens."""
-    if source.passthrough_reason or not any(one.early for one in strategies_of(policy.conversation)):
+    early = any(strategy.early for strategy in strategies_of(draft.policy.conversation))
+    if draft.input.passthrough_reason or not early:
         return False
-    scope = narrow(source, policy, counter)
-    one, other = (
-        carry(source, policy, scope, counter, payload_tokens=size).settled for size in (before, payload_tokens)
-    )
-    return one.hidden != other.hidden or _lost(one.items, other.items)
-
-
-def _built(source: PackInput, policy: PackPolicy, counter: CachedCounter, reserve: int, payload_tokens: int) -> Pack:
-    """The stages in their order.
-
-    Args:
-        reserve: tokens that stages could not foresee, and that have to stay free.
-        payload_tokens: what early strategies take a payload to add to the human message.
-    """
-    scope = narrow(source, policy, counter)
-    carried = carry(source, policy, scope, counter, payload_tokens=payload_tokens)
-    chosen = choose(source, policy, carried, carried.settled.sent, source.epoch.summary, counter)
-    chosen = fill(source, policy, carried, chosen)
-    tight = tighten(source, policy, scope, carried, chosen, counter)
-    shares = share(source, policy, tight, chosen, counter)
-    fitted = fit(source, policy, tight, chosen, shares, counter, trim=trim, reserve=reserve)
-    fitted = within_window(source, policy, tight.carried, fitted, counter)
-    at_cut = bool(fitted.cut) and (scope.stands or (bool(source.candidates) and not _final(carried, chosen)))
-    if at_cut:
-        scope = narrow(source, policy, counter, afresh=True)
-        carried = carry(source, policy, scope, counter, afresh=True, payload_tokens=payload_tokens)
-    summary = "" if at_cut else source.epoch.summary
-    judged = () if at_cut else carried.settled.sent
-    for _ in range(_MOST_ROUNDS):
-        if not at_cut and (chosen.stands_alone or not _lost(judged, fitted.items)):
-            break
-        judged = fitted.items
-        chosen = choose(source, policy, carried, judged, summary, counter)
-        chosen = fill(source, policy, carried, chosen, at_cut=at_cut)
-        tight = tighten(source, policy, scope, carried, chosen, counter, at_cut=at_cut)
-        shares = share(source, policy, tight, chosen, counter, at_cut=at_cut)
-        fitted = fit(source, policy, tight, chosen, shares, counter, trim=trim, reserve=reserve)
-        fitted = within_window(source, policy, tight.carried, fitted, counter)
-        if chosen.stands_alone or not _lost(judged, fitted.items):
-            break
-    return assemble(source, policy, tight, chosen, shares, fitted, counter)
+    before = _given(draft)
+    other = copy(draft)
+    other.payload_tokens = payload_tokens
+    after = _given(other)
+    return before.hidden != after.hidden or _lost(before.incoming, after.incoming)
 
 
 def _lost(before: Sequence[Outgoing], after: Sequence[Outgoing]) -> bool:
     """Whether contents that stood in the conversation do not stand there any longer, or in another form."""
     sent = {item.origin: item.content.digest for item in after}
     return any(sent.get(item.origin) != item.content.digest for item in before)
-
-
-def _final(carried: Carried, chosen: Chosen) -> bool:
-    """Whether a cut leaves the choice as it is: made for this pack, at an epoch's beginning, beside no conversation."""
-    return carried.begins and not carried.keeps and chosen.stands_alone

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aether_context.errors import StepTooLarge
-from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, PackInput, Signals
-from aether_context.policy import BudgetSettings, PackPolicy, Range
+from aether_context.pack import FIXED_LAYERS, FLEXIBLE_LAYERS, Allocation, Layer, LayerTokens, Signals
+from aether_context.policy import BudgetSettings, Range
 
 _RISK = {"low": 0.0, "medium": 0.5, "high": 1.0}
 _NEUTRAL = 0.5
@@ -228,16 +228,3 @@ def _count(value: int | None, half: float) -> float:
 
 def _clip(value: float, allowed: Range) -> float:
     return min(allowed.high, max(allowed.low, value))
-
-
-# What a window holds besides what is measured: slack for the answer, and the input budget.
-
-
-def slack(source: PackInput, policy: PackPolicy) -> int:
-    """Tokens kept free for the answer, ``S``."""
-    return slack_tokens(source.window, policy.budget, source.output_tokens)
-
-
-def input_budget(source: PackInput, policy: PackPolicy) -> int:
-    """``W - S`` in tokens."""
-    return source.window - slack(source, policy)

@@ -1,215 +1,75 @@
-"""What the epoch carries into this call: shortened responses, packed messages, the measured layers."""
+"""What the epoch carries into this call: shortened responses, packed messages; and what the given layers measure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.summary import summary_message
-from aether_context.pack import Content, EpochReason, Layer, Outgoing, PackedMessage, PackInput
+from aether_context.conversation.rewrites import Parts, asked, packed_message, reduced, thinned
+from aether_context.conversation.turns import is_human
+from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
 from aether_context.packing import payload
-from aether_context.packing.early_strategies import Settled, settle
-from aether_context.packing.rewrites import (
-    Parts,
-    asked,
-    matched,
-    packed_message,
-    reduced,
-    still_packed,
-    summary_content,
-    thinned,
-)
-from aether_context.packing.tools import ToolSelection
-from aether_context.policy import PackPolicy
-from aether_context.tokens.cache import CachedCounter
-
-_SEAMS = 8
-_SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]
+from aether_context.packing.draft import Draft, gain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """The state of a pack before anything is chosen.
-
-    ``changed`` is why a new epoch has to begin, None where nothing calls for one. ``keeps`` says that this invocation
-    has made its choices at an earlier call; ``packed`` is what it then made of the human message, if anything. ``past``
-    are the packed messages of earlier invocations that are sent in that form again.
-    ``begins`` says that an epoch begins with this pack, whatever is chosen for it. ``unseen`` are the tokens of the
-    system layer that the provider counts beyond the count here. ``measures_frame`` says that the task layer holds what
-    a payload costs besides its sections.
-    """
-
-    system: str
-    contract: bool
-    settled: Settled
-    measured: Mapping[Layer, int]
-    changed: EpochReason | None
-    begins: bool
-    keeps: bool
-    packed: PackedMessage | None
-    past: tuple[PackedMessage, ...]
-    marks: Mapping[str, str]
-    summary_tokens: int
-    unseen: int
-    measures_frame: bool
-
-    @property
-    def items(self) -> tuple[Outgoing, ...]:
-        """All contents that came in, in the form in which they would be sent."""
-        return self.settled.items
-
-    def human_tokens(self, human: int | None) -> int:
-        return self.items[human].tokens if human is not None else 0
-
-
-def carry(
-    source: PackInput,
-    policy: PackPolicy,
-    scope: ToolSelection,
-    counter: CachedCounter,
-    *,
-    afresh: bool = False,
-    payload_tokens: int = 0,
-) -> Carried:
-    """Applies what the epoch has decided, and measures the layers that are not chosen but given.
-
-    Args:
-        afresh: chooses again, whatever this invocation chose at an earlier call; a cut begins an epoch.
-        payload_tokens: as of `settle`.
-    """
-    standing = source.epoch.contract and _explains_in_system(source, policy)
-    marks = _marks(source, scope, _system(source.request.system, standing))
-    changed = _changed(source, marks)
-    keeps = (
-        not afresh
-        and not source.first_call
-        and changed
-        not in (
-            "first_call",
-            "step_changed",
-            "role_changed",
-            "acceptance_changed",
-        )
-    )
-    contract = standing or (not keeps and _begins_contract(source, policy, marks))
-    system = _system(source.request.system, contract)
-    marks["system"] = short(hash_text(system))
-    packed = _packed(source) if keeps else None
-    texts, past = _packed_texts(source, policy, counter, keeps=keeps, goes_on=not afresh and changed is None)
-    items = _items(source, texts, counter)
-    settled = settle(source, policy, items, counter, system=system, payload_tokens=payload_tokens)
-    items = settled.items
-    framed = not keeps and source.request.human is not None and _has_payload(source, policy)
-    frame = frame_tokens(source, policy, counter, contract=contract) if framed else 0
-    task = 0 if keeps or source.request.human is None else _task(source, policy, scope, counter, frame)
-    used = sum(packed.used.values()) if packed is not None else 0
-    human = items[source.request.human].tokens if source.request.human is not None else 0
-    summary = summary_tokens(source.epoch.summary, policy, counter)
-    inside = summary if packed is not None and packed.before and policy.conversation.summary == "payload" else 0
-    unseen = source.calibration.unseen if source.calibration is not None else 0
-    measured: dict[Layer, int] = {
-        "system": counter.system(system, declares=bool(scope.tools or source.request.other_tools)) + unseen,
-        "task": max(0, task + human - used - inside),
-        "tools": sum(counter.tools(scope.tools)) + sum(counter.count_all(source.request.other_tools)),
-    }
-    return Carried(
-        system=system,
-        contract=contract,
-        settled=settled,
-        measured=measured,
-        changed=changed,
-        begins=afresh or changed is not None,
-        keeps=keeps,
-        packed=packed,
-        past=past,
-        marks=marks,
-        summary_tokens=summary,
-        unseen=unseen,
-        measures_frame=framed,
-    )
-
-
-def _has_payload(source: PackInput, policy: PackPolicy) -> bool:
-    """Whether more than the request will be in the human message."""
-    inside = bool(source.epoch.summary) and policy.conversation.summary == "payload"
-    return source.validity != "unplanned" or bool(source.candidates) or inside
-
-
-def _task(source: PackInput, policy: PackPolicy, scope: ToolSelection, counter: CachedCounter, frame: int) -> int:
-    """What a payload would add to the human message, its evidence and memories aside.
-
-    Args:
-        frame: what `frame_tokens` gives, 0 where there will be no payload.
-    """
-    task = counter.count(payload.step_text(source.step))
-    if not frame:
-        return task
-    if policy.payload.tool_lines:
-        task += sum(counter.count_all([tool.signature for tool in scope.listed])) + 2 * len(scope.listed)
-    return task + frame
-
-
-def frame_tokens(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, contract: bool) -> int:
-    """What a payload costs at most besides its sections: first line, headers, and what explains it.
-
-    Args:
-        contract: whether the system instruction explains it.
-    """
-    said = ""
-    if explains_in_payload(policy, contract):
-        layers = {candidate.layer for candidate in source.candidates}
-        lines = payload.rules(
-            step=source.validity != "unplanned",
-            evidence="evidence" in layers,
-            memory="memory" in layers,
-            standing=any(candidate.kind == "standing" for candidate in source.candidates),
-            summary=policy.conversation.summary == "payload",
-            tools=policy.payload.tool_lines,
-            handed=source.request.handed,
-        )
-        said = payload.explanation(lines)
-    elif source.request.handed and policy.payload.contract == "system":
-        said = payload.explanation((payload.HANDED_RULE,))
-    end = payload.HANDED if source.request.handed else payload.REQUEST
-    return counter.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + counter.count(said)
-
-
-def explains_in_payload(policy: PackPolicy, contract: bool) -> bool:
-    """Whether a payload explains itself.
-
-    Args:
-        contract: whether the system instruction explains it.
-    """
-    return policy.payload.contract == "payload" or (policy.payload.contract == "system" and not contract)
-
-
-def summary_tokens(summary: str, policy: PackPolicy, counter: CachedCounter) -> int:
-    """What a summary costs, as a message of its own or as a section of the payload."""
-    if not summary or policy.conversation.summary == "off":
-        return 0
-    if policy.conversation.summary == "payload":
-        return counter.count(payload.summary_section(summary))
-    return counter.content(summary_content(summary_message(summary)))
-
-
-def _explains_in_system(source: PackInput, policy: PackPolicy) -> bool:
-    return policy.payload.contract == "system" and source.request.system_is_text and not source.passthrough_reason
-
-
-def _begins_contract(source: PackInput, policy: PackPolicy, marks: Mapping[str, str]) -> bool:
-    """Whether the system instruction explains the pack from now on: where there is a plan, and no prefix to keep.
-
-    Elsewhere a payload explains itself, in as many words as its sections need.
-    """
-    epoch = source.epoch
-    if source.validity == "unplanned" or not _explains_in_system(source, policy):
-        return False
-    return (
+def carry(draft: Draft) -> None:
+    """Applies what the epoch has decided: the contents in the form in which they would be sent."""
+    source = draft.input
+    epoch, request = source.epoch, source.request
+    explains = draft.policy.payload.contract == "system" and request.system_is_text and not source.passthrough_reason
+    standing = epoch.contract and explains
+    marks = _marks(draft, _system(request.system, standing))
+    draft.changed = _changed(source, marks)
+    new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
+    draft.keeps = not draft.at_cut and not source.first_call and not new_step
+    # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
+    # payload explains itself, in as many words as its sections need.
+    may_begin = explains and not draft.keeps and source.validity != "unplanned"
+    breaks = (
         not epoch.number or source.rewritten or any(marks[at] != epoch.marks.get(at, "") for at in ("system", "tools"))
     )
+    draft.contract = standing or (may_begin and breaks)
+    draft.system = _system(request.system, draft.contract)
+    draft.epoch_marks = {**marks, "system": short(hash_text(draft.system))}
+    if draft.keeps and draft.raw_human is not None:
+        key = (draft.raw_human.digest, source.identity.invocation)
+        draft.packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
+    texts = _packed_texts(draft)
+    draft.incoming = draft.items = _items(draft, texts)
+    draft.states = epoch.strategies
+    draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
+    draft.extracts, draft.parts = epoch.extracts, epoch.parts
+    draft.step = source.step
+
+
+def measure(draft: Draft) -> None:
+    """Measures the layers that are not chosen but given."""
+    source, policy, counter = draft.input, draft.policy, draft.counter
+    inside = policy.conversation.summary == "payload"
+    has_payload = source.validity != "unplanned" or bool(source.candidates) or (bool(source.epoch.summary) and inside)
+    draft.measures_frame = not draft.keeps and draft.human is not None and has_payload
+    # What a payload would add to the human message, its evidence and memories aside.
+    task = 0
+    if draft.measures_frame:
+        task = draft.frame_tokens()
+    if not draft.keeps and draft.human is not None:
+        task += counter.count(payload.step_text(source.step))
+    if draft.measures_frame and policy.payload.tool_lines:
+        listed = draft.scope.listed
+        task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
+    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
+    used = sum(draft.packed_tokens.values())
+    draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
+    draft.unseen = source.calibration.unseen if source.calibration is not None else 0
+    other_tools = source.request.other_tools
+    draft.measured = {
+        "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools)) + draft.unseen,
+        "task": max(0, task + human_tokens - used - (draft.earlier_summary_tokens if draft.written and inside else 0)),
+        "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
+    }
 
 
 def _system(text: str, contract: bool) -> str:
@@ -218,8 +78,9 @@ def _system(text: str, contract: bool) -> str:
     return f"{text}\n\n{payload.SYSTEM_CONTRACT}" if text else payload.SYSTEM_CONTRACT
 
 
-def _marks(source: PackInput, scope: ToolSelection, system: str) -> dict[str, str]:
+def _marks(draft: Draft, system: str) -> dict[str, str]:
     """Short digests of what an epoch begins with."""
+    source, scope = draft.input, draft.scope
     step = source.step
     planned = source.validity != "unplanned"
     sent = {tool.name for tool in scope.tools}
@@ -251,18 +112,8 @@ def _changed(source: PackInput, marks: Mapping[str, str]) -> EpochReason | None:
     return next((reason for mark, reason in order if marks[mark] != epoch.marks.get(mark, "")), None)
 
 
-def _packed(source: PackInput) -> PackedMessage | None:
-    """What this invocation made of its human message at an earlier call."""
-    human = source.request.human
-    if human is None:
-        return None
-    digest = source.request.contents[human].digest
-    invocation = source.identity.invocation
-    return next((one for one in source.epoch.payloads if (one.of, one.invocation) == (digest, invocation)), None)
-
-
-def _items(source: PackInput, texts: Mapping[int, str], counter: CachedCounter) -> tuple[Outgoing, ...]:
-    epoch, request = source.epoch, source.request
+def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
+    epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
     torn = _torn(request.contents, epoch.parts)
     made: dict[int, Outgoing] = {}
     for index, raw in enumerate(request.contents):
@@ -308,26 +159,23 @@ def _unanswered(contents: Sequence[Content]) -> Counter[str]:
     return calls
 
 
-def _packed_texts(
-    source: PackInput, policy: PackPolicy, counter: CachedCounter, *, keeps: bool, goes_on: bool
-) -> tuple[dict[int, str], tuple[PackedMessage, ...]]:
-    """The packed text of each human message that is sent in one, by index; then the earlier ones among them.
+def _packed_texts(draft: Draft) -> dict[int, str]:
+    """The packed text of each human message that is sent in one, by index; the earlier ones among them are ``past``.
 
     Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
     """
-    request = source.request
-    found = matched(source)
-    texts = {index: packed_text(one, source.epoch.summary, policy) for index, one in found.items()}
-    past = {index: one for index, one in found.items() if index != request.human}
-    if not goes_on:
+    source, human = draft.input, draft.human
+    found = _matched(source)
+    texts = {index: draft.packed_text(packed, source.epoch.summary) for index, packed in found.items()}
+    past = {index: packed for index, packed in found.items() if index != human}
+    if draft.begins:
         past = {}
-    elif not keeps:
+    elif not draft.keeps:
         parts = source.epoch.parts
-        sent = {index: packed_message(request.contents[index], index, texts[index], parts)[0] for index in past}
-        stay = still_packed(source, policy, past, sent, plan_digest(source), counter)
-        past = {index: past[index] for index in stay}
-    shown = {index: one for index, one in found.items() if index in past or (keeps and index == request.human)}
-    return {index: texts[index] for index in shown}, tuple(past[index] for index in sorted(past))
+        sent = {index: packed_message(source.request.contents[index], index, texts[index], parts)[0] for index in past}
+        past = {index: past[index] for index in _still_packed(draft, past, sent)}
+    draft.past = tuple(past[index] for index in sorted(past))
+    return {index: text for index, text in texts.items() if index in past or (draft.keeps and index == human)}
 
 
 def plan_digest(source: PackInput) -> str:
@@ -335,7 +183,86 @@ def plan_digest(source: PackInput) -> str:
     return short(hash_text(payload.step_text(source.step)))
 
 
-def packed_text(packed: PackedMessage, summary: str, policy: PackPolicy) -> str:
-    """A packed message as it is sent, with the conversation summary where the policy puts it there."""
-    inside = summary if policy.conversation.summary == "payload" else ""
-    return packed.before + payload.summary_section(inside) + packed.after
+# Which messages of earlier invocations go on in their packed text, and which return to the user's own words.
+#
+# A request needs one pack, the current one. An earlier message that returns to its own words is shorter in every
+# request from then on, but a provider's cache has to read all that stands behind it once more. Where the prefix ends
+# anyway, or the pack speaks of another plan, there is nothing to weigh.
+
+_LEAST_CALLS = 20
+"""Model calls that a conversation is expected to go on for; one that had more is expected to have as many again."""
+
+
+def _matched(source: PackInput) -> dict[int, PackedMessage]:
+    """The packed form of each human message that has one, by index.
+
+    A message that others equal takes the one that was made at its own place; where history moved since, the latest take
+    theirs first.
+    """
+    request, here = source.request, source.identity.invocation
+    left = [one for one in source.epoch.payloads if one.before]
+    found: dict[int, PackedMessage] = {}
+    for in_place in (True, False):
+        for index in range(len(request.contents) - 1, -1, -1):
+            raw = request.contents[index]
+            current = index == request.human
+            if not left or index in found or not (current or is_human(raw)):
+                continue
+            match = next(
+                (
+                    one
+                    for one in reversed(left)
+                    if one.of == raw.digest
+                    and (one.invocation == here) == current
+                    and (not in_place or one.place == request.positions[index])
+                ),
+                None,
+            )
+            if match is not None:
+                left.remove(match)
+                found[index] = match
+    return found
+
+
+def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping[int, Content]) -> Sequence[int]:
+    """The indices in ``past`` of earlier messages that keep their packed text, where the prefix goes on.
+
+    A break spares what stands before it, so the messages that keep it are the earliest ones. It is made where it gains
+    most, for as many calls as the conversation is expected to have before it is cut.
+
+    Args:
+        past: earlier messages that were sent packed last.
+        sent: those messages in their packed form.
+    """
+    policy, counter, plan = draft.policy, draft.counter, plan_digest(draft.input)
+    places = sorted(past)
+    if not places or policy.conversation.past_payloads == "raw":
+        return ()
+    other = next((at for at, index in enumerate(places) if past[index].plan != plan), len(places))
+    stay = places[:other]
+    if policy.conversation.past_payloads == "packed" or not stay:
+        return stay
+    contents, human = draft.input.request.contents, draft.human
+    raw = counter.contents(contents)
+    surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
+    end = places[other] if other < len(places) else _unsent(contents, len(contents) if human is None else human)
+    spoken = sum(raw) + sum(surplus.values())
+    said = max(1, sum(content.role == "model" for content in contents))
+    room = max(0, draft.input_budget - spoken)
+    calls = min(max(_LEAST_CALLS, said), room * said / max(1, spoken))
+
+    def gained(start: int) -> float:
+        return gain(
+            saved=sum(surplus[index] for index in stay[start:]),
+            calls=calls,
+            resent=sum(raw[stay[start] : end]),
+            cached_price=draft.cached_price,
+        )
+
+    best = max(range(len(stay)), key=gained)
+    return stay[:best] if gained(best) > 0 else stay
+
+
+def _unsent(contents: Sequence[Content], human: int) -> int:
+    """The index from which no earlier request can have held a content: the last thing that the model said."""
+    return next((at for at in range(human - 1, -1, -1) if contents[at].role == "model"), human)

@@ -9,15 +9,16 @@ from dataclasses import replace
 from itertools import chain
 
 from aether_context.canonical import fold
+from aether_context.conversation import Budget
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
 from aether_context.packing.allocation import spend
-from aether_context.packing.assembly import checksum, content_outcome, method, request_tokens, speaker
-from aether_context.packing.choice import Demand, allocated
-from aether_context.packing.early_strategies import by_hand, content_id, gated, past_byte_net
-from aether_context.packing.fit import Marks, marks
+from aether_context.packing.compaction import marks
+from aether_context.packing.compression import allocation_of
+from aether_context.packing.draft import Draft
 from aether_context.packing.payload import addresses_of, missing_evidence
+from aether_context.packing.rendering import checksum, content_outcome, method, request_tokens, speaker
 from aether_context.packing.tools import asks
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, framing_of
@@ -33,6 +34,8 @@ def extend_pack(
         before: the pack before it, of the same invocation, agent, policy, step, system instruction and declarations.
         source: what it is built from; its contents begin with those of ``before.source``.
     """
+    cached = CachedCounter(counter, cache, framing=framing_of(source.request.model))
+    draft = Draft(input=source, policy=policy, counter=cached)
     have = len(before.source.request.contents)
     added = source.request.contents[have:]
     # What was shortened or thinned is known by its digest, so that an added content can bear on it, or be it.
@@ -43,13 +46,12 @@ def extend_pack(
         or source.passthrough_reason
     ):
         return None
-    if not _append_only(policy) or by_hand(source) or source.anchors != before.source.anchors:
+    if not _append_only(policy) or draft.by_hand or source.anchors != before.source.anchors:
         return None
     if before.scope_mode == "relevant" and asks(before.tools_kept, added):
         return None
     if _request_was_shortened(before, source):
         return None
-    cached = CachedCounter(counter, cache, framing=framing_of(source.request.model))
     tokens = cached.contents(added)
     used = {layer: account.used for layer, account in before.allocation.layers.items()}
     spoken = used["conversation"] + sum(tokens)
@@ -59,7 +61,7 @@ def extend_pack(
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
     try:
-        allocation = allocated(source, policy, Demand(signals=signals, measured=measured, wanted=wanted))
+        allocation = allocation_of(source, policy, signals=signals, measured=measured, wanted=wanted)
     except StepTooLarge:
         return None
     fixed = sum(used.values()) - used["conversation"]
@@ -67,9 +69,9 @@ def extend_pack(
     if spoken > allocation.budget - fixed:
         return None
     quiet = _quiet(policy, marks(policy, allocation, fixed))
-    if spoken > quiet and not gated(source, policy, spoken + fixed, allocation.budget):
+    if spoken > quiet and not draft.gated(spoken + fixed, allocation.budget):
         return None
-    if past_byte_net(source, policy, chain((one.content for one in before.contents), added)):
+    if draft.past_byte_net(chain((one.content for one in before.contents), added)):
         return None
     allocation = spend(allocation, {**used, "conversation": spoken}, lending=policy.budget.lending)
     sent = Sent(
@@ -101,7 +103,7 @@ def extend_pack(
         outcomes=rows
         + tuple(
             content_outcome(
-                content_id(source, have + at),
+                draft.content_id(have + at),
                 "conversation",
                 speaker(content),
                 cost,
@@ -160,10 +162,10 @@ def _append_only(policy: PackPolicy) -> bool:
     return _GROWING.issuperset(policy.conversation.strategy)
 
 
-def _quiet(policy: PackPolicy, budget: Marks) -> int:
+def _quiet(policy: PackPolicy, budget: Budget) -> int:
     """Tokens of the conversation up to which no strategy acts."""
     settings = policy.conversation
     if "summarize" not in settings.strategy:
         return budget.high
     trigger = settings.summarize.trigger
-    return min(budget.high, max(int(trigger * budget.budget) - budget.fixed, int(trigger * budget.ceiling)))
+    return min(budget.high, max(int(trigger * budget.input) - budget.fixed, int(trigger * budget.ceiling)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from aether_context import retrieval
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.pack import Content, Keep, PackInput, Reason, Tool
 from aether_context.packing import payload
-from aether_context.policy import PackPolicy, ToolSettings
+from aether_context.packing.draft import Draft, ToolSelection
+from aether_context.policy import ToolSettings
 from aether_context.text.spellings import folded, spellings_of
-from aether_context.tokens.cache import CachedCounter
 
 # Which declarations are sent where a step names no tools and all of them are more than fit their share.
 
@@ -41,50 +41,49 @@ FIND_TOOLS = _finder()
 _SETTLED: frozenset[Keep | None] = frozenset({"essential", "pinned", "used"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relevant:
-    """The tools that are declared, each with why, by name.
-
-    ``scores`` holds every tool's where the relevant ones were chosen for this pack, and is empty where an earlier
-    choice stands; ``encoder`` names what compared their meanings. ``key`` stands for what the choice was made for.
-    """
-
-    kept: Mapping[str, Keep]
-    key: str
-    scores: Mapping[str, float] = field(default_factory=dict)
-    encoder: str = ""
-
-
-def relevant(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, afresh: bool) -> Relevant | None:
-    """The tools of one pack, None where all are declared.
+def _relevant(draft: Draft) -> ToolSelection | None:
+    """The relevant declarations in the host's order, then the tool that finds the others; None where all are declared.
 
     They are chosen at the first call, and again where the declarations or the step change, where history is rewritten,
     and at a cut. In between only what the model calls or finds is added.
-
-    Args:
-        afresh: chooses again, whatever an earlier call chose.
     """
-    tools, least = source.request.tools, policy.tools.least
-    if not source.can_find or len(tools) <= least:
+    source, settings, counter = draft.input, draft.policy.tools, draft.counter
+    tools = source.request.tools
+    if not source.can_find or len(tools) <= settings.least:
         return None
     costs = dict(zip((tool.name for tool in tools), counter.tools(tools), strict=True))
-    share = int(source.window * policy.budget.floors.tools)
+    share = int(source.window * draft.policy.budget.floors.tools)
     if sum(costs.values()) <= share:
         return None
     key = _key(source)
     earlier = source.epoch.tools
-    renewed = afresh or source.rewritten or source.epoch.marks.get("scope") != key
+    renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
     standing = {name: why for name, why in earlier.items() if why == "used" or not renewed}
-    kept = _kept(tools, policy.tools.always, standing, source.request.contents)
-    if not renewed:
-        return Relevant(kept=kept, key=key)
-    scores, encoder = source.tool_scores, source.tool_encoder
-    if not scores:
-        scores = retrieval.tool_scores(tools, retrieval.query_for(source), policy.retrieval.redact_before_retrieval)
-        encoder = retrieval.tool_encoder()
-    room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
-    best = _best([tool.name for tool in tools if tool.name not in kept], scores, costs, room, least - len(kept))
-    return Relevant(kept=kept | dict.fromkeys(best, "relevant"), key=key, scores=scores, encoder=encoder)
+    kept = _kept(tools, settings.always, standing, source.request.contents)
+    scores: Mapping[str, float] = {}
+    encoder = ""
+    if renewed:
+        scores, encoder = source.tool_scores, source.tool_encoder
+        if not scores:
+            query = retrieval.query_for(source)
+            scores = retrieval.tool_scores(tools, query, draft.policy.retrieval.redact_before_retrieval)
+            encoder = retrieval.tool_encoder()
+        room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
+        names = [tool.name for tool in tools if tool.name not in kept]
+        kept |= dict.fromkeys(_best(names, scores, costs, room, settings.least - len(kept)), "relevant")
+    if any(tool.name == FIND_TOOLS.name for tool in tools):
+        return ToolSelection(
+            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
+        )
+    return ToolSelection(
+        tools=(*(tool for tool in tools if tool.name in kept), FIND_TOOLS),
+        mode="relevant",
+        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in kept},
+        kept=kept,
+        scores=scores,
+        encoder=encoder,
+        key=key,
+    )
 
 
 def asks(before: Mapping[str, Keep], contents: Iterable[Content]) -> bool:
@@ -123,9 +122,9 @@ def _found(content: Content) -> Iterator[str]:
     for part in content.responses:
         answer = json.loads(part.text) if part.name == FIND_TOOLS.name else None
         found = answer.get("found") if isinstance(answer, dict) else None
-        for one in found if isinstance(found, list) else ():
-            if isinstance(one, dict) and isinstance(one.get("name"), str):
-                yield one["name"]
+        for tool in found if isinstance(found, list) else ():
+            if isinstance(tool, dict) and isinstance(tool.get("name"), str):
+                yield tool["name"]
 
 
 def _best(
@@ -147,51 +146,18 @@ _DESCRIPTION = 200
 _ARGUMENT = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSelection:
-    """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
-
-    ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
-    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores``,
-    ``encoder`` and ``key`` are as in `Relevant`.
-    """
-
-    tools: tuple[Tool, ...]
-    mode: str = "off"
-    left_out: Mapping[str, Reason] = field(default_factory=dict)
-    allowed: tuple[str, ...] | None = None
-    trimmed: frozenset[str] = frozenset()
-    problem: str = ""
-    kept: Mapping[str, Keep] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    encoder: str = ""
-    key: str = ""
-
-    @property
-    def listed(self) -> tuple[Tool, ...]:
-        """The tools that the payload lists: those of a step."""
-        return self.tools if self.mode in ("prune", "mask") else ()
-
-    @property
-    def stands(self) -> bool:
-        """Whether the relevant tools are those of an earlier choice."""
-        return self.mode == "relevant" and not self.scores
-
-
-def narrow(source: PackInput, policy: PackPolicy, counter: CachedCounter, *, afresh: bool = False) -> ToolSelection:
-    """The scope of one pack. What an epoch has trimmed stays trimmed.
-
-    Args:
-        afresh: chooses the relevant tools again.
-    """
-    scope = _narrowed(source, policy.tools)
-    if scope.mode == "off" and not scope.problem and policy.tools.scope == "auto" and not source.passthrough_reason:
-        scope = _chosen(source, relevant(source, policy, counter, afresh=afresh))
+def select_tools(draft: Draft) -> None:
+    """Chooses the declarations that are sent. What an epoch has trimmed stays trimmed."""
+    source = draft.input
+    scope = _narrowed(source, draft.policy.tools)
+    unnamed = scope.mode == "off" and not scope.problem and draft.policy.tools.scope == "auto"
+    if unnamed and not source.passthrough_reason:
+        scope = _relevant(draft) or scope
     names = frozenset(tool.name for tool in scope.tools) & frozenset(source.epoch.trimmed)
-    if not names:
-        return scope
-    tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.tools)
-    return replace(scope, tools=tools, trimmed=names)
+    if names:
+        tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.tools)
+        scope = replace(scope, tools=tools, trimmed=names)
+    draft.scope = scope
 
 
 def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
@@ -205,7 +171,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     if (
         mode == "off"
         or source.passthrough_reason
-        or (named is None and not any(one.name in settings.always for one in tools))
+        or (named is None and not any(tool.name in settings.always for tool in tools))
     ):
         return ToolSelection(tools=tools)
     found = {name: _meant(name, tools) for name in named or ()}
@@ -237,26 +203,6 @@ def _meant(name: str, tools: Sequence[Tool]) -> str | None:
         if len(alike) == 1:
             return alike[0]
     return None
-
-
-def _chosen(source: PackInput, found: Relevant | None) -> ToolSelection:
-    """The relevant declarations in the host's order, then the tool that finds the others."""
-    tools = source.request.tools
-    if found is None:
-        return ToolSelection(tools=tools)
-    if any(tool.name == FIND_TOOLS.name for tool in tools):
-        return ToolSelection(
-            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
-        )
-    return ToolSelection(
-        tools=(*(tool for tool in tools if tool.name in found.kept), FIND_TOOLS),
-        mode="relevant",
-        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in found.kept},
-        kept=found.kept,
-        scores=found.scores,
-        encoder=found.encoder,
-        key=found.key,
-    )
 
 
 @lru_cache(maxsize=500)

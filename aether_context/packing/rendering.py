@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
+from aether_context.conversation.rewrites import packed_message
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import as_ranges, live_positions
 from aether_context.pack import (
@@ -34,14 +35,10 @@ from aether_context.pack import (
 )
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
-from aether_context.packing.carryover import Carried, explains_in_payload, packed_text, plan_digest, summary_tokens
-from aether_context.packing.choice import Chosen
-from aether_context.packing.early_strategies import by_hand, content_id
-from aether_context.packing.fit import Fitted
+from aether_context.packing.carryover import plan_digest
+from aether_context.packing.draft import Draft, summary_content
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
-from aether_context.packing.rewrites import packed_message, summary_content
-from aether_context.packing.shares import Shares, Tight
-from aether_context.policy import PackPolicy, StablePrefixSettings
+from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract
 from aether_context.tokens.cache import CachedCounter
 from aether_context.usage.calibration import estimated
@@ -136,46 +133,40 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 """Why an epoch begins with a cut for a reason, where that is not that a mark was passed."""
 
 
-def assemble(
-    source: PackInput,
-    policy: PackPolicy,
-    tight: Tight,
-    chosen: Chosen,
-    shares: Shares,
-    fitted: Fitted,
-    counter: CachedCounter,
-) -> Pack:
+def render(draft: Draft) -> Pack:
     """Renders the payload, puts the contents in order, and writes down what became of every candidate."""
-    scope, carried = tight.scope, tight.carried
-    packed = _packed(source, policy, tight, chosen, fitted, counter)
-    plain = _contents(source, policy, carried, fitted, packed, counter)
-    contents = normalized(plain, policy.conversation.stable_prefix, counter) if fitted.normalize else plain
+    source, scope, counter = draft.input, draft.scope, draft.counter
+    packed = _packed(draft)
+    plain = _contents(draft, packed)
+    contents = normalized(plain, draft.policy.conversation.stable_prefix, counter) if draft.normalize else plain
     sent = Sent(
-        system=Block(hash_text(carried.system), carried.measured["system"] - carried.unseen),
+        system=Block(hash_text(draft.system), draft.measured["system"] - draft.unseen),
         tools=tuple(
             Block(tool.digest, tokens) for tool, tokens in zip(scope.tools, counter.tools(scope.tools), strict=True)
         )
         + tuple(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
-        contents=tuple(Block(one.content.digest, one.tokens) for one in contents),
+        contents=tuple(Block(item.content.digest, item.tokens) for item in contents),
     )
-    reason = _reason(source, tight, fitted)
-    epoch = _epoch(source, policy, tight, fitted, packed, reason)
-    outcomes = _outcomes(source, carried, chosen, fitted, _by_origin(plain, contents), epoch, counter)
+    reason = _reason(draft)
+    epoch = _epoch(draft, packed, reason)
+    outcomes = _outcomes(draft, _by_origin(plain, contents), epoch)
     running_hashes = RunningHashes(
-        read=fold(item.raw.digest for item in carried.items),
-        count=fold(str(outcome.tokens) for outcome in outcomes[: len(carried.items)]),
+        read=fold(item.raw.digest for item in draft.incoming),
+        count=fold(str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]),
         sent=fold(block.digest for block in sent.contents),
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
+    text = draft.packed_text(packed, draft.summary) if packed is not None and packed.before else ""
+    wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
     return Pack(
         source=source,
-        system=carried.system,
+        system=draft.system,
         tools=scope.tools,
         contents=contents,
-        made=tuple(at for at, one in enumerate(contents) if one.outcome != "verbatim"),
+        made=tuple(at for at, item in enumerate(contents) if item.outcome != "verbatim"),
         appended=None,
-        chose=not carried.keeps,
+        chose=not draft.keeps,
         allowed_tools=scope.allowed,
         tools_left_out=scope.left_out,
         tools_kept=scope.kept,
@@ -183,38 +174,28 @@ def assemble(
         tool_encoder=scope.encoder,
         scope_mode=scope.mode,
         scope_problem=scope.problem,
-        signals=shares.signals,
-        allocation=_spent(source, policy, carried, fitted, shares, plain, contents, counter),
+        signals=draft.signals,
+        allocation=_spent(draft, plain, contents),
         outcomes=outcomes,
-        events=_named_events(source, fitted),
-        acts=fitted.acts,
+        events=_named_events(draft),
+        acts=draft.acts,
         epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(
-            source, sent, fitted.made_cut or bool(fitted.acts), _grown_head(source, policy, fitted, counter)
-        ),
+        prefix=_prefix(draft, sent),
         validity=validity,
         invalid_reason=invalid_reason,
-        artifact_uris=addresses_in(
-            source,
-            carried.system,
-            (*(tool.wire for tool in scope.tools), *source.request.other_tools),
-            contents,
-            _text(packed, fitted.summary, policy),
-        ),
+        artifact_uris=addresses_in(source, draft.system, wires, contents, text),
         evidence_needed=missing_evidence(source, _covered(epoch, plain), contents, source.request.contents),
-        degradations=tuple(
-            filter(None, (*source.problems, scope.problem, *_faults(shares, fitted, counted + carried.unseen)))
-        ),
+        degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(draft, counted + draft.unseen)))),
         request_tokens=request_tokens(source, counted),
-        over_window=max(0, counted + carried.unseen - shares.allocation.overcounted - source.window),
+        over_window=max(0, counted + draft.unseen - draft.shares.overcounted - source.window),
         counted_tokens=counted,
         method=method(source, counter),
-        saved=fitted.saved,
-        summary_requests=fitted.summary_requests,
+        saved=draft.saved,
+        summary_requests=draft.summaries.summary_requests,
         counts=counter.counts,
         running_hashes=running_hashes,
-        stages=_stages(carried, chosen, shares, fitted, packed),
+        stages=_stages(draft, packed),
         checksum=checksum(scope.allowed, sent, running_hashes),
         sent=sent,
     )
@@ -231,20 +212,19 @@ def method(source: PackInput, counter: CachedCounter) -> Accuracy:
     return "anchored" if anchored and counter.method != "exact" else counter.method
 
 
-def _reason(source: PackInput, tight: Tight, fitted: Fitted) -> EpochReason | None:
+def _reason(draft: Draft) -> EpochReason | None:
     """Why an epoch begins with this pack, None where none does."""
-    changed = tight.carried.changed
-    chosen = changed == "tools_changed" and bool(tight.scope.scores)
-    if changed is not None and not (fitted.made_cut and chosen):
-        return changed
-    if tight.scope.trimmed != frozenset(source.epoch.trimmed):
+    chosen = draft.changed == "tools_changed" and bool(draft.scope.scores)
+    if draft.changed is not None and not (draft.made_cut and chosen):
+        return draft.changed
+    if draft.scope.trimmed != frozenset(draft.input.epoch.trimmed):
         return "tools_changed"
-    if by_hand(source) and (fitted.made_cut or fitted.acts):
+    if draft.by_hand and (draft.made_cut or draft.acts):
         return "by_hand"
-    if fitted.made_cut or tight.carried.begins:
-        cuts = [event.reason for event in fitted.events if event.stage == "cut"]
+    if draft.made_cut or draft.begins:
+        cuts = [event.reason for event in draft.events if event.stage == "cut"]
         return _CUTS.get(cuts[-1], "high_water") if cuts else "high_water"
-    return "replaced" if any(act.replaced for act in fitted.acts) else None
+    return "replaced" if any(act.replaced for act in draft.acts) else None
 
 
 def checksum(allowed: tuple[str, ...] | None, sent: Sent, running_hashes: RunningHashes) -> str:
@@ -268,64 +248,59 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     return f"{extract(said, max_tokens=ceiling, counter=counter).text}\n", request
 
 
-def _packed(
-    source: PackInput, policy: PackPolicy, tight: Tight, chosen: Chosen, fitted: Fitted, counter: CachedCounter
-) -> PackedMessage | None:
+def _packed(draft: Draft) -> PackedMessage | None:
     """What this invocation makes of its human message, None where it is sent as it is."""
-    human, scope, carried = source.request.human, tight.scope, tight.carried
-    if human is None or source.passthrough_reason:
+    source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.packed
+    if raw is None or source.passthrough_reason:
         return None
-    raw = source.request.contents[human]
-    inside = bool(fitted.summary) and policy.conversation.summary == "payload"
-    written = carried.packed is not None and bool(carried.packed.before)
-    if carried.keeps and carried.packed is not None and written:
-        return _shorter(carried.packed, fitted)
-    if carried.keeps and fitted.request is None and not (inside and fitted.cut):
-        return carried.packed
-    request = raw.text if fitted.request is None else fitted.request
+    inside = bool(draft.summary) and policy.conversation.summary == "payload"
+    if draft.keeps and packed is not None and packed.before:
+        return _shorter(packed, draft.request)
+    if draft.keeps and draft.request is None and not (inside and draft.cut):
+        return packed
+    request = raw.text if draft.request is None else draft.request
     rendered = payload.render(
-        step=tight.step,
+        step=draft.step,
         request=request,
-        tools=scope.listed,
-        evidence=fitted.evidence,
-        memory=fitted.memory,
+        tools=draft.scope.listed,
+        evidence=draft.evidence,
+        memory=draft.memory,
         summary=inside,
         settings=policy.payload,
-        explains=explains_in_payload(policy, carried.contract),
+        explains=draft.explains_in_payload,
         handed=source.request.handed,
     )
-    used = {"memory": _cost(fitted.memory), "evidence": _cost(fitted.evidence)}
     made = PackedMessage(
         of=raw.digest,
         invocation=source.identity.invocation,
         text="",
         split=0,
-        used=used,
-        place=source.request.positions[human],
+        used={"memory": _cost(draft.memory), "evidence": _cost(draft.evidence)},
+        place=source.request.positions[draft.human or 0],
         plan=plan_digest(source),
     )
     if rendered is not None:
-        before, after = _within(rendered, request, fitted.task_ceiling, counter)
-        standing = [one.candidate for one in chosen.evidence.left if one.reason == "already_in_conversation"]
+        before, after = _within(rendered, request, draft.task_ceiling, draft.counter)
+        standing = [left.candidate for left in draft.found_evidence.left if left.reason == "already_in_conversation"]
         text = before + after
-        return replace(made, text=text, split=len(before), covers=covered_by(text, fitted.evidence, standing))
-    if fitted.request is not None:
+        return replace(made, text=text, split=len(before), covers=covered_by(text, draft.evidence, standing))
+    if draft.request is not None:
         return replace(made, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
     return replace(made, used={}) if raw.agent else None
 
 
-def _shorter(packed: PackedMessage, fitted: Fitted) -> PackedMessage:
+def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
     """What an earlier call of this invocation made of the human message, with a request that is shortened since.
 
     The rest of it stays as it was: what was chosen and tightened then is not chosen anew here.
     """
-    if fitted.request is None:
+    if request is None:
         return packed
     if not packed.after:
-        return replace(packed, text=fitted.request, split=len(fitted.request))
-    said = payload.answered(packed.after) or packed.after
-    return replace(packed, text=packed.before + packed.after.removesuffix(said) + fitted.request)
+        return replace(packed, text=request, split=len(request))
+    answered = payload.answered(packed.after) or packed.after
+    return replace(packed, text=packed.before + packed.after.removesuffix(answered) + request)
 
 
 def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
@@ -334,69 +309,50 @@ def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
     return frozenset(item for one in epoch.payloads if one.of in sent for item in one.covers)
 
 
-def _text(packed: PackedMessage | None, summary: str, policy: PackPolicy) -> str:
-    """The payload as it is sent; nothing where there is none."""
-    return packed_text(packed, summary, policy) if packed is not None and packed.before else ""
-
-
 def _cost(candidates: Sequence[Candidate]) -> int:
     return sum(one.tokens for one in candidates)
 
 
-def _contents(
-    source: PackInput,
-    policy: PackPolicy,
-    carried: Carried,
-    fitted: Fitted,
-    packed: PackedMessage | None,
-    counter: CachedCounter,
-) -> tuple[Outgoing, ...]:
+def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...]:
+    counter = draft.counter
     out: list[Outgoing] = []
-    for item in fitted.items:
-        if item.origin == source.request.human and packed is not None and packed.before:
-            text = packed_text(packed, fitted.summary, policy)
-            content, members = packed_message(item.raw, item.origin, text, fitted.parts)
+    for item in draft.items:
+        if item.origin == draft.human and packed is not None and packed.before:
+            text = draft.packed_text(packed, draft.summary)
+            content, members = packed_message(item.raw, item.origin, text, draft.parts)
             item = replace(item, content=content, outcome="payload", tokens=counter.content(content), members=members)
         out.append(item)
-    if fitted.summary and policy.conversation.summary == "head":
-        content = summary_content(summary_message(fitted.summary))
+    if draft.summary and draft.policy.conversation.summary == "head":
+        content = summary_content(draft.summary)
         made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content))
-        out.insert(_summary_index(source, fitted), made)
+        place, positions = draft.summary_place, draft.input.request.positions
+        out.insert(sum(positions[item.origin] < place for item in draft.items) if place else 0, made)
     return tuple(out)
 
 
-def _summary_index(source: PackInput, fitted: Fitted) -> int:
-    """Where the summary stands among the contents."""
-    place, positions = fitted.summary_place, source.request.positions
-    return sum(positions[item.origin] < place for item in fitted.items) if place else 0
-
-
-def _outcomes(
-    source: PackInput,
-    carried: Carried,
-    chosen: Chosen,
-    fitted: Fitted,
-    sent: Mapping[int, Outgoing],
-    epoch: Epoch,
-    counter: CachedCounter,
-) -> tuple[CandidateOutcome, ...]:
+def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple[CandidateOutcome, ...]:
     """A row for each content that came in, in order, then one for each other candidate."""
-    human = source.request.human
-    live = _live(source, fitted, epoch)
+    positions, counter = draft.input.request.positions, draft.counter
+    live: Collection[int] = range(len(positions))  # the origins of what a later call can still send
+    if draft.cut:
+        places = frozenset(live_positions(epoch, positions[-1] + 1))
+        live = frozenset(at for at, position in enumerate(positions) if position in places)
     outcomes = [
-        _content_outcome(source, before, sent.get(before.origin), before.origin in live, human, fitted, counter)
-        for before in carried.items
+        _content_outcome(draft, before, sent.get(before.origin), before.origin in live) for before in draft.incoming
     ]
-    lost = {one.id for one in fitted.dropped}
-    made = {one.id: one.tokens for one in (*fitted.memory, *fitted.evidence) if one.id in fitted.summaries}
-    for found in (chosen.memory, chosen.evidence):
-        for one in found.chosen:
-            state: State = "dropped" if one.id in lost else "summary" if one.id in fitted.summaries else "kept"
-            outcomes.append(
-                _candidate_outcome(
-                    one, state, "over_allocation" if state != "kept" else None, counter, made.get(one.id)
-                )
+    lost = {candidate.id for candidate in draft.dropped}
+    made = {
+        candidate.id: candidate.tokens
+        for candidate in (*draft.memory, *draft.evidence)
+        if candidate.id in draft.shortened
+    }
+    for found in (draft.found_memory, draft.found_evidence):
+        for candidate in found.chosen:
+            state: State = (
+                "dropped" if candidate.id in lost else "summary" if candidate.id in draft.shortened else "kept"
             )
+            reason: Reason | None = "over_allocation" if state != "kept" else None
+            outcomes.append(_candidate_outcome(candidate, state, reason, counter, made.get(candidate.id)))
         for left in found.left:
             state = "in_tail" if left.reason == "already_in_conversation" else "dropped"
             outcomes.append(_candidate_outcome(left.candidate, state, left.reason, counter))
@@ -412,42 +368,25 @@ def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[
     return {item.origin: item for item in plain if item.origin in left}
 
 
-def _live(source: PackInput, fitted: Fitted, epoch: Epoch) -> Collection[int]:
-    """The origins of the contents that a later call can still send."""
-    positions = source.request.positions
-    if not fitted.cut:
-        return range(len(positions))
-    live = frozenset(live_positions(epoch, positions[-1] + 1))
-    return frozenset(at for at, position in enumerate(positions) if position in live)
-
-
-def _content_outcome(
-    source: PackInput,
-    before: Outgoing,
-    after: Outgoing | None,
-    live: bool,
-    human: int | None,
-    fitted: Fitted,
-    counter: CachedCounter,
-) -> CandidateOutcome:
-    raw = before.raw
+def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> CandidateOutcome:
+    raw, counter = before.raw, draft.counter
     whole = before.tokens if before.content is raw else counter.content(raw)
-    state, why = _became(before, after, live, fitted)
+    state, why = _became(draft, before, after, live)
     sent = after.tokens if after is not None and after.tokens != whole else None
-    layer: Layer = "task" if before.origin == human else "conversation"
+    layer: Layer = "task" if before.origin == draft.human else "conversation"
     return content_outcome(
-        content_id(source, before.origin), layer, speaker(raw), whole, counter.method, raw.digest, state, why, sent
+        draft.content_id(before.origin), layer, speaker(raw), whole, counter.method, raw.digest, state, why, sent
     )
 
 
-def _became(before: Outgoing, after: Outgoing | None, live: bool, fitted: Fitted) -> tuple[State, Reason | None]:
+def _became(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> tuple[State, Reason | None]:
     """What became of a content, and why."""
     if after is None and live:
-        return "hidden", fitted.reasons.get(before.origin, "duplicate")
+        return "hidden", draft.reasons.get(before.origin, "duplicate")
     if after is None:
-        return "dropped", fitted.reasons.get(before.origin, fitted.cut_reason)
-    if before.origin in fitted.reasons:
-        return "placeholder", fitted.reasons[before.origin]
+        return "dropped", draft.reasons.get(before.origin, "high_water")
+    if before.origin in draft.reasons:
+        return "placeholder", draft.reasons[before.origin]
     return ("extract", "window") if after.outcome == "extract" else ("kept", None)
 
 
@@ -506,88 +445,69 @@ def _candidate_outcome(
     )
 
 
-def _named_events(source: PackInput, fitted: Fitted) -> tuple[TruncationEvent, ...]:
+def _named_events(draft: Draft) -> tuple[TruncationEvent, ...]:
     """The events with the names of the contents they concern."""
-    extracts = tuple(content_id(source, item.origin) for item in fitted.items if item.outcome == "extract")
-    human = source.request.human
-    task = (content_id(source, human),) if human is not None else ()
+    extracts = tuple(draft.content_id(item.origin) for item in draft.items if item.outcome == "extract")
+    task = (draft.content_id(draft.human),) if draft.human is not None else ()
     names = {("conversation", "emergency"): extracts, ("task", "emergency"): task}
     return tuple(
         event if event.item_ids else replace(event, item_ids=names.get((event.layer, event.stage), ()))
-        for event in fitted.events
+        for event in draft.events
     )
 
 
-def _spent(
-    source: PackInput,
-    policy: PackPolicy,
-    carried: Carried,
-    fitted: Fitted,
-    shares: Shares,
-    plain: Sequence[Outgoing],
-    contents: Sequence[Outgoing],
-    counter: CachedCounter,
-) -> Allocation:
+def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> Allocation:
     """The allocation with what each layer really used.
 
     Args:
         plain: the contents before neighbours were merged.
     """
-    used = carried.packed.used if carried.packed is not None else {}
-    memory = _cost(fitted.memory) + used.get("memory", 0)
-    evidence = _cost(fitted.evidence) + used.get("evidence", 0)
-    human = source.request.human
-    message_tokens = sum(one.tokens for one in plain if one.origin == human)
-    said = sum(one.tokens for one in contents) - message_tokens
-    packed = any(one.origin == human and one.outcome == "payload" for one in plain)
-    inside = (
-        summary_tokens(fitted.summary, policy, counter) if packed and policy.conversation.summary == "payload" else 0
-    )
+    used, settings = draft.packed_tokens, draft.policy.conversation
+    memory = _cost(draft.memory) + used.get("memory", 0)
+    evidence = _cost(draft.evidence) + used.get("evidence", 0)
+    message_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
+    spoken = sum(item.tokens for item in contents) - message_tokens
+    packed = any(item.origin == draft.human and item.outcome == "payload" for item in plain)
+    inside = draft.summary_tokens(draft.summary) if packed and settings.summary == "payload" else 0
     real: dict[Layer, int] = {
-        "system": carried.measured["system"],
-        "tools": carried.measured["tools"],
+        "system": draft.measured["system"],
+        "tools": draft.measured["tools"],
         "task": max(0, message_tokens - memory - evidence - inside),
         "evidence": evidence,
         "memory": memory,
-        "conversation": said + inside,
+        "conversation": spoken + inside,
     }
-    return spend(shares.allocation, real, lending=policy.budget.lending)
+    return spend(draft.shares, real, lending=draft.policy.budget.lending)
 
 
-def _epoch(
-    source: PackInput,
-    policy: PackPolicy,
-    tight: Tight,
-    fitted: Fitted,
-    packed: PackedMessage | None,
-    reason: EpochReason | None,
-) -> Epoch:
-    before, request, carried = source.epoch, source.request, tight.carried
+def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
+    before, request = draft.input.epoch, draft.input.request
+    live = {item.raw.digest for item in draft.items}
+    # Packed messages that later calls send again: this invocation's, and earlier ones up to the next cut.
+    past = () if draft.made_cut else tuple(message for message in draft.past if message.of in live)
     changed = replace(
         before,
         number=before.number + (reason is not None),
-        summary=fitted.summary,
-        summary_place=fitted.summary_place if fitted.summary else 0,
-        contract=carried.contract,
-        trimmed=tuple(sorted(tight.scope.trimmed)),
-        payloads=_payloads(carried, fitted, packed),
-        marks=carried.marks,
-        strategies=fitted.states,
-        asked=source.asked,
-        tools=tight.scope.kept or before.tools,
+        summary=draft.summary,
+        summary_place=draft.summary_place if draft.summary else 0,
+        contract=draft.contract,
+        trimmed=tuple(sorted(draft.scope.trimmed)),
+        payloads=(*past, packed) if packed is not None else past,
+        marks=draft.epoch_marks,
+        strategies=draft.states,
+        asked=draft.input.asked,
+        tools=draft.scope.kept or before.tools,
+        extracts={digest: ceiling for digest, ceiling in draft.extracts.items() if digest in live},
+        parts={digest: kept for digest, kept in draft.parts.items() if digest in live},
     )
-    live = {item.raw.digest for item in fitted.items}
-    extracts = {digest: ceiling for digest, ceiling in fitted.extracts.items() if digest in live}
-    parts = {digest: kept for digest, kept in fitted.parts.items() if digest in live}
-    changed = replace(changed, extracts=extracts, parts=parts)
-    if not fitted.cut:
+    if not draft.cut:
         return changed
-    last = max(item.origin for item in fitted.cut)
+    last = max(item.origin for item in draft.cut)
     count = max(before.cut_count, request.positions[last] + 1)
-    kept = [request.positions[item.origin] for item in fitted.items if request.positions[item.origin] < count]
+    kept = [request.positions[item.origin] for item in draft.items if request.positions[item.origin] < count]
     if request.positions[last] + 1 < count:
         return replace(changed, kept=as_ranges(kept))
-    places = [(request.positions[item.origin], item) for item in carried.items]
+    places = [(request.positions[item.origin], item) for item in draft.incoming]
     known = [(at, short(item.raw.digest)) for at, item in places if at < count]
     anchors = before.anchors or tuple(known[:1])
     return replace(
@@ -599,36 +519,27 @@ def _epoch(
     )
 
 
-def _payloads(carried: Carried, fitted: Fitted, packed: PackedMessage | None) -> tuple[PackedMessage, ...]:
-    """The packed messages that later calls send again: this invocation's, and earlier ones up to the next cut."""
-    live = {item.raw.digest for item in fitted.items}
-    past = () if fitted.made_cut else tuple(one for one in carried.past if one.of in live)
-    return (*past, packed) if packed is not None else past
-
-
-def _grown_head(source: PackInput, policy: PackPolicy, fitted: Fitted, counter: CachedCounter) -> int:
-    """Tokens that the head of the request before begins with and this one's does, too: a summary that only grew."""
-    before = source.epoch.summary
-    if policy.conversation.summary != "head" or not before or not fitted.summary.startswith(before):
-        return 0
-    return counter.count(summary_message(before))
-
-
-def _prefix(source: PackInput, sent: Sent, cut: bool, grown_head: int) -> Prefix:
-    """What is in common with the request before.
-
-    Args:
-        grown_head: tokens in common within the first content, where that is a summary that grew.
-    """
+def _prefix(draft: Draft, sent: Sent) -> Prefix:
+    """What is in common with the request before."""
+    source = draft.input
     if source.previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
+    cut = draft.made_cut or bool(draft.acts)
     before, after = source.previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
     same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:same])
     if cut and same == len(after) - len(sent.contents):
-        shared += grown_head
+        shared += _grown_head(draft)
     return Prefix(shared_tokens=shared, broken_by=_breaker(source, sent, cut) if same < len(before) else None)
+
+
+def _grown_head(draft: Draft) -> int:
+    """Tokens that the head of the request before begins with and this one's does, too: a summary that only grew."""
+    before = draft.input.epoch.summary
+    if draft.policy.conversation.summary != "head" or not before or not draft.summary.startswith(before):
+        return 0
+    return draft.counter.count(summary_message(before))
 
 
 def _breaker(source: PackInput, sent: Sent, cut: bool) -> PrefixBreak:
@@ -645,23 +556,26 @@ def _breaker(source: PackInput, sent: Sent, cut: bool) -> PrefixBreak:
     return "new_invocation" if source.first_call else "payload_changed"
 
 
-def _faults(shares: Shares, fitted: Fitted, total: int) -> tuple[str, ...]:
+def _faults(draft: Draft, total: int) -> tuple[str, ...]:
     """What could not be done as asked."""
-    over = total - shares.allocation.budget
-    large = f"step_too_large: {shares.too_large}" if shares.too_large is not None else ""
-    excess = f"{over} tokens over the input budget" if over > 0 and not fitted.degradations else ""
-    return (large, *fitted.degradations, excess)
+    over = total - draft.shares.budget
+    large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
+    excess = f"{over} tokens over the input budget" if over > 0 and not draft.degradations else ""
+    return (large, *draft.degradations, excess)
 
 
-def _stages(
-    carried: Carried, chosen: Chosen, shares: Shares, fitted: Fitted, packed: PackedMessage | None
-) -> dict[str, JSON]:
+def _stages(draft: Draft, packed: PackedMessage | None) -> dict[str, JSON]:
     """What each stage gave besides the contents, whose part is in the running_hashes."""
+    found = (draft.found_memory, draft.found_evidence)
     return {
-        "count": dict(carried.measured),
-        "retrieve": [[one.id for one in found.chosen] for found in (chosen.memory, chosen.evidence)],
-        "allocate": [layer.final for layer in shares.allocation.layers.values()],
-        "trim": [as_ranges(sorted(fitted.hidden)), fitted.states],
-        "fit": [fitted.summary, [one.id for one in fitted.dropped], [item.raw.digest for item in fitted.cut]],
+        "count": dict(draft.measured),
+        "retrieve": [[candidate.id for candidate in layer.chosen] for layer in found],
+        "allocate": [layer.final for layer in draft.shares.layers.values()],
+        "trim": [as_ranges(sorted(draft.hidden)), draft.states],
+        "fit": [
+            draft.summary,
+            [candidate.id for candidate in draft.dropped],
+            [item.raw.digest for item in draft.cut],
+        ],
         "render": [packed.before, packed.after] if packed is not None else None,
     }

@@ -1,0 +1,427 @@
+"""The window allocated, and what becomes shorter for it: tools and step, memory and evidence."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from aether_context.errors import StepTooLarge
+from aether_context.pack import (
+    RECALLED,
+    Allocation,
+    Candidate,
+    Layer,
+    PackInput,
+    Signals,
+    Stage,
+    Tool,
+    TruncationEvent,
+)
+from aether_context.packing import payload
+from aether_context.packing.allocation import allocate as allocate_window
+from aether_context.packing.draft import Draft
+from aether_context.packing.selection import render_line, signals, wanted
+from aether_context.packing.tools import trimmed
+from aether_context.policy import PackPolicy
+from aether_context.retrieval import rank
+from aether_context.text.compression import Summaries, level, shorten
+from aether_context.tokens.cache import CachedCounter
+
+# Rungs three and four: what is always sent becomes shorter where it leaves others too little.
+#
+# Tool declarations lose their examples and long descriptions, the largest first; then the step's own words are
+# tightened. This happens where system, task and tools alone exceed the input budget, and at an epoch's beginning also
+# before a memory or a piece of evidence is dropped, but then no layer inside its floor is touched. The acceptance
+# list and the user's request stay word for word.
+
+_LEAST_LINE = 8
+_BRIEF_LINE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aim:
+    """Tokens to be freed: ``must`` so that the given layers fit, ``wish`` so that nothing is dropped either.
+
+    ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that.
+    """
+
+    must: int
+    wish: int
+    spare: Mapping[Layer, int]
+
+    def less(self, layer: Layer, saved: int) -> _Aim:
+        """What is left to be freed when a layer has given some."""
+        spare = {**self.spare, layer: self.spare[layer] - saved}
+        return replace(self, must=self.must - saved, wish=self.wish - saved, spare=spare)
+
+    def reached(self, layer: Layer) -> bool:
+        """Whether a layer has given enough."""
+        return self.must <= 0 and (self.wish <= 0 or self.spare[layer] <= 0)
+
+
+def tighten(draft: Draft) -> None:
+    """Shortens declarations, then the step, only as far as is asked for."""
+    if not draft.policy.compress.enabled or draft.input.passthrough_reason or draft.keeps:
+        return
+    aim = _aim(draft)
+    before = draft.measured["tools"]
+    _trim_tools(draft, aim)
+    _tighten_step(draft, aim.less("tools", before - draft.measured["tools"]))
+
+
+def _aim(draft: Draft) -> _Aim:
+    """What has to be freed. An epoch under way keeps its declarations and drops rather than break its prefix."""
+    source, policy, counter, measured = draft.input, draft.policy, draft.counter, draft.measured
+    must = max(0, sum(measured.values()) - draft.input_budget)
+    floors: Mapping[Layer, float] = {"tools": policy.budget.floors.tools, "task": policy.budget.floors.task}
+    spare = {layer: max(0, measured[layer] - int(source.window * share)) for layer, share in floors.items()}
+    aim = _Aim(must=must, wish=must, spare=spare)
+    layers: Mapping[Layer, tuple[Candidate, ...]] = {
+        "memory": draft.found_memory.chosen,
+        "evidence": draft.found_evidence.chosen,
+    }
+    if not draft.begins or not any(layers.values()):
+        return aim
+    asked, weights = wanted(draft, at_cut=draft.at_cut), signals(draft)
+
+    def suffices(least: Mapping[Layer, int], freed: int) -> bool:
+        """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
+        tools = min(freed, spare["tools"])
+        task = min(freed - tools, spare["task"])
+        left = {**measured, "tools": measured["tools"] - tools, "task": measured["task"] - task}
+        if sum(left.values()) > draft.input_budget:
+            return False
+        given = allocation_of(source, policy, signals=weights, measured=left, wanted=asked).layers
+        return all(given[layer].final >= tokens for layer, tokens in least.items())
+
+    counter.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
+    if suffices({layer: sum(least_tokens(draft, one) for one in some) for layer, some in layers.items()}, must):
+        return aim
+    draft.least = {one.id: briefest(draft, one).tokens for some in layers.values() for one in some}
+    needed = {layer: sum(draft.least[one.id] for one in some) for layer, some in layers.items()}
+    most = max(must, sum(spare.values()))
+    wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
+    return replace(aim, wish=wish)
+
+
+def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:
+    event = TruncationEvent(
+        layer=layer,
+        stage="compress",
+        reason="over_allocation",
+        item_ids=tuple(names),
+        tokens_before=draft.measured[layer],
+        tokens_after=tokens,
+    )
+    draft.measured = {**draft.measured, layer: tokens}
+    draft.tightened = (*draft.tightened, event)
+
+
+def _trim_tools(draft: Draft, aim: _Aim) -> None:
+    counter, scope = draft.counter, draft.scope
+    made: dict[str, Tool] = {}
+    saved = 0
+    for tool in sorted(scope.tools, key=lambda tool: (-counter.tool(tool), tool.name)):
+        if aim.less("tools", saved).reached("tools"):
+            break
+        brief = trimmed(tool)
+        freed = counter.tool(tool) - counter.tool(brief)
+        if freed > 0:
+            made[tool.name] = brief
+            saved += freed
+    if made:
+        tools = tuple(made.get(tool.name, tool) for tool in scope.tools)
+        draft.scope = replace(scope, tools=tools, trimmed=scope.trimmed | made.keys())
+        _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(made))
+
+
+def _tighten_step(draft: Draft, aim: _Aim) -> None:
+    """Shortens the step's longest lines; only where the step would not fit else are they cut to a few words."""
+    if aim.reached("task"):
+        return
+    step, counter = draft.step, draft.counter
+    names = [name for name in ("task", "goal", "text") if getattr(step, name)]
+    lists = [(name, at) for name in ("constraints", "next", "stop_when") for at in range(len(getattr(step, name)))]
+    texts = [getattr(step, name) for name in names] + [getattr(step, name)[at] for name, at in lists]
+    sizes = [counter.count(text) for text in texts]
+
+    def ceiling(over: int, least: int) -> int:
+        return max(least, level(sizes, max(0, sum(sizes) - over)))
+
+    most = min(ceiling(aim.must, _LEAST_LINE), ceiling(min(aim.wish, aim.spare["task"]), _BRIEF_LINE))
+    short = [
+        shorten(text, max_tokens=most, counter=counter) if size > most else text
+        for text, size in zip(texts, sizes, strict=True)
+    ]
+    changes: dict[str, Any] = dict(zip(names, short, strict=False))
+    for (name, _), text in zip(lists, short[len(names) :], strict=True):
+        changes[name] = (*changes.get(name, ()), text)
+    changed = replace(step, **changes)
+    freed = counter.count(payload.step_text(step)) - counter.count(payload.step_text(changed))
+    if freed <= 0:
+        return
+    touched = [
+        name
+        for name in (*names, *dict.fromkeys(name for name, _ in lists))
+        if getattr(step, name) != getattr(changed, name)
+    ]
+    draft.step = changed
+    _tightened(draft, "task", draft.measured["task"] - freed, touched)
+
+
+# The allocation of a pack, or the refusal of a step that is too large, with the texts that make it so.
+
+
+def allocate(draft: Draft) -> None:
+    """Allocates the window.
+
+    Raises:
+        StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
+            the largest texts among them.
+    """
+    asked = wanted(draft, at_cut=draft.at_cut)
+    draft.signals = signals(draft)
+    divided = partial(allocation_of, draft.input, draft.policy, signals=draft.signals, wanted=asked)
+    try:
+        draft.allocation = divided(measured=draft.measured)
+    except StepTooLarge as error:
+        draft.too_large = error.naming(_texts(draft))
+        if draft.policy.on_invalid != "warn":
+            raise draft.too_large from None
+        # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer.
+        left = draft.input_budget
+        squeezed: dict[Layer, int] = {}
+        for layer in ("system", "tools", "task"):
+            squeezed[layer] = min(draft.measured[layer], left)
+            left -= squeezed[layer]
+        draft.allocation = divided(measured=squeezed)
+
+
+def allocation_of(
+    source: PackInput,
+    policy: PackPolicy,
+    *,
+    signals: Signals,
+    measured: Mapping[Layer, int],
+    wanted: Mapping[Layer, int],
+) -> Allocation:
+    """The allocation of a window by what its layers ask for.
+
+    Raises:
+        StepTooLarge: the given layers exceed the input budget.
+    """
+    return allocate_window(
+        source.window,
+        measured=measured,
+        wanted=wanted,
+        signals=signals,
+        settings=policy.budget,
+        output_tokens=source.output_tokens,
+        overcounted=source.calibration.overcounted if source.calibration is not None else 0,
+    )
+
+
+def _texts(draft: Draft) -> dict[str, int]:
+    """What the given layers consist of, by a name that says no word of it, in tokens."""
+    step, counter, source = draft.step, draft.counter, draft.input
+    asked = "what was handed over" if source.request.handed else "the user's request"
+    texts = {
+        "the system instruction": source.request.system,
+        asked: draft.raw_human.text if draft.raw_human is not None else "",
+        "the task": step.task,
+        "the goal": step.goal,
+        "the step's text": step.text,
+        "the role": "\n".join(payload.role_lines(step)),
+        "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
+    }
+    sizes = {name: counter.count(text) for name, text in texts.items() if text}
+    sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
+    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.scope.tools}
+
+
+# The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
+#
+# Order and rules are those of the founding document: memory to a summary, older evidence to a query-focused summary,
+# then memory out by lowest score and evidence by lowest coverage and age. A layer inside its ceiling is never
+# touched, and each rung goes only as far as needed.
+
+
+def compress(draft: Draft) -> None:
+    """Brings memory and evidence inside their shares; a layer inside its allocation stays as it is."""
+    policy = draft.policy.compress
+    draft.summaries = Summaries(policy.summarizer if policy.enabled else "", draft.input.summaries)
+    if draft.input.passthrough_reason:
+        return
+    layers = draft.shares.layers
+    memory_dropped = _reduce_memory(draft, layers["memory"].final)
+    evidence_dropped = _reduce_evidence(draft, layers["evidence"].final)
+    draft.events = (*draft.events, *draft.tightened, *memory_dropped, *evidence_dropped)
+
+
+def _reduce_memory(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
+    """Memories within ``room`` tokens: the longest are shortened to one ceiling, then the lowest scores go.
+
+    Of what a search found all goes before any of what the app put there.
+    """
+    draft.memory = draft.found_memory.chosen
+    ranked = sorted(draft.memory, key=lambda one: (rank(one), -one.score, one.id))
+    if sum(one.tokens for one in ranked) <= room:
+        return ()
+    least = _staying(draft, ranked, room)
+    ceiling = level([one.tokens for one in ranked[: len(least)]], room)
+    made = [_within(draft, one, max(ceiling, floor)) for one, floor in zip(ranked, least, strict=False)]
+    over = sum(one.tokens for one in made) - room
+    for at in range(len(made) - 1, -1, -1):
+        if over <= 0:
+            break
+        over += least[at] - made[at].tokens
+        made[at] = _within(draft, ranked[at], least[at])
+    draft.memory, dropped = _reduced(draft, "memory", draft.memory, ranked, made, room)
+    return dropped
+
+
+def _reduce_evidence(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
+    """Evidence within ``room`` tokens: older pieces become query-focused summaries, then the least worth go.
+
+    Worth is the number of the step's acceptance items that a piece covers, then its time.
+    """
+    draft.evidence = draft.found_evidence.chosen
+    items = {item.id for item in draft.input.step.acceptance}
+    ranked = sorted(draft.evidence, key=lambda one: (-len(items.intersection(one.covers)), -(one.time or 0.0), one.id))
+    if sum(one.tokens for one in ranked) <= room:
+        return ()
+    least = _staying(draft, ranked, room)
+    made = ranked[: len(least)]
+    over = sum(one.tokens for one in made) - room
+    for at in sorted(range(len(made)), key=lambda at: (made[at].time or 0.0, made[at].id)):
+        if over <= 0:
+            break
+        whole = made[at]
+        made[at] = _within(draft, whole, max(least[at], whole.tokens - over))
+        over -= whole.tokens - made[at].tokens
+    draft.evidence, dropped = _reduced(draft, "evidence", draft.evidence, ranked, made, room)
+    return dropped
+
+
+LEAST_TOKENS = 16
+"""What a shortened memory or piece of evidence keeps at least, besides its date or URI."""
+
+
+def least_tokens(draft: Draft, candidate: Candidate) -> int:
+    """Tokens that a candidate always can be shortened to; `briefest` may be a little less.
+
+    What was said in the conversation, and a wish that holds always, is sent word for word or not at all.
+    """
+    if not draft.policy.compress.enabled or candidate.source == RECALLED or candidate.kind == "standing":
+        return candidate.tokens
+    return min(candidate.tokens, _overhead(candidate, draft.counter) + LEAST_TOKENS)
+
+
+def briefest(draft: Draft, candidate: Candidate) -> Candidate:
+    """A candidate in its own words and as short as the settings let it become, whatever a model could write."""
+    least = least_tokens(draft, candidate)
+    return candidate if candidate.tokens <= least else _extracted(draft, candidate, least)
+
+
+def _staying(draft: Draft, ranked: Sequence[Candidate], room: int) -> list[int]:
+    """The least tokens of as many of ``ranked``, from the beginning, as find room at these."""
+    least = [least_tokens(draft, one) for one in ranked]
+    if sum(least) > room:
+        least = [_known_least(draft, one) for one in ranked]
+    return least[: _fitting(least, room)]
+
+
+def _known_least(draft: Draft, candidate: Candidate) -> int:
+    found = draft.least.get(candidate.id)
+    return briefest(draft, candidate).tokens if found is None else found
+
+
+def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
+    """A candidate of at most ``ceiling`` tokens, which is no less than its least."""
+    if candidate.tokens <= ceiling:
+        return candidate
+    made = _shortened(draft, candidate, ceiling)
+    return made if made.tokens < candidate.tokens else briefest(draft, candidate)
+
+
+def _shortened(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
+    """A candidate whose line holds at most ``ceiling`` tokens: a model's summary of it, else sentences of its own."""
+    room = ceiling - _overhead(candidate, draft.counter)
+    kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
+    written = draft.summaries.line(kind, candidate.text, max_tokens=room, query=draft.query)
+    if written is not None and (made := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
+        return made
+    return _extracted(draft, candidate, ceiling)
+
+
+def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
+    """A candidate of at most ``ceiling`` tokens in sentences of its own; itself where not a word fits."""
+    room = max(1, ceiling - _overhead(candidate, draft.counter))
+    while room > 0:
+        text = shorten(candidate.text, max_tokens=room, counter=draft.counter, query=draft.query)
+        made = _reworded(candidate, text, draft.counter)
+        if made.tokens <= ceiling:
+            return made
+        room -= max(made.tokens - ceiling, 1 + room // 8)
+    return candidate
+
+
+def _reworded(candidate: Candidate, text: str, counter: CachedCounter) -> Candidate:
+    line = render_line(replace(candidate, text=text))
+    return replace(candidate, line=line, tokens=counter.count(line) + 1)
+
+
+def _overhead(candidate: Candidate, counter: CachedCounter) -> int:
+    """Tokens of a line besides its text: bullet, date, URI."""
+    return max(0, candidate.tokens - counter.count(candidate.text))
+
+
+def _fitting(sizes: Sequence[int], room: int) -> int:
+    """How many from the beginning fit."""
+    used = 0
+    for at, size in enumerate(sizes):
+        used += size
+        if used > room:
+            return at
+    return len(sizes)
+
+
+def _reduced(
+    draft: Draft,
+    layer: Layer,
+    chosen: Sequence[Candidate],
+    ranked: Sequence[Candidate],
+    made: Sequence[Candidate],
+    room: int,
+) -> tuple[tuple[Candidate, ...], tuple[TruncationEvent, ...]]:
+    """What stays of a layer, in the order given, and the event of what is dropped, the first to go first."""
+    made = made[: _fitting([one.tokens for one in made], room)]
+    lost = tuple(reversed(ranked[len(made) :]))
+    short = tuple(one.id for one, other in zip(ranked, made, strict=False) if other.tokens < one.tokens)
+    before = sum(one.tokens for one in ranked)
+    after = sum(one.tokens for one in made)
+    middle = after + sum(one.tokens for one in lost)
+    staying = {one.id: one for one in made}
+    draft.shortened |= frozenset(short)
+    draft.dropped += lost
+    draft.events += _event(layer, "compress", short, before, middle)
+    kept = tuple(staying[one.id] for one in chosen if one.id in staying)
+    return kept, _event(layer, "drop", tuple(one.id for one in lost), middle, after)
+
+
+def _event(layer: Layer, stage: Stage, names: tuple[str, ...], before: int, after: int) -> tuple[TruncationEvent, ...]:
+    if not names:
+        return ()
+    return (
+        TruncationEvent(
+            layer=layer,
+            stage=stage,
+            reason="over_allocation",
+            item_ids=names,
+            tokens_before=before,
+            tokens_after=after,
+        ),
+    )

@@ -1,0 +1,341 @@
+"""The pack in the making: one mutable value that each stage reads and fills, and that never leaves `build_pack`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aether_context.canonical import JSON
+from aether_context.conversation import Budget
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.summary import summary_message
+from aether_context.errors import StepTooLarge
+from aether_context.pack import (
+    Act,
+    Allocation,
+    Candidate,
+    Content,
+    EpochReason,
+    Keep,
+    Layer,
+    Outgoing,
+    PackedMessage,
+    PackInput,
+    Reason,
+    Signals,
+    Step,
+    Tool,
+    TruncationEvent,
+    content_name,
+)
+from aether_context.packing import payload
+from aether_context.packing.allocation import slack_tokens
+from aether_context.policy import PackPolicy
+from aether_context.retrieval import Found
+from aether_context.text.compression import Summaries
+from aether_context.tokens.cache import CachedCounter
+
+_MOST_BYTES = 4
+"""Bytes of one character in UTF-8, at most."""
+_SEAMS = 8
+_SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]
+_NOTHING = Found(chosen=(), left=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSelection:
+    """Declarations sent, names left out with the reason, the mode used, and the names that calls are restricted to.
+
+    ``trimmed`` are the names of declarations that are sent without examples. ``problem`` says why the policy's mode
+    could not be used. In the mode ``relevant``, ``kept`` says why each declaration is sent; ``scores`` holds every
+    tool's where the choice was made for this pack, and is empty where an earlier one stands; ``encoder`` names what
+    compared their meanings, and ``key`` stands for what the choice was made for.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    mode: str = "off"
+    left_out: Mapping[str, Reason] = field(default_factory=dict)
+    allowed: tuple[str, ...] | None = None
+    trimmed: frozenset[str] = frozenset()
+    problem: str = ""
+    kept: Mapping[str, Keep] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    encoder: str = ""
+    key: str = ""
+
+    @property
+    def listed(self) -> tuple[Tool, ...]:
+        """The tools that the payload lists: those of a step."""
+        return self.tools if self.mode in ("prune", "mask") else ()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the relevant tools are those of an earlier choice."""
+        return self.mode == "relevant" and not self.scores
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A pack in the making.
+
+    Its fields hold immutable values that stages replace and never change in place, so that a copy is a second draft
+    from there on.
+
+    Args:
+        reserve: tokens that stages could not foresee, and that have to stay free.
+        payload_tokens: what early strategies take a payload to add to the human message.
+        at_cut: whether the conversation is being cut, so that everything is chosen again.
+    """
+
+    input: PackInput
+    policy: PackPolicy
+    counter: CachedCounter
+    reserve: int = 0
+    payload_tokens: int = 0
+    at_cut: bool = False
+
+    # Tools.
+    scope: ToolSelection = field(default_factory=ToolSelection)
+
+    # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
+    # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of
+    # the human message, if anything, and `past` are the messages of earlier invocations that stay packed.
+    # `unseen` are tokens of the system layer that the provider counts beyond the count here. `measures_frame` says
+    # that the task layer holds what a payload costs besides its sections.
+    system: str = ""
+    contract: bool = False
+    epoch_marks: Mapping[str, str] = field(default_factory=dict)
+    changed: EpochReason | None = None
+    keeps: bool = False
+    packed: PackedMessage | None = None
+    past: tuple[PackedMessage, ...] = ()
+    unseen: int = 0
+    measures_frame: bool = False
+    measured: Mapping[Layer, int] = field(default_factory=dict)
+    earlier_summary_tokens: int = 0
+
+    # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
+    # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
+    # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
+    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`.
+    incoming: tuple[Outgoing, ...] = ()
+    items: tuple[Outgoing, ...] = ()
+    hidden: frozenset[int] = frozenset()
+    cut: tuple[Outgoing, ...] = ()
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    normalize: bool = False
+    summary: str = ""
+    summary_place: int = 0
+    extracts: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    budget: Budget | None = None
+
+    # Memory and evidence: what `query` found, then what is sent of it. `shortened` are ids. `least` holds the tokens
+    # of candidates at their briefest, by id, where these had to be known.
+    query: str = ""
+    found_memory: Found = _NOTHING
+    found_evidence: Found = _NOTHING
+    least: Mapping[str, int] = field(default_factory=dict)
+    memory: tuple[Candidate, ...] = ()
+    evidence: tuple[Candidate, ...] = ()
+    shortened: frozenset[str] = frozenset()
+    dropped: tuple[Candidate, ...] = ()
+
+    # The window. `tightened` are the events of tools and step that became shorter for it; `too_large` is set where the
+    # given layers exceed the budget and have to shrink.
+    step: Step = field(default_factory=Step)
+    tightened: tuple[TruncationEvent, ...] = ()
+    signals: Signals = field(default_factory=Signals)
+    allocation: Allocation | None = None
+    too_large: StepTooLarge | None = None
+
+    # The last resort. `request` is the shortened user request, None where it is whole; `saved` holds what was taken
+    # out of it, by URI. `task_ceiling` are the tokens that the payload before the request is cut down to.
+    request: str | None = None
+    saved: Mapping[str, str] = field(default_factory=dict)
+    task_ceiling: int | None = None
+
+    # The account.
+    summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
+    acts: tuple[Act, ...] = ()
+    events: tuple[TruncationEvent, ...] = ()
+    degradations: tuple[str, ...] = ()
+
+    @property
+    def human(self) -> int | None:
+        """The index of the final human message, None where there is none."""
+        return self.input.request.human
+
+    @property
+    def raw_human(self) -> Content | None:
+        return self.input.request.contents[self.human] if self.human is not None else None
+
+    @property
+    def begins(self) -> bool:
+        """Whether an epoch begins with this pack, whatever is chosen for it."""
+        return self.at_cut or self.changed is not None
+
+    @property
+    def made_cut(self) -> bool:
+        """Whether the conversation was cut, be it that contents only became shorter."""
+        return any(event.stage == "cut" for event in self.events)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether nothing was left out for what the conversation says, so that a cut would change no choice."""
+        left = (*self.found_memory.left, *self.found_evidence.left)
+        return all(entry.reason != "already_in_conversation" for entry in left)
+
+    @property
+    def written(self) -> bool:
+        """Whether an earlier call of this invocation wrote a payload into the human message."""
+        return self.packed is not None and bool(self.packed.before)
+
+    @property
+    def shares(self) -> Allocation:
+        assert self.allocation is not None
+        return self.allocation
+
+    @property
+    def slack(self) -> int:
+        """Tokens kept free for the answer, ``S``."""
+        return slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
+
+    @property
+    def input_budget(self) -> int:
+        """``W - S`` in tokens."""
+        return self.input.window - self.slack
+
+    @property
+    def overcounted(self) -> int:
+        return self.input.calibration.overcounted if self.input.calibration is not None else 0
+
+    @property
+    def packed_tokens(self) -> Mapping[str, int]:
+        """Tokens per layer inside the payload that an earlier call of this invocation wrote."""
+        return self.packed.used if self.packed is not None else {}
+
+    @property
+    def cached_price(self) -> float:
+        """The policy's word on what cached input costs, else the list's."""
+        return self.policy.conversation.cached_price or self.input.cached_price
+
+    def content_id(self, index: int) -> str:
+        """The name of a content: its place in the host's list and the beginning of its hash."""
+        return content_name(self.input.request.positions[index], self.input.request.contents[index])
+
+    # What a summary and a payload cost.
+
+    def summary_tokens(self, summary: str) -> int:
+        """What a summary costs, as a message of its own or as a section of the payload."""
+        if not summary or self.policy.conversation.summary == "off":
+            return 0
+        if self.policy.conversation.summary == "payload":
+            return self.counter.count(payload.summary_section(summary))
+        return self.counter.content(summary_content(summary))
+
+    def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
+        """Tokens of a conversation layer: every content but the human message, and the summary."""
+        return sum(item.tokens for item in items if item.origin != self.human) + self.summary_tokens(summary)
+
+    def frame_tokens(self) -> int:
+        """What a payload costs at most besides its sections: first line, headers, and what explains it."""
+        request = self.input.request
+        text = ""
+        if self.explains_in_payload:
+            layers = {candidate.layer for candidate in self.input.candidates}
+            lines = payload.rules(
+                step=self.input.validity != "unplanned",
+                evidence="evidence" in layers,
+                memory="memory" in layers,
+                standing=any(candidate.kind == "standing" for candidate in self.input.candidates),
+                summary=self.policy.conversation.summary == "payload",
+                tools=self.policy.payload.tool_lines,
+                handed=request.handed,
+            )
+            text = payload.explanation(lines)
+        elif request.handed and self.policy.payload.contract == "system":
+            text = payload.explanation((payload.HANDED_RULE,))
+        end = payload.HANDED if request.handed else payload.REQUEST
+        return self.counter.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + self.counter.count(text)
+
+    @property
+    def explains_in_payload(self) -> bool:
+        """Whether a payload explains itself: always, or where the system instruction does not."""
+        contract = self.policy.payload.contract
+        return contract == "payload" or (contract == "system" and not self.contract)
+
+    def packed_text(self, packed: PackedMessage, summary: str) -> str:
+        """A packed message as it is sent, with the conversation summary where the policy puts it there."""
+        inside = summary if self.policy.conversation.summary == "payload" else ""
+        return packed.before + payload.summary_section(inside) + packed.after
+
+    # What calls for a cut, and what stands in front of it.
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether a cut was asked for that has not been made."""
+        return bool(self.input.asked) and self.input.asked != self.input.epoch.asked
+
+    def gated(self, counted: int, budget: int) -> bool:
+        """Whether reported usage says that the window is far from full, though the count is past its high-water mark.
+
+        Args:
+            counted: tokens of the whole request and what is unseen of it.
+            budget: the input budget, which the count may not pass.
+        """
+        known = self.input.calibration
+        if known is None or known.beyond is None or counted > budget:
+            return False
+        mark = min(self.policy.usage.gate * self.input.window, self.policy.conversation.compact_at * budget)
+        return counted - known.unseen + known.beyond < mark
+
+    @property
+    def _net_bytes(self) -> float:
+        """The size of the byte net; 0.0 where usage was reported in this invocation."""
+        known = self.input.calibration
+        unreported = known is None or known.beyond is None
+        return self.policy.usage.net_bytes_per_token * self.input.window if unreported else 0.0
+
+    def past_byte_net(self, contents: Iterable[Content]) -> bool:
+        """Whether contents are so large that they are cut as if they had passed the high-water mark.
+
+        The net is there for calls before which nothing was reported in the invocation: the first one, or all of them
+        where a provider reports nothing.
+        """
+        net = self._net_bytes
+        if not net:
+            return False
+        every = list(contents)
+        characters = sum([len(content.wire) for content in every])
+        return characters > net or (_MOST_BYTES * characters > net and sent_bytes(every) > net)
+
+    def net_share(self, contents: Iterable[Content]) -> float:
+        """The share of contents that the byte net takes; 1.0 where it takes all of them."""
+        net = self._net_bytes
+        size = sent_bytes(contents) if net > 0 else 0
+        return net / size if size > net else 1.0
+
+
+def sent_bytes(contents: Iterable[Content]) -> int:
+    """Bytes of contents as JSON in UTF-8."""
+    wires = (content.wire for content in contents)
+    return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
+
+
+def summary_content(summary: str) -> Content:
+    """The message that a summary stands in before the turns that are kept."""
+    return content_of_parts("user", [part_of({"text": summary_message(summary)})])
+
+
+def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> float:
+    """What a break of the cached prefix is worth, in tokens at the price of uncached input.
+
+    Args:
+        saved: tokens that each later call sends less, at the cached price.
+        calls: how many calls that lasts.
+        resent: tokens behind the break, which cost the difference between both prices once.
+        cached_price: price of cached input as a share of that of uncached input, over 0 and up to 1.
+    """
+    return cached_price * saved * calls - (1 - cached_price) * resent

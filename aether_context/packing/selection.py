@@ -1,0 +1,202 @@
+"""Which notes, memories and evidence could enter a pack, what they cost, and how much room the layers ask for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aether_context import retrieval
+from aether_context.canonical import strings
+from aether_context.conversation import units
+from aether_context.conversation.turns import is_human
+from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
+from aether_context.packing import payload
+from aether_context.packing.draft import Draft
+from aether_context.policy import MEMORY_FILL
+from aether_context.retrieval import Found, Left, answers, weakest
+from aether_context.tokens.cache import CachedCounter
+
+_MOST_STANDING, _STANDING_SHARE = 20, 0.1
+_DAY_SECONDS = 86_400
+RECAP_SHARE = 0.5
+"""The recap's most beside turns that were recalled, as a share of what a cut leaves."""
+
+
+def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
+    """Ranks the candidates, once an invocation: later calls keep what was chosen then.
+
+    Args:
+        kept: the contents that are sent, in the form in which they are; a candidate that stands there verbatim is left
+            out.
+        summary: what stands for those that were cut; the same holds for it.
+    """
+    source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
+    if draft.keeps or source.passthrough_reason or not source.candidates:
+        return
+    if draft.human is None:
+        draft.found_memory, draft.found_evidence = _nowhere(source, "memory"), _nowhere(source, "evidence")
+        return
+    query = retrieval.query_for(source)
+    candidates = _placed(source, counter)
+    tail = "\n".join([*(_readable(part) for item in kept for part in item.content.parts), summary])
+    sent = {
+        recalled_id(source.request.positions[item.origin], item.raw) for item in kept if item.outcome != "placeholder"
+    }
+
+    def found(layer: Layer, k: int, more: int = 0) -> Found:
+        result = retrieval.retrieve(
+            [candidate for candidate in candidates if candidate.layer == layer],
+            query,
+            k=k,
+            more=more,
+            settings=settings,
+            tail=tail,
+            sent=sent,
+            now=source.identity.last_event_time,
+        )
+        return replace(result, chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
+
+    draft.query = query
+    draft.found_memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
+    draft.found_evidence = found("evidence", settings.evidence_k)
+
+
+def _placed(source: PackInput, counter: CachedCounter) -> list[Candidate]:
+    """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
+    now = source.identity.last_event_time
+    standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
+    standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
+    room, placed = int(source.window * _STANDING_SHARE), set()
+    for wish in _priced(standing[:_MOST_STANDING], counter):
+        if wish.tokens <= room:
+            room -= wish.tokens
+            placed.add(wish.id)
+    return [
+        replace(candidate, kind="own") if candidate.kind == "standing" and candidate.id not in placed else candidate
+        for candidate in source.candidates
+    ]
+
+
+def _nowhere(source: PackInput, layer: Layer) -> Found:
+    """Nothing of a layer: there is no human message to write a payload into."""
+    left = (candidate for candidate in source.candidates if candidate.layer == layer)
+    return Found(chosen=(), left=tuple(Left(candidate=candidate, reason="no_message") for candidate in left))
+
+
+def _readable(part: Part) -> str:
+    """What a part says, without the escapes of JSON."""
+    if part.kind != "response":
+        return part.text
+    return "\n".join(text for _, text in strings(json.loads(part.text)))
+
+
+def render_line(candidate: Candidate) -> str:
+    return payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
+
+
+def _priced(candidates: Sequence[Candidate], counter: CachedCounter) -> tuple[Candidate, ...]:
+    """Candidates with their lines, and what each costs with the line break behind it."""
+    lines = [render_line(candidate) for candidate in candidates]
+    counts = counter.count_all(lines)
+    return tuple(
+        replace(candidate, line=line, tokens=tokens + 1)
+        for candidate, line, tokens in zip(candidates, lines, counts, strict=True)
+    )
+
+
+# What the layers ask for: the allocator's inputs, read off the pack so far.
+
+
+def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
+    """The tokens that memory, evidence and conversation would use if nothing limited them.
+
+    Args:
+        at_cut: whether the conversation asks for no more than its low-water mark, or than its latest turns need where
+            that is more.
+    """
+    used = draft.packed_tokens
+    human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
+    spoken = sum(item.tokens for item in draft.items) - human_tokens + draft.earlier_summary_tokens
+    if at_cut:
+        compact_to = draft.policy.conversation.compact_to
+        low = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
+        spoken = min(spoken, max(low, _latest_need(draft)))
+    return {
+        "evidence": sum(candidate.tokens for candidate in draft.found_evidence.chosen) + used.get("evidence", 0),
+        "memory": sum(candidate.tokens for candidate in draft.found_memory.chosen) + used.get("memory", 0),
+        "conversation": spoken,
+    }
+
+
+def _latest_need(draft: Draft) -> int:
+    """What the conversation has to be given so that its latest turns outlive a cut.
+
+    A cut leaves it the low-water share of that, half of which may go to the recap.
+    """
+    items, settings = draft.items, draft.policy.conversation
+    parts = units([item.content for item in items])
+    first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
+    latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
+    tokens = sum(item.tokens for item in latest if item.origin != draft.human)
+    return int(tokens / (settings.compact_to * (1 - RECAP_SHARE)))
+
+
+def signals(draft: Draft) -> Signals:
+    source, step, settings = draft.input, draft.input.step, draft.policy.retrieval
+    memory = tuple(candidate for candidate in draft.found_memory.chosen if answers(candidate, settings))
+    pool = [candidate.layer for candidate in source.candidates].count("memory")
+    humans = [item for item in draft.items if item.content.role == "user" and is_human(item.raw)]
+    proofs = [item.needs_evidence for item in step.acceptance]
+    newest = max((candidate.time for candidate in memory if candidate.time is not None), default=None)
+    return Signals(
+        checklist_evidence_ratio=sum(proofs) / len(proofs) if proofs else None,
+        expected_tool_calls=step.expected_tool_calls,
+        risk=step.risk,
+        retrieval_hit_rate=(len(memory) / max(1, min(pool, settings.memory_k)) if pool and not draft.keeps else None),
+        similarity=max((candidate.score for candidate in memory), default=None),
+        freshness_days=(None if newest is None else max(0.0, source.identity.last_event_time - newest) / _DAY_SECONDS),
+        unresolved_questions=None if step.open_questions is None else len(step.open_questions),
+        dialogue_depth=len(humans),
+    )
+
+
+# Memories by the room that there is: fewer where it is short, more where nothing else asks for it.
+
+
+def fill(draft: Draft) -> None:
+    """Takes memories under the floor out where room is short, and those beyond ``memory_k`` in where they find room
+    whole.
+
+    Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
+    all layers together leave of half of the window, so a further memory takes nothing from another layer and
+    shortens nothing. At a cut memories alone may take as much, and the conversation's latest turns find room beside
+    them: how much more of it stays follows from what the other layers leave.
+    """
+    found, settings = draft.found_memory, draft.policy.retrieval
+    weak = weakest(found.chosen, settings)
+    if not (found.more or weak):
+        return
+    asked = wanted(draft)
+    left: list[Left] = []
+    if weak and (draft.at_cut or sum(draft.measured.values()) + sum(asked.values()) > draft.input_budget):
+        names = {candidate.id for candidate in weak}
+        chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
+        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
+        draft.found_memory = replace(found, chosen=chosen)
+        asked = wanted(draft)
+    others = sum(draft.measured.values()) + asked["memory"] + asked["evidence"]
+    full = min(draft.input_budget, int(draft.input.window * MEMORY_FILL)) if draft.policy.budget.lending else 0
+    if draft.at_cut:
+        room = min(full - asked["memory"], draft.input_budget - others - _latest_need(draft))
+    else:
+        room = full - others - asked["conversation"]
+    taken = []
+    for candidate in found.more:
+        if candidate.tokens <= room:
+            taken.append(candidate)
+            room -= candidate.tokens
+        else:
+            left.append(Left(candidate=candidate, reason="beyond_k"))
+    draft.found_memory = replace(found, chosen=(*draft.found_memory.chosen, *taken), more=(), left=(*found.left, *left))
