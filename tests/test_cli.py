@@ -634,8 +634,6 @@ def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackSto
         "gc --grace-minutes nan",
         "gc --evidence-days -1",
         "gc --max-bytes many",
-        "search x --memory m --mmr nan",
-        "search x --memory m --mmr 2",
         "list --limit many",
         "demo --window 0",
         "demo --window wide",

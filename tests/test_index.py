@@ -157,14 +157,6 @@ def test_a_question_for_the_latest_finds_it():
     assert ids(index.search("latest price")) == ["b", "a"]
 
 
-def test_diversity_puts_repetitions_last():
-    index = HybridIndex.from_texts(
-        ["a", "b", "c"], ["red door", "crimson entrance red", "blue car red"], embedder=Fake()
-    )
-    assert ids(index.search("red door", limit=3)) == ["a", "b", "c"]
-    assert ids(index.search("red door", limit=3, mmr_lambda=0.5)) == ["a", "c", "b"]
-
-
 def test_what_is_removed_is_not_found(index):
     index.remove(["a", "unknown"])
     assert len(index) == 3
@@ -346,30 +338,3 @@ def test_what_is_masked_is_neither_embedded_nor_found(tmp_path):
     assert b"ann" not in next(tmp_path.glob("*/part.bin")).read_bytes()
     index.remove(["a"])
     assert index.search("red door") == []
-
-
-@pytest.mark.parametrize("embedder", ["static", "none"])
-@pytest.mark.parametrize(
-    ("text", "speaker", "repeated"),
-    [
-        ("The RED door of the old house by the mill is open again today!", "Ann", True),
-        ("The red door of the old house by the mill is open again.", "Ann", True),
-        ("The red door of the old house by the mill is open again today.", "Ben", False),
-        ("The red door of house 12 by the mill is open again today.", "Ann", False),
-        ("A red door.", "Ann", False),
-    ],
-)
-def test_what_repeats_a_better_entry_counts_for_less(embedder, text, speaker, repeated):
-    if embedder == "none" and text.endswith("again."):
-        pytest.skip("without vectors only what scores alike is compared")
-    best = "The red door of the old house by the mill is open again today."
-    held = [Entry(id="a", text=best, speaker="Ann"), Entry(id="b", text=text, speaker=speaker)]
-    held += [Entry(id=f"c{n}", text=f"Nothing of note happened on day {n}", speaker="Ann") for n in range(9)]
-    index = HybridIndex(embedder)
-    index.add(held)
-    found = {hit.id: hit for hit in index.search("red door mill today", 5)}
-    alone = {id: round(found[id].score - found[id].scores.get("repeated", 0.0), 5) for id in "ab"}
-    better, worse = sorted("ab", key=lambda id: (-alone[id], id))
-    assert found[better].score == pytest.approx(alone[better], abs=1e-5)
-    assert found[worse].score == pytest.approx(alone[worse] * (0.5 if repeated else 1), abs=1e-5)
-    assert (found[worse].scores.get("repeated", 0.0) < 0) == repeated

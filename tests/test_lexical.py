@@ -1,4 +1,4 @@
-"""Terms, BM25 over an inverted index, dates in questions, and maximal marginal relevance."""
+"""Terms, BM25 over an inverted index, and dates in questions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import datetime
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
 from aether_context.retrieval import lexical
 from aether_context.retrieval.arrays import Rows, VectorTable, quantized
-from aether_context.retrieval.diversity import mmr
 from aether_context.retrieval.lexical import InvertedIndex
 from aether_context.retrieval.terms import asks_for_recent, closeness, identifiers, named_times, query_terms, terms
 
@@ -199,40 +198,3 @@ def test_what_is_said_after_a_time_agrees_less_the_later_it_is():
 def test_questions_for_the_latest():
     assert asks_for_recent("What is the latest price?")
     assert not asks_for_recent("What was the first price?")
-
-
-def plain_mmr(relevance, similar, weight, k, names):
-    chosen = []
-    while len(chosen) < min(k, len(relevance)):
-        rest = [place for place in range(len(relevance)) if place not in chosen]
-
-        def marginal(place):
-            covered = max((similar[place, one] for one in chosen), default=0.0)
-            return weight * relevance[place] - (1 - weight) * max(0.0, covered)
-
-        chosen.append(min(rest, key=lambda place: (-marginal(place), names[place])))
-    return chosen
-
-
-@settings(max_examples=100)
-@given(
-    st.integers(1, 1_500),
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),
-    st.integers(1, 6),
-    st.sampled_from([0.0, 0.01, 0.3, 3.0]),
-    st.sampled_from([4, 32]),
-)
-def test_mmr_is_that_of_comparing_all(count, seed, weight, decimals, spread, width):
-    random = np.random.default_rng(seed)
-    relevance = np.round(random.random(count) ** 3, decimals)
-    centres = random.normal(size=(12, width))[random.integers(12, size=count)]
-    rows = quantized((centres + spread * random.normal(size=(count, width))).astype(np.float32))
-    rows[random.random(count) < 0.1] = 0
-    products = rows.astype(np.int64) @ rows.astype(np.int64).T
-    lengths = np.sqrt(np.diag(products))
-    lengths = lengths[:, None] * lengths
-    similar = np.round(np.divide(products, lengths, out=np.zeros((count, count)), where=lengths > 0), 6)
-    names = [f"n{number:04d}" for number in random.permutation(count)]
-    found = mmr(relevance, rows, weight=weight, k=15, names=names)
-    assert [place for place, _ in found] == plain_mmr(relevance, similar, weight, 15, names)

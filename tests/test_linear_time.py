@@ -31,7 +31,7 @@ from aether_context.pack import Candidate, Content, Tool
 from aether_context.packing import payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
-from aether_context.retrieval import Entry, HybridIndex, entries, ranking, terms
+from aether_context.retrieval import HybridIndex, ranking, terms
 from aether_context.state import acceptance, read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
@@ -371,7 +371,6 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "identifiers": terms.identifiers,
     "named_times": lambda text: terms.named_times(text, asked=1.7e9),
     "asks_for_recent": terms.asks_for_recent,
-    "repeats": lambda text: entries.repeats(Entry(id="a", text=text), Entry(id="b", text=f"{text} c")),
     "tokenize": ranking.tokenize,
     "retrieve": lambda text: ranking.retrieve(
         [memory(text), memory("other", "n")], text, k=3, settings=RetrievalSettings(), tail=text

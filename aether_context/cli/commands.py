@@ -53,7 +53,6 @@ class _Number(click.FloatRange):
 
 
 AMOUNT = _Number(min=0)
-SHARE = _Number(0, 1)
 
 
 def size(said: str) -> int:
@@ -387,14 +386,6 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
 @click.option("--user", help="And the user; neither is needed where there is but one.")
 @click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
-@click.option(
-    "--mmr",
-    "mmr_lambda",
-    type=SHARE,
-    default=1.0,
-    show_default=True,
-    help="Weight of relevance against diversity; 1 is relevance alone.",
-)
 @_json_option("A JSON list, an object for each hit.")
 def search(
     query: str,
@@ -403,15 +394,12 @@ def search(
     user: str | None,
     embedder: str | None,
     limit: int,
-    mmr_lambda: float,
     as_json: bool,
 ) -> None:
     """Shows what an index or a memory service finds for QUERY, best first, with each score the rank was made of."""
     from aether_context.cli import search as searching
 
-    searching.show(
-        query, folder, app=app, user=user, embedder=embedder, limit=limit, mmr_lambda=mmr_lambda, as_json=as_json
-    )
+    searching.show(query, folder, app=app, user=user, embedder=embedder, limit=limit, as_json=as_json)
 
 
 @main.command(

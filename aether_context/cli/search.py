@@ -9,7 +9,7 @@ from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, Remembered, located
 from aether_context.retrieval import Entry, Hit, HybridIndex, embedders
 
-_SCORES = ("lexical", "semantic", "neighbours", "time", "recency", "mmr")
+_SCORES = ("lexical", "semantic", "neighbours", "time", "recency")
 
 
 def show(
@@ -20,7 +20,6 @@ def show(
     user: str | None,
     embedder: str | None,
     limit: int,
-    mmr_lambda: float,
     as_json: bool,
 ) -> None:
     """Prints hits, best first.
@@ -39,10 +38,10 @@ def show(
 
         register_embedders()
     if located(folder).is_file():
-        hits, count = _remembered(query, folder, app, user, embedder, limit, mmr_lambda)
+        hits, count = _remembered(query, folder, app, user, embedder, limit)
     else:
         index = HybridIndex.load(folder, embedder)
-        hits, count = index.search(query, limit, mmr_lambda=mmr_lambda), len(index)
+        hits, count = index.search(query, limit), len(index)
     if as_json:
         print_json([_value(hit) for hit in hits])
     elif not hits:
@@ -52,7 +51,7 @@ def show(
 
 
 def _remembered(
-    query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int, mmr_lambda: float
+    query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int
 ) -> tuple[list[Hit], int]:
     """Hits among one user's memories, and how many of these there are."""
     with closing(Memories(path, embedder=embedder)) as memories:
@@ -63,7 +62,7 @@ def _remembered(
             known = "; ".join(f"--app {one[0]} --user {one[1]}" for one in memories.users()[:10])
             raise SearchIndexError(f"{path} holds the memories of {len(fitting)} users that fit: name one of {known}")
         whose, of, count = fitting[0]
-        return [_hit(one) for one in memories.search(whose, of, query, limit, mmr_lambda=mmr_lambda)], count
+        return [_hit(one) for one in memories.search(whose, of, query, limit)], count
 
 
 def _hit(found: Remembered) -> Hit:

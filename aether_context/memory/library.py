@@ -82,13 +82,13 @@ class UserMemories:
         """Whether it is worth the while to keep blocks before the file is closed."""
         return self._made is not None and (self._unsaved >= _WORTH_SAVING or self._saving.locked())
 
-    def search(self, query: str, limit: int, mmr_lambda: float) -> list[Remembered]:
+    def search(self, query: str, limit: int) -> list[Remembered]:
         """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
                 rows = _Rows(self._app, self._user, self._file, self._numbers.values, self._held)
-                hits = self._index.search(query, limit, rows, mmr_lambda=mmr_lambda)
+                hits = self._index.search(query, limit, rows)
                 if not any(hit.entry is _GONE for hit in hits):
                     break
             return [rows.remembered(hit) for hit in hits if hit.entry is not _GONE]
@@ -369,14 +369,14 @@ class Memories:
             self._save_soon(scope)
         return deleted
 
-    def search(self, app: str, user: str, query: str, limit: int = 10, *, mmr_lambda: float = 1.0) -> list[Remembered]:
-        """A user's best memories for a query, best first; the arguments are those of `HybridIndex.search`.
+    def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
+        """A user's best memories for a query, best first; as `HybridIndex.search` finds them.
 
         Raises:
             StoreError: the file could not be read.
         """
         scope = self._scope(app, user)
-        found = scope.search(query, limit, mmr_lambda)
+        found = scope.search(query, limit)
         self._save_soon(scope)
         return found
 

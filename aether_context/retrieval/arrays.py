@@ -64,8 +64,6 @@ _SIGNED_ROWS = 65_536
 _WORD_BITS = 64
 _LOUDEST = 0.95
 """Dimensions above this share of a query's count in full."""
-ONE_THREAD = 2**18
-"""So many products a linear algebra library sums up without other threads."""
 
 
 class VectorTable:
@@ -183,12 +181,3 @@ def _planes(query: NDArray[np.int8]) -> tuple[NDArray[np.uint64], NDArray[np.uin
     weights = np.minimum(3, (3 * said + loudest // 2) // loudest)
     lower, higher = _words(np.stack([weights & 1 > 0, weights & 2 > 0]))
     return lower, higher
-
-
-def product(rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``rows @ columns`` in steps too small to be shared out.
-
-    A linear algebra library that spreads so little work over threads mostly waits for them.
-    """
-    step = max(1, ONE_THREAD // max(1, columns.size))
-    return np.concatenate([rows[first : first + step] @ columns for first in range(0, max(1, len(rows)), step)])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -15,9 +13,6 @@ from numpy.typing import NDArray
 from aether_context.retrieval.terms import identifiers
 
 # What an index holds and what it finds.
-
-_WORD = re.compile(r"\w+(?:[.,]\d+)*")
-_REPEATED_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +44,8 @@ class Hit:
     Attributes:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
-            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time``, ``recency``,
-            ``repeated`` and ``mmr`` where they played a part.
+            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time`` and
+            ``recency`` where they played a part.
     """
 
     entry: Entry
@@ -66,23 +61,6 @@ class Hit:
     def text(self) -> str:
         """The entry's, whole."""
         return self.entry.text
-
-
-def repeats(entry: Entry, other: Entry) -> bool:
-    """Whether an entry says what another one says: by the same speaker, the same numbers, nine in ten words alike."""
-    words, numbers = _words(entry.text)
-    others, other_numbers = _words(other.text)
-    if entry.speaker != other.speaker or numbers != other_numbers:
-        return False
-    fewer, more = sorted((len(words), len(others)))
-    return fewer >= _REPEATED_SHARE * more and len(words & others) >= _REPEATED_SHARE * len(words | others)
-
-
-@lru_cache(maxsize=1_000)
-def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The words of a text, and those among them that are not of letters alone."""
-    words = frozenset(_WORD.findall(text.casefold()))
-    return words, frozenset(word for word in words if not word.isalpha())
 
 
 # One score from what words, meaning, neighbours and time say.

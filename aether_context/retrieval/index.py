@@ -141,15 +141,13 @@ class HybridIndex:
         limit: int = 10,
         *,
         asked: float | None = None,
-        mmr_lambda: float = 1.0,
     ) -> list[Hit]:
         """The best entries for a query, best first; ties go to the id that sorts first.
 
         Args:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
-            mmr_lambda: weight of relevance against diversity, 0 to 1; 1 is relevance alone.
         """
-        return self._index.search(query, limit, self._held, asked=asked, mmr_lambda=mmr_lambda)
+        return self._index.search(query, limit, self._held, asked=asked)
 
     def _forget(self, ids: Iterable[str]) -> None:
         gone = [self._slots.pop(id) for id in dict.fromkeys(ids) if id in self._slots]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
 
 _WORD = re.compile(r"[^\W_]+", re.UNICODE)
-_K1, _B = 1.5, 0.75
-_ENOUGH_WORDS = 8
 _FAIR_MATCH = 1 / 3
 _RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
 _STOP_WORDS = frozenset(
@@ -166,23 +163,19 @@ def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
 
     The latest pools are remembered: a pack that is built again, after a cut or with a summary, ranks the same.
 
-    Eight words are enough for a full share, so that a long query asks no more of a text than a short one. The weights
-    come from rank-bm25's ``BM25Plus`` idf, ``log((N + 1) / n)``, which stays positive in small pools.
+    Eight words are enough for a full share, so that a long query asks no more of a text than a short one.
     """
     words = set(tokenize(query))
     words = words - _STOP_WORDS or words
     documents = [tokenize(text) for text in texts]
     if not words or not any(documents):
         return ((0.0, 0.0),) * len(texts)
-    from rank_bm25 import BM25Plus
+    from aether_context.retrieval.lexical import InvertedIndex
 
-    index = BM25Plus([document or [""] for document in documents], k1=_K1, b=_B, delta=0)
-    known = sorted(word for word in words if word in index.idf)
-    unseen = math.log(len(documents) + 1)
-    weights = sorted((index.idf.get(word, unseen) for word in words), reverse=True)
-    limit = (_K1 + 1) * sum(weights[:_ENOUGH_WORDS])
-    raw = [float(value) for value in index.get_scores(known)] if known else [0.0] * len(documents)
-    return tuple((value, min(1.0, value / limit) if limit else 0.0) for value in raw)
+    index = InvertedIndex()
+    index.add([document or ("",) for document in documents])
+    limit = index.ceiling(sorted(words))
+    return tuple((value, min(1.0, value / limit)) for value in index.scores(sorted(words)).tolist())
 
 
 def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:

@@ -85,11 +85,6 @@ class SemanticIndex:
                 told.append((table, vectors[0]))
         return Asked(told, self._length)
 
-    def compared(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
-        """Vectors of some entries, by the embedder that has one of each; of no dimension without one."""
-        table = self._tables[-1] if self._tables else None
-        return np.zeros((len(slots), 0), dtype=np.int8) if table is None else table.rows[slots]
-
     def keep(self, slots: NDArray[np.int64]) -> None:
         """Forgets all but some entries and numbers those anew."""
         self._length = len(slots)

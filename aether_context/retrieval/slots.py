@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.retrieval.arrays import Rows, lengths_of, product
-from aether_context.retrieval.diversity import mmr
+from aether_context.retrieval.arrays import Rows
 from aether_context.retrieval.embedders import Embedder, embedder_for
 from aether_context.retrieval.entries import (
     NEIGHBOURS,
@@ -19,7 +18,6 @@ from aether_context.retrieval.entries import (
     Floats,
     Hit,
     Slots,
-    repeats,
     sampled,
     semantic_share,
     smoothed,
@@ -38,12 +36,9 @@ _CANDIDATES = 1_000
 """So many of each list, words and meaning, are looked at."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
-_REPEATED = 0.5
-"""What the score of an entry is multiplied by that nearly repeats a better one."""
 _EXHAUSTIVE = 200_000
 """Up to so many entries are compared with a query one by one."""
 _NEARER, _NEAR_SHARE = 8, 32
-_LOOKED_AT, _COMPARED, _NEAR = 2, 256, 0.9
 
 
 class SlotIndex:
@@ -168,7 +163,6 @@ class SlotIndex:
         entries: Lookup,
         *,
         asked: float | None = None,
-        mmr_lambda: float = 1.0,
     ) -> list[Hit]:
         """As `HybridIndex.search`.
 
@@ -179,9 +173,6 @@ class SlotIndex:
             return []
         pool = self._ranked(self._redact(query), asked)
         kept = pool.part(np.flatnonzero(pool.total > 0))
-        if mmr_lambda < 1:
-            return self._diverse(kept, limit, mmr_lambda, entries)
-        kept = self._told_once(kept, kept.best(min(_LOOKED_AT * limit, _COMPARED))[: 2 * _COMPARED], entries)
         kept = kept.part(kept.best(limit))
         held = entries(kept.slots)
         total = kept.total.tolist()
@@ -268,50 +259,6 @@ class SlotIndex:
         if asks_for_recent(query):
             found["recency"] = _RECENCY_WEIGHT * freshness(times, now=now)
         return found
-
-    def _told_once(self, pool: _Pool, best: Slots, entries: Lookup) -> _Pool:
-        """A pool in which what nearly repeats a better entry counts for less.
-
-        Args:
-            best: the places of the candidates that are compared.
-        """
-        alike = self._alike(pool.slots[best], pool.scores["bm25"][best])
-        near = best[alike.any(axis=1)]
-        if not len(near):
-            return pool
-        held = dict(zip(near.tolist(), entries(pool.slots[near]), strict=True))
-        fellows = {int(place): set(best[row].tolist()) for place, row in zip(best, alike, strict=True)}
-        total = pool.total.copy()
-        told: set[int] = set()
-        for place in sorted(held, key=lambda one: (-pool.total[one], held[one].id)):
-            if any(repeats(held[place], held[one]) for one in fellows[place] & told):
-                total[place] *= _REPEATED
-            else:
-                told.add(place)
-        lost = np.round(total - pool.total, 9)
-        return _Pool(slots=pool.slots, scores={**pool.scores, "repeated": lost}, total=np.round(total, 9))
-
-    def _alike(self, slots: Slots, bm25: Floats) -> NDArray[np.bool_]:
-        """Which candidates may say the same: near by their vectors or, without any, of the same score by words."""
-        vectors = self._semantic.compared(slots)
-        alike: NDArray[np.bool_]
-        if vectors.shape[1]:
-            lengths = lengths_of(vectors)
-            rows = vectors.astype(np.float32)
-            alike = product(rows, rows.T) > _NEAR * np.outer(lengths, lengths)
-        else:
-            alike = (bm25[:, None] == bm25) & (bm25 > 0)
-        np.fill_diagonal(alike, False)
-        return alike
-
-    def _diverse(self, pool: _Pool, limit: int, weight: float, entries: Lookup) -> list[Hit]:
-        held = entries(pool.slots)
-        names = [entry.id for entry in held]
-        picked = mmr(pool.total, self._semantic.compared(pool.slots), weight=weight, k=limit, names=names)
-        return [
-            replace(hit, scores={**hit.scores, "mmr": marginal})
-            for hit, (_, marginal) in zip(_hits(pool, [place for place, _ in picked], held), picked, strict=True)
-        ]
 
     def _numbers(self, threads: Sequence[str | None]) -> NDArray[np.int32]:
         """The numbers of threads, -1 of none; a new one gets the next."""

@@ -1,6 +1,6 @@
 """Ranks the turns of long conversations for questions about them.
 
-    python turn_recall.py locomo.json [--embedder NAME] [--mmr LAMBDA]
+    python turn_recall.py locomo.json [--embedder NAME]
 
 The file is that of LoCoMo (Maharana et al., 2024). Each conversation is an index with a thread for each session, its
 speakers and its times. For each question that has an answer in the conversation, turns are taken in the order of the
@@ -70,7 +70,7 @@ def measure(sample: dict[str, Any], args: argparse.Namespace) -> list[tuple[list
         if question["category"] == _UNANSWERABLE or not evidence:
             continue
         began = time.perf_counter()
-        hits = index.search(question["question"], len(entries), mmr_lambda=args.mmr)
+        hits = index.search(question["question"], len(entries))
         spent = time.perf_counter() - began
         found = [within(hits, sizes, budget) for budget in BUDGETS]
         rows.append(([sum(one in held for one in evidence) / len(evidence) for held in found], spent))
@@ -81,7 +81,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--embedder")
-    parser.add_argument("--mmr", type=float, default=1.0)
     arguments = parser.parse_args()
     measured = [row for sample in json.loads(arguments.path.read_text()) for row in measure(sample, arguments)]
     recall = [sum(found[at] for found, _ in measured) / len(measured) for at in range(len(BUDGETS))]
