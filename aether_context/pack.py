@@ -458,7 +458,7 @@ class PackedMessage:
     text: str
     """The packed text, empty where the message is sent as it is; in a manifest its hash."""
     split: int
-    """Characters before the place of the conversation summary."""
+    """Characters before what is asked: acceptance, top evidence and the request."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Tokens of evidence and memory in it."""
     place: int = -1
@@ -470,7 +470,7 @@ class PackedMessage:
 
     @property
     def before(self) -> str:
-        """What stands before the conversation summary."""
+        """What stands before what is asked."""
         return self.text[: self.split]
 
     @property

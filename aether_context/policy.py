@@ -211,17 +211,14 @@ class ConversationSettings(_Settings):
     """Share of the input budget that a cut goes down to, in one act."""
     last_turns: int = Field(default=3, ge=1)
     """Latest turns that outlive older ones at a cut; what a summary has to say beside them can cost one of them."""
-    summary: Literal["head", "payload", "off"] = "head"
-    """Where the summary of what was cut stands: before the turns that are kept, inside the payload, or nowhere."""
+    summary: Literal["head", "off"] = "head"
+    """Where the summary of what was cut stands: before the turns that are kept, or nowhere."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
     """The ceiling of the summary and the entity table together, as a share of the input budget."""
     cached_price: float | None = Field(default=None, gt=0, le=1)
-    """Price of cached input as a share of that of other input, which says what a cut costs. None takes the list price
-    of the model, 0.1 where none is known."""
-    past_payloads: Literal["cheaper", "packed", "raw"] = "cheaper"
-    """When the message of an earlier invocation returns to its own words: at the next invocation where that costs less
-    than to carry its packed text on; at the next cut; or always at the next invocation. It always returns where
-    the plan changed."""
+    """Price of cached input as a share of that of other input. It says what a cut costs, and whether the message of an
+    earlier invocation returns to its own words at the next one or keeps its packed text up to the next cut. None takes
+    the list price of the model, 0.1 where none is known."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
     sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
     heads_tails: HeadsTailsSettings = HeadsTailsSettings()
@@ -229,6 +226,13 @@ class ConversationSettings(_Settings):
     anchors: AnchorSettings = AnchorSettings()
     custom: Mapping[str, Mapping[str, Any]] = {}
     """Settings of strategies registered from outside, by their names."""
+
+    @field_validator("summary", mode="before")
+    @classmethod
+    def _not_in_the_payload(cls, place: object) -> object:
+        if place == "payload":
+            raise ValueError("no payload holds a summary now: choose 'head', before the turns that are kept, or 'off'")
+        return place
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +246,7 @@ class ConversationSettings(_Settings):
         if not self.strategy or len(set(self.strategy)) < len(self.strategy):
             raise ValueError(f"strategy {list(self.strategy)} needs one name or more, each once")
         if "summarize" in self.strategy and self.summary == "off":
-            raise ValueError("summary 'off' leaves the strategy 'summarize' no place: choose 'head' or 'payload'")
+            raise ValueError("summary 'off' leaves the strategy 'summarize' no place: choose 'head'")
         return self
 
 
@@ -665,6 +669,7 @@ CONSTANTS: Mapping[str, Any] = {
         "freshness_half_life_days": 14.0,
     },
     "compress.least_tokens": 16,
+    "conversation.past_payloads": "cheaper",
     "conversation.summarize.summary_share": 0.12,
     "limits.degrade_at": 0.8,
     "offload.min_saving": 0.25,

@@ -18,7 +18,7 @@ PLAN = {
 }
 NARROW = {**PLAN, "step": {**PLAN["step"], "tools": ["look_up"]}}  # type: ignore[dict-item]
 NO_ACCEPTANCE = {"task": "t", "step": {"text": "do it"}}
-CARRIED = PackPolicy(conversation={"past_payloads": "packed"})
+CARRIED = PackPolicy(conversation={"cached_price": 0.001})
 """Packed messages stay as they are until a cut, so that requests only grow over invocations, too."""
 
 

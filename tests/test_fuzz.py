@@ -258,12 +258,12 @@ STATES: list[dict[str, Any]] = [
 @st.composite
 def policies(draw: st.DrawFn) -> PackPolicy:
     strategy = draw(st.sampled_from(STRATEGIES))
-    places = ["head", "payload"] if "summarize" in strategy else ["head", "payload", "off"]
+    places = ["head"] if "summarize" in strategy else ["head", "off"]
     return PackPolicy(
         max_input_tokens=draw(windows),
         conversation={
             "summary": draw(st.sampled_from(places)),
-            "past_payloads": draw(st.sampled_from(["cheaper", "packed", "raw"])),
+            "cached_price": draw(st.sampled_from([None, 0.001, 1.0])),
             "last_turns": draw(st.sampled_from([1, 3])),
             "strategy": strategy,
             "sliding_turns": {"tokens": draw(st.sampled_from([0, 400, 100_000]))},
@@ -718,11 +718,10 @@ def test_one_huge_response_of_any_shape_is_made_to_fit(response: dict[str, Any],
 @pytest.mark.parametrize("window", [600, 720, 990])
 @pytest.mark.parametrize("contract", ["system", "payload", "off"])
 @pytest.mark.parametrize("lending", [True, False])
-def test_a_summary_inside_the_payload_leaves_the_request_its_room(window: int, contract: str, lending: bool) -> None:
-    """The cut itself makes a payload necessary: its rules and headers count too."""
+def test_a_summary_leaves_the_request_its_room(window: int, contract: str, lending: bool) -> None:
     policy = PackPolicy(
         max_input_tokens=window,
-        conversation={"summary": "payload", "last_turns": 1},
+        conversation={"last_turns": 1},
         payload={"contract": contract},
         budget={"lending": lending},
     )
@@ -733,7 +732,7 @@ def test_a_summary_inside_the_payload_leaves_the_request_its_room(window: int, c
 
 
 @pytest.mark.parametrize("words", [1_300, 2_000, 4_000])
-@pytest.mark.parametrize("summary", ["head", "payload"])
+@pytest.mark.parametrize("summary", ["head", "off"])
 @pytest.mark.parametrize("state", [STATES[0], STATES[2]], ids=["unplanned", "planned"])
 def test_a_request_that_was_shortened_stays_short_in_the_loop_that_follows(
     words: int, summary: str, state: dict[str, Any]

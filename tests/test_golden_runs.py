@@ -130,7 +130,6 @@ def team() -> Chat:
 
 RUNS: dict[str, Callable[[], Chat]] = {
     **{name: (lambda name=name: chain(strategy=name, **SETTINGS)) for name in STRATEGIES},
-    "summary_in_payload": lambda: chain(summary="payload"),
     "offloaded": offloaded,
     "limited": limited,
     "with_memories": with_memories,

@@ -28,7 +28,7 @@ def test_an_answer_that_is_no_longer_in_what_is_sent_returns_as_a_memory(strateg
     policy = PackPolicy(
         max_input_tokens=4_000,
         retrieval={"recall": False},
-        conversation={"strategy": strategy, "summary": "payload", "stable_prefix": {"keep_last_messages": 2}},
+        conversation={"strategy": strategy, "stable_prefix": {"keep_last_messages": 2}},
     )
     chat = Chat(script=script, tools=[ask], policy=policy, memory=Memories(remembered(ANSWER)))
     chat.say(*(f"Read file {at}" for at in range(9)))

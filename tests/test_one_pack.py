@@ -72,7 +72,7 @@ def test_short_turns_at_one_step_send_one_pack_a_request_and_the_users_own_words
 @pytest.mark.parametrize("window", [4_000, 16_000, 1_000_000])
 def test_twenty_short_turns_cost_no_more_than_one_pack_a_request(window: int) -> None:
     found = short_turns(20, policy=PackPolicy(max_input_tokens=window))
-    single = short_turns(20, policy=PackPolicy(max_input_tokens=window, conversation={"past_payloads": "raw"}))
+    single = short_turns(20, policy=PackPolicy(max_input_tokens=window, conversation={"cached_price": 1.0}))
     assert counted(found) <= 1.05 * counted(single)
 
 

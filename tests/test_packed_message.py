@@ -40,7 +40,7 @@ def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str
 
 
 def test_past_messages_return_to_their_own_text_where_the_policy_says_so() -> None:
-    policy = PackPolicy(conversation={"past_payloads": "raw"})
+    policy = PackPolicy(conversation={"cached_price": 1.0})
     chat = Chat(script=["a", "b", "c"], state=planned(), policy=policy)
     chat.say("first question", "second question", "third question")
     last = chat.sent[-1]

@@ -16,7 +16,6 @@ from aether_context.packing.payload import (
     evidence_line,
     memory_line,
     render,
-    summary_section,
 )
 from aether_context.policy import PayloadSettings
 
@@ -50,7 +49,6 @@ def text_of(**changes: object) -> str:
         "tools": (Tool(name="search", signature="search(query: string): finds pages", wire="{}", digest="d"),),
         "evidence": tuple(candidate(f"proof {at}", "evidence", uri=f"artifact://e{at}.md") for at in range(4)),
         "memory": (candidate("Prefers short answers", time=1_768_900_000.0),),
-        "summary": False,
         "settings": PayloadSettings(),
     }
     payload = render(**{**arguments, **changes})
@@ -92,10 +90,7 @@ def test_empty_sections_are_left_out():
 
 
 def test_where_only_the_request_would_be_there_is_no_payload():
-    assert (
-        render(step=Step(), request="hi", tools=(), evidence=(), memory=(), summary=False, settings=PayloadSettings())
-        is None
-    )
+    assert render(step=Step(), request="hi", tools=(), evidence=(), memory=(), settings=PayloadSettings()) is None
 
 
 @pytest.mark.parametrize(("contract", "count"), [("system", 0), ("payload", 1), ("off", 0)])
@@ -135,5 +130,5 @@ def test_no_line_of_foreign_text_starts_at_the_margin(text):
     body = rendered.split("USER REQUEST:\n")[0]
     for line in body.splitlines():
         assert line == FIRST_LINE or line[:-1] in HEADERS or line.startswith(("- ", "  "))
-    for line in summary_section(text).splitlines()[1:] + summary_message(text).splitlines()[1:]:
+    for line in summary_message(text).splitlines()[1:]:
         assert line.startswith(("- ", "  "))

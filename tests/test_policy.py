@@ -89,6 +89,7 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
         ({"conversation": {"compact_to": 0.9, "compact_at": 0.8}}, ("compact_to 0.9 is above compact_at 0.8",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
+        ({"conversation": {"summary": "payload"}}, ("no payload holds a summary now", "'head'")),
         ({"record": "some"}, ("record = 'some'", "'full'")),
         ({"profile": "reserch"}, ("profile = 'reserch'",)),
         ({"retrieval": {"floor": float("nan")}}, ("retrieval.floor",)),

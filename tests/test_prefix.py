@@ -64,7 +64,7 @@ def test_what_ended_the_prefix_is_named(changes: dict[str, Any], reason: str) ->
 
 
 def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -> None:
-    policy = PackPolicy(conversation={"past_payloads": "raw"})
+    policy = PackPolicy(conversation={"cached_price": 1.0})
     first = pack(TALK[:1], policy=policy, candidates=MEMORIES)
     assert first.contents[0].outcome == "payload"
     identity = replace(packs.IDENTITY, invocation="i2")

@@ -48,18 +48,15 @@ def carry(draft: Draft) -> None:
 def measure(draft: Draft) -> None:
     """Measures the layers that are not chosen but given."""
     source, policy, counter = draft.input, draft.policy, draft.counter
-    inside = policy.conversation.summary == "payload"
-    has_payload = source.validity != "unplanned" or bool(source.candidates) or (bool(source.epoch.summary) and inside)
-    draft.measures_frame = not draft.keeps and draft.human is not None and has_payload
     # What a payload would add to the human message, its evidence and memories aside.
     task = 0
-    if draft.measures_frame:
-        task = draft.frame_tokens()
     if not draft.keeps and draft.human is not None:
-        task += counter.count(payload.step_text(source.step))
-    if draft.measures_frame and policy.payload.tool_lines:
-        listed = draft.scope.listed
-        task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
+        task = counter.count(payload.step_text(source.step))
+        if source.validity != "unplanned" or source.candidates:
+            task += draft.frame_tokens()
+            if policy.payload.tool_lines:
+                listed = draft.scope.listed
+                task += sum(counter.count_all([tool.signature for tool in listed])) + 2 * len(listed)
     human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
     used = sum(draft.packed_tokens.values())
     draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
@@ -67,7 +64,7 @@ def measure(draft: Draft) -> None:
     other_tools = source.request.other_tools
     draft.measured = {
         "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools)) + draft.unseen,
-        "task": max(0, task + human_tokens - used - (draft.earlier_summary_tokens if draft.written and inside else 0)),
+        "task": max(0, task + human_tokens - used),
         "tools": sum(counter.tools(draft.scope.tools)) + sum(counter.count_all(other_tools)),
     }
 
@@ -166,7 +163,7 @@ def _packed_texts(draft: Draft) -> dict[int, str]:
     """
     source, human = draft.input, draft.human
     found = _matched(source)
-    texts = {index: draft.packed_text(packed, source.epoch.summary) for index, packed in found.items()}
+    texts = {index: packed.text for index, packed in found.items()}
     past = {index: packed for index, packed in found.items() if index != human}
     if draft.begins:
         past = {}
@@ -234,13 +231,13 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
         past: earlier messages that were sent packed last.
         sent: those messages in their packed form.
     """
-    policy, counter, plan = draft.policy, draft.counter, plan_digest(draft.input)
+    counter, plan = draft.counter, plan_digest(draft.input)
     places = sorted(past)
-    if not places or policy.conversation.past_payloads == "raw":
+    if not places:
         return ()
     other = next((at for at, index in enumerate(places) if past[index].plan != plan), len(places))
     stay = places[:other]
-    if policy.conversation.past_payloads == "packed" or not stay:
+    if not stay:
         return stay
     contents, human = draft.input.request.contents, draft.human
     raw = counter.contents(contents)

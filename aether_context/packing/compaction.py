@@ -86,10 +86,6 @@ def compact(draft: Draft) -> None:
     elif not (late and late[-1].name == "epochs"):
         low = budget.low + int(_NET_SHARE * (budget.ceiling - budget.low))
         _cut(draft, replace(budget, high=budget.ceiling, low=low), NET)
-    # A summary may put a payload into a message that would have none, so that its frame was not measured.
-    inside = bool(draft.summary) and draft.policy.conversation.summary == "payload" and draft.human is not None
-    if inside and not draft.written and not draft.measures_frame:
-        after = replace(after, fixed=after.fixed + draft.frame_tokens())
     draft.budget = after
 
 

@@ -100,8 +100,7 @@ class Draft:
     # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
     # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of
     # the human message, if anything, and `past` are the messages of earlier invocations that stay packed.
-    # `unseen` are tokens of the system layer that the provider counts beyond the count here. `measures_frame` says
-    # that the task layer holds what a payload costs besides its sections.
+    # `unseen` are tokens of the system layer that the provider counts beyond the count here.
     system: str = ""
     contract: bool = False
     epoch_marks: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +109,6 @@ class Draft:
     packed: PackedMessage | None = None
     past: tuple[PackedMessage, ...] = ()
     unseen: int = 0
-    measures_frame: bool = False
     measured: Mapping[Layer, int] = field(default_factory=dict)
     earlier_summary_tokens: int = 0
 
@@ -228,11 +226,9 @@ class Draft:
     # What a summary and a payload cost.
 
     def summary_tokens(self, summary: str) -> int:
-        """What a summary costs, as a message of its own or as a section of the payload."""
+        """What a summary costs, as a message of its own."""
         if not summary or self.policy.conversation.summary == "off":
             return 0
-        if self.policy.conversation.summary == "payload":
-            return self.counter.count(payload.summary_section(summary))
         return self.counter.content(summary_content(summary))
 
     def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
@@ -250,7 +246,6 @@ class Draft:
                 evidence="evidence" in layers,
                 memory="memory" in layers,
                 standing=any(candidate.kind == "standing" for candidate in self.input.candidates),
-                summary=self.policy.conversation.summary == "payload",
                 tools=self.policy.payload.tool_lines,
                 handed=request.handed,
             )
@@ -265,11 +260,6 @@ class Draft:
         """Whether a payload explains itself: always, or where the system instruction does not."""
         contract = self.policy.payload.contract
         return contract == "payload" or (contract == "system" and not self.contract)
-
-    def packed_text(self, packed: PackedMessage, summary: str) -> str:
-        """A packed message as it is sent, with the conversation summary where the policy puts it there."""
-        inside = summary if self.policy.conversation.summary == "payload" else ""
-        return packed.before + payload.summary_section(inside) + packed.after
 
     # What calls for a cut, and what stands in front of it.
 

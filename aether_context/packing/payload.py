@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aether_context.conversation.summary import fenced
 from aether_context.evidence import artifact_uris
 from aether_context.pack import (
     RECALLED,
@@ -71,8 +70,8 @@ def rules(
     step: bool,
     evidence: bool,
     memory: bool,
-    summary: bool,
     tools: bool,
+    summary: bool = False,
     standing: bool = False,
     handed: bool = False,
 ) -> tuple[str, ...]:
@@ -148,7 +147,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """The payload's text, split where a conversation summary belongs."""
+    """The payload's text, split between what is material and what is asked."""
 
     before: str
     after: str
@@ -165,7 +164,6 @@ def render(
     tools: Sequence[Tool],
     evidence: Sequence[Candidate],
     memory: Sequence[Candidate],
-    summary: bool,
     settings: PayloadSettings,
     explains: bool = False,
     handed: bool = False,
@@ -175,7 +173,6 @@ def render(
     Args:
         request: what is answered, word for word.
         evidence: best first; the first few move near the end.
-        summary: whether a conversation summary will be put in between.
         explains: whether the payload has to explain itself though the settings leave that to the system instruction.
         handed: whether ``request`` is another agent's turn.
     """
@@ -194,7 +191,7 @@ def render(
         ("ACCEPTANCE", checklist(step)),
         ("TOP EVIDENCE", "\n".join(candidate.line for candidate in top)),
     )
-    if not (head or tail or summary):
+    if not (head or tail):
         return None
     if settings.recitation and step.text:
         tail += "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
@@ -203,7 +200,6 @@ def render(
         evidence=bool(evidence),
         memory=bool(memory),
         standing=any(candidate.kind == "standing" for candidate in memory),
-        summary=summary,
         tools=bool(tools) and settings.tool_lines,
         handed=handed,
     )
@@ -217,11 +213,6 @@ def render(
 def explanation(lines: Iterable[str]) -> str:
     """The section that explains a payload."""
     return _sections(("INTERPRETATION RULES", bullets(lines)))
-
-
-def summary_section(summary: str) -> str:
-    """The summary as a section of the payload, or nothing."""
-    return _sections(("CONVERSATION SUMMARY", fenced(summary)))
 
 
 def sections(text: str) -> dict[str, str]:

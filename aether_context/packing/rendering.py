@@ -157,7 +157,7 @@ def render(draft: Draft) -> Pack:
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
-    text = draft.packed_text(packed, draft.summary) if packed is not None and packed.before else ""
+    text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
     return Pack(
         source=source,
@@ -253,10 +253,9 @@ def _packed(draft: Draft) -> PackedMessage | None:
     source, policy, raw, packed = draft.input, draft.policy, draft.raw_human, draft.packed
     if raw is None or source.passthrough_reason:
         return None
-    inside = bool(draft.summary) and policy.conversation.summary == "payload"
     if draft.keeps and packed is not None and packed.before:
         return _shorter(packed, draft.request)
-    if draft.keeps and draft.request is None and not (inside and draft.cut):
+    if draft.keeps and draft.request is None:
         return packed
     request = raw.text if draft.request is None else draft.request
     rendered = payload.render(
@@ -265,7 +264,6 @@ def _packed(draft: Draft) -> PackedMessage | None:
         tools=draft.scope.listed,
         evidence=draft.evidence,
         memory=draft.memory,
-        summary=inside,
         settings=policy.payload,
         explains=draft.explains_in_payload,
         handed=source.request.handed,
@@ -318,8 +316,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     out: list[Outgoing] = []
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
-            text = draft.packed_text(packed, draft.summary)
-            content, members = packed_message(item.raw, item.origin, text, draft.parts)
+            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts)
             item = replace(item, content=content, outcome="payload", tokens=counter.content(content), members=members)
         out.append(item)
     if draft.summary and draft.policy.conversation.summary == "head":
@@ -462,20 +459,18 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     Args:
         plain: the contents before neighbours were merged.
     """
-    used, settings = draft.packed_tokens, draft.policy.conversation
+    used = draft.packed_tokens
     memory = _cost(draft.memory) + used.get("memory", 0)
     evidence = _cost(draft.evidence) + used.get("evidence", 0)
     message_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
     spoken = sum(item.tokens for item in contents) - message_tokens
-    packed = any(item.origin == draft.human and item.outcome == "payload" for item in plain)
-    inside = draft.summary_tokens(draft.summary) if packed and settings.summary == "payload" else 0
     real: dict[Layer, int] = {
         "system": draft.measured["system"],
         "tools": draft.measured["tools"],
-        "task": max(0, message_tokens - memory - evidence - inside),
+        "task": max(0, message_tokens - memory - evidence),
         "evidence": evidence,
         "memory": memory,
-        "conversation": spoken + inside,
+        "conversation": spoken,
     }
     return spend(draft.shares, real, lending=draft.policy.budget.lending)
 

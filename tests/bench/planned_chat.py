@@ -1,15 +1,16 @@
 """What a chat at one step of a plan sends, beside what it would with one pack a request: through ADK's Runner.
 
     python tests/bench/planned_chat.py [--turns 20] [--answer-words 40] [--window 16000]
-        [--set conversation.past_payloads='"packed"' ...]
+        [--set conversation.cached_price=0.001 ...]
 
 Each turn is a question and an answer in so many words. One pack a request is what
-``conversation.past_payloads = "raw"`` sends.
+``conversation.cached_price = 1.0`` sends; a tiny price keeps packed text until the next cut.
 
 packs   the most packs in one request
 tokens  counted tokens of all requests, system instruction and declarations included
 ratio   tokens, over those with one pack a request
-cost    uncached tokens and a tenth of those in the common prefix with the request before, over the same sum for "raw"
+cost    uncached tokens and a tenth of those in the common prefix with the request before, over the same sum for one
+        pack a request
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     policy = PackPolicy(**settings(options.set), max_input_tokens=options.window)
     found = measure(chat(policy, options.turns, options.answer_words))
-    single = measure(chat(policy.changed(conversation={"past_payloads": "raw"}), options.turns, options.answer_words))
+    single = measure(chat(policy.changed(conversation={"cached_price": 1.0}), options.turns, options.answer_words))
     ratios = {name: round(found[name] / single[name], 3) for name in ("tokens", "cost")}
     print(json.dumps({**found, "cost": ratios["cost"], "ratio": ratios["tokens"]}))
 
