@@ -11,7 +11,9 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from aether_context.canonical import JSON, fold, short
 
@@ -32,6 +34,17 @@ def _describe(schema: dict[str, JSON], kind: type) -> None:
 RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": _describe}
 """How pydantic reads and writes the values that manifests and session states hold: no field is unknown, and the
 docstring below a field describes it in schema and docs."""
+
+_Value = TypeVar("_Value")
+
+
+def valid(adapter: TypeAdapter[_Value], value: object) -> _Value | None:
+    """The value that was recorded in a state or a store, which are not trusted; None where it is not sound."""
+    try:
+        return adapter.validate_python(value)
+    except ValidationError:
+        return None
+
 
 Layer: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack"]
 LAYERS: tuple[Layer, ...] = ("system", "task", "tools", "evidence", "memory", "conversation", "slack")

@@ -24,14 +24,14 @@ from aether_context.adk.request.inputs import Call
 from aether_context.adk.session.epochs import AgentKey, agent_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError
-from aether_context.pack import Calibration, Content, Identity, Pack, PackInput
+from aether_context.pack import Calibration, Content, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import BudgetViolation, CallUsage, Estimate, LedgerReport, Pressure, TokenLedger
-from aether_context.usage.calibration import TokenRatio, UsageAnchor, calibration, report
+from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
 from aether_context.usage.prices import cost_of, prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
@@ -538,10 +538,10 @@ class Meters:
         owner = _owner(source, counter)
         if owner in self._ratios:
             return
-        held = TokenRatio.from_json(_held(state.get(_STATE_KEY)).get(owner.by))
+        held = valid(RATIO, _held(state.get(_STATE_KEY)).get(owner.by))
         try:
             async with asyncio.timeout(_STORE_SECONDS):
-                stored = TokenRatio.from_json(await asyncio.to_thread(self._store.calibration, *owner))
+                stored = valid(RATIO, await asyncio.to_thread(self._store.calibration, *owner))
         except (AetherContextError, TimeoutError):
             stored = None
         found = [ratio for ratio in (held, stored) if ratio is not None]
@@ -591,8 +591,8 @@ class Meters:
         meter = self._meters.get(agent_key(pack.identity))
         noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
         if meter is not None and meter.anchor is not None:
-            held = {"anchor": meter.anchor.to_json(), "invocation": meter.reported_in, "unseen": meter.unseen}
-            noted["meter"] = held
+            anchor = ANCHOR.dump_python(meter.anchor, mode="json", exclude_defaults=True)
+            noted["meter"] = {"anchor": anchor, "invocation": meter.reported_in, "unseen": meter.unseen}
         return noted
 
     def _meter(self, identity: Identity, events: list[Event]) -> _Meter:
@@ -612,11 +612,11 @@ class Meters:
         if ratio is None or not ratio.samples:
             return
         held = _held(state.get(_STATE_KEY))
-        if ratio.moved(TokenRatio.from_json(held.get(owner.by))):
-            state[_STATE_KEY] = {**held, owner.by: ratio.to_json()}
+        if ratio.moved(valid(RATIO, held.get(owner.by))):
+            state[_STATE_KEY] = {**held, owner.by: RATIO.dump_python(ratio)}
         if store and ratio.moved(self._written.get(owner)):
             self._written[owner] = ratio
-            self._write(source.identity, owner.by, ratio.to_json())
+            self._write(source.identity, owner.by, RATIO.dump_python(ratio))
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
@@ -634,7 +634,7 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
         if isinstance(meter, Mapping):
             unseen, reported_in = meter.get("unseen"), meter.get("invocation")
             return _Meter(
-                anchor=UsageAnchor.from_json(meter.get("anchor")),
+                anchor=valid(ANCHOR, meter.get("anchor")),
                 reported_in=reported_in if isinstance(reported_in, str) else "",
                 invocation=event.invocation_id,
                 unseen=unseen if type(unseen) is int and unseen >= 0 else 0,

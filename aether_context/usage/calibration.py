@@ -7,11 +7,11 @@ learned from growth alone, request against request, since totals hold what was n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
-from aether_context.canonical import JSON
+from pydantic import Field, Strict, TypeAdapter
+
 from aether_context.pack import Calibration
 
 _LEAST, _MOST = 0.6, 1.7
@@ -31,6 +31,8 @@ many as a provider may report."""
 _FALLEN = 0.75
 """The share of the report before under which the report of a larger request is one of its uncached tokens."""
 
+Count = Annotated[int, Strict(), Field(ge=0, lt=10**12)]
+
 _LARGEST_GROWTH = 60_000
 _JUMP_SHARE = 0.5
 _JUMP_TOKENS = 8_000
@@ -43,9 +45,9 @@ class TokenRatio:
     ``counted_tokens`` are those that ``value`` stands for. ``samples`` counts what was learned from.
     """
 
-    value: float = 1.0
-    counted_tokens: int = _PRIOR_TOKENS
-    samples: int = 0
+    value: Annotated[float, Strict(), Field(ge=_LEAST, le=_MOST)] = 1.0
+    counted_tokens: Annotated[int, Strict(), Field(ge=_PRIOR_TOKENS, le=_MEMORY_TOKENS)] = _PRIOR_TOKENS
+    samples: Count = 0
 
     def learned(self, counted: int, reported: int) -> TokenRatio:
         """The ratio after a request grew by so many counted and reported tokens.
@@ -68,23 +70,6 @@ class TokenRatio:
         """Whether an estimate would now differ by a percent from what it was."""
         return abs(self.value - (before or TokenRatio()).value) > 0.01
 
-    def to_json(self) -> JSON:
-        return {"value": self.value, "counted_tokens": self.counted_tokens, "samples": self.samples}
-
-    @classmethod
-    def from_json(cls, value: Any) -> TokenRatio | None:
-        """What `to_json` gave, None for anything else: state and store are not trusted."""
-        if not isinstance(value, Mapping):
-            return None
-        ratio, counted, samples = value.get("value"), value.get("counted_tokens"), value.get("samples")
-        if not isinstance(ratio, (int, float)) or not _LEAST <= ratio <= _MOST:  # NaN is in no bounds
-            return None
-        if type(counted) is not int or not _PRIOR_TOKENS <= counted <= _MEMORY_TOKENS:
-            return None
-        if type(samples) is not int or samples < 0:
-            return None
-        return cls(value=float(ratio), counted_tokens=counted, samples=samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageAnchor:
@@ -97,10 +82,10 @@ class UsageAnchor:
     """
 
     model: str
-    epoch: int
-    counted: int
-    reported: int
-    doubted: tuple[int, int] | None = None
+    epoch: Count
+    counted: Count
+    reported: Count
+    doubted: tuple[Count, Count] | None = None
     whole: bool = False
 
     @property
@@ -117,35 +102,9 @@ class UsageAnchor:
             return 0
         return max(0, -self.beyond) // (1 if self.epoch == epoch else 2)
 
-    def to_json(self) -> JSON:
-        return {
-            "model": self.model,
-            "epoch": self.epoch,
-            "counted": self.counted,
-            "reported": self.reported,
-            **({"doubted": list(self.doubted)} if self.doubted is not None else {}),
-            **({"whole": True} if self.whole else {}),
-        }
 
-    @classmethod
-    def from_json(cls, value: JSON) -> UsageAnchor | None:
-        """What `to_json` gave, None for anything else."""
-        if not isinstance(value, Mapping):
-            return None
-        model, doubted = value.get("model"), value.get("doubted")
-        numbers = _counts([value.get("epoch"), value.get("counted"), value.get("reported")])
-        if numbers is None or not isinstance(model, str):
-            return None
-        epoch, counted, reported = numbers
-        held = _counts(doubted) if isinstance(doubted, (list, tuple)) and len(doubted) == 2 else None
-        return cls(
-            model=model,
-            epoch=epoch,
-            counted=counted,
-            reported=reported,
-            doubted=(held[0], held[1]) if held is not None else None,
-            whole=value.get("whole") is True,
-        )
+RATIO, ANCHOR = TypeAdapter(TokenRatio), TypeAdapter(UsageAnchor)
+"""How both are written to state, events and the store, and read."""
 
 
 def report(
@@ -207,10 +166,3 @@ def _follows(before: int, counted_before: int, counted: int, reported: int, *, s
     """Whether a report follows from the one before it and what was added since, within a share and some tokens."""
     expected = before + counted - counted_before
     return abs(reported - expected) <= max(tokens, share * abs(expected))
-
-
-def _counts(values: object) -> list[int] | None:
-    """Whole numbers below a trillion, None for anything else."""
-    if not isinstance(values, (list, tuple)) or not all(type(value) is int and 0 <= value < 10**12 for value in values):
-        return None
-    return list(values)

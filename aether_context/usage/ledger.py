@@ -9,14 +9,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from cachetools import LRUCache
+from pydantic import Field, PlainSerializer, Strict, TypeAdapter
 
 from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
+from aether_context.pack import valid
 from aether_context.policy import Amount, Limit, LimitSettings, Measure
 from aether_context.usage.prices import Prices
+
+_MOST = 10**18
+_Tokens = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
 
 # What one model call used, sums of many, and how close the estimates made before them came.
 
@@ -38,14 +43,16 @@ class CallUsage:
             and the framing of messages and calls take.
     """
 
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int | None = None
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+    cached_tokens: _Tokens | None = None
     cache_write_tokens: int = 0
-    estimate: int | None = None
+    estimate: _Tokens | None = None
     input_estimated: bool = False
     output_estimated: bool = False
-    cost_usd: Decimal | None = None
+    cost_usd: Annotated[Decimal | None, Field(ge=0, le=_MOST), PlainSerializer(float, when_used="json-unless-none")] = (
+        None
+    )
     system_tokens: int = 0
     tool_tokens: int = 0
     formatting_tokens: int = 0
@@ -60,34 +67,18 @@ class CallUsage:
         return replace(self, **amounts) if amounts else self
 
     def record(self) -> dict[str, JSON]:
-        """The call as JSON; None is unknown."""
-        return {
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "cached_tokens": self.cached_tokens,
-            "estimate": self.estimate,
-            "input_estimated": self.input_estimated,
-            "output_estimated": self.output_estimated,
-            "cost_usd": None if self.cost_usd is None else float(self.cost_usd),
-        }
+        """The call as JSON, without what the estimate is made of; None is unknown."""
+        recorded: dict[str, JSON] = _CALL.dump_python(self, mode="json", exclude=_UNRECORDED)
+        return recorded
 
     @classmethod
     def from_record(cls, value: object) -> CallUsage | None:
         """A call from its JSON, None where it is not that of a call."""
-        if not isinstance(value, Mapping):
-            return None
-        counts = {name: value.get(name) for name in ("input_tokens", "output_tokens", "cached_tokens", "estimate")}
-        if not all(_is_count(one) for one in (counts["input_tokens"], counts["output_tokens"])):
-            return None
-        return cls(
-            input_tokens=counts["input_tokens"] or 0,
-            output_tokens=counts["output_tokens"] or 0,
-            cached_tokens=counts["cached_tokens"] if _is_count(counts["cached_tokens"]) else None,
-            estimate=counts["estimate"] if _is_count(counts["estimate"]) else None,
-            input_estimated=value.get("input_estimated") is True,
-            output_estimated=value.get("output_estimated") is True,
-            cost_usd=_dollars(value.get("cost_usd")),
-        )
+        return valid(_CALL, value)
+
+
+_CALL = TypeAdapter(CallUsage)
+_UNRECORDED = {"cache_write_tokens", "system_tokens", "tool_tokens", "formatting_tokens"}
 
 
 class Totals(NamedTuple):
@@ -174,9 +165,6 @@ class Totals(NamedTuple):
         if cost is None or not all(map(_is_count, counts.values())):
             return None
         return cls(**counts, cost_usd=cost)
-
-
-_MOST = 10**18
 
 
 def _is_count(value: object) -> bool:

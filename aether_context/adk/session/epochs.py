@@ -16,16 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from aether_context.canonical import hash_json, short
 from aether_context.conversation.turns import live_positions
-from aether_context.pack import Epoch, Identity, Keep, PackedMessage
+from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
 
 _MOST_PAYLOADS = 64
-_Value = TypeVar("_Value")
 
 
 class SessionState(Protocol):
@@ -52,8 +51,8 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
         fields["summary_place"] = 0
     slots = [_fields(state.get(f"aether:payload:{scope}:{slot}"), identity) for slot in range(count)]
     fields["payloads"] = tuple(message for slot in slots if (message := _message(slot)) is not None)
-    fields["tools"] = _valid(_TOOLS, _fields(state.get(f"aether:tools:{scope}"), identity).get("kept")) or {}
-    epoch = _valid(_EPOCH, fields)
+    fields["tools"] = valid(_TOOLS, _fields(state.get(f"aether:tools:{scope}"), identity).get("kept")) or {}
+    epoch = valid(_EPOCH, fields)
     if epoch is None or not _ascends(epoch):
         return Epoch(number=0)
     summary = state.get(f"aether:summary:{scope}") if epoch.cut_count else ""
@@ -61,7 +60,7 @@ def load(state: Mapping[str, Any], identity: Identity) -> Epoch:
 
 
 def _message(fields: Mapping[str, Any]) -> PackedMessage | None:
-    message = _valid(_MESSAGE, fields)
+    message = valid(_MESSAGE, fields)
     if message is None or not (message.covers or message.text.startswith(_ESCAPE)):
         return message
     return replace(message, text=_plain(message.text), covers=tuple(map(_plain, message.covers)))
@@ -72,13 +71,6 @@ def _fields(value: object, identity: Identity) -> dict[str, Any]:
     if not isinstance(value, Mapping) or value.get("session") != identity.session:
         return {}
     return {name: field for name, field in value.items() if name not in ("session", "summary")}
-
-
-def _valid(adapter: TypeAdapter[_Value], value: object) -> _Value | None:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError:
-        return None
 
 
 def _ascends(epoch: Epoch) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.sessions.state import State
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
+from aether_context.pack import valid
 
 # A session's state, written to by what an agent or an app calls.
 
@@ -46,6 +47,7 @@ class Declared:
 # aether:evidence:{digits} what is known of a result that is not shown whole, by the digits of its address
 
 _STATE = "aether:evidence:"
+_RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 64
 _MOST_OF_STEP = 50
 
@@ -185,12 +187,7 @@ def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
 
 def read_record(held: object) -> EvidenceRecord | None:
     """A record as it stands in a session's state; None where it is none."""
-    if not isinstance(held, Mapping):
-        return None
-    try:
-        return EvidenceRecord.model_validate(held)
-    except ValidationError:
-        return None
+    return valid(_RECORD, held)
 
 
 def _moment(record: EvidenceRecord) -> tuple[float, str]:
