@@ -1,4 +1,4 @@
-"""What of the conversation is sent: the policy's strategies, and the cut behind all of them.
+"""What of the conversation is sent: the policy's strategies, the cut behind all of them, and the last resort.
 
 Early strategies look at what the host sent alone, before the window is allocated; late ones at the water marks. A
 strategy may pass its own budget. Where what it leaves would still pass the window, units go from the oldest, as under
@@ -8,9 +8,10 @@ more stays, and the next such cut is still far away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from aether_context.canonical import short
 from aether_context.conversation import (
     Budget,
     Conversation,
@@ -25,14 +26,17 @@ from aether_context.conversation import (
     turns,
     units,
 )
-from aether_context.conversation.rewrites import asked, response_tokens, shortened
+from aether_context.conversation.quotes import requoted
+from aether_context.conversation.rewrites import asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.conversation.summary import MOST_TOKENS, recap
-from aether_context.conversation.turns import protected
+from aether_context.conversation.turns import Unit, protected
 from aether_context.pack import RECALLED, Act, Allocation, Content, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.packing import payload
 from aether_context.packing.draft import Draft, gain
 from aether_context.packing.selection import RECAP_SHARE
 from aether_context.policy import PackPolicy
-from aether_context.text.compression import Summaries, level
+from aether_context.text.compression import Summaries, extract, level
+from aether_context.tokens.cache import CachedCounter
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
@@ -120,16 +124,16 @@ def _apply(draft: Draft, result: Trimmed, *, lasting: bool) -> None:
         else item
         for item in items
     )
-    kept = tuple(item for item in items if item.origin not in gone)
     if not result.removed or not lasting:
-        draft.items, draft.hidden = kept, draft.hidden.union(gone)
+        draft.items = tuple(item for item in items if item.origin not in gone)
+        draft.hidden = draft.hidden.union(gone)
         return
     if result.summary is not None:
         first = items[result.summary_at].origin
         draft.summary = result.summary
         draft.summary_place = draft.input.request.positions[first] if result.summary_at else 0
-    draft.items = tuple(unpack(draft, item) for item in kept)
-    draft.cut = (*draft.cut, *(item for item in items if item.origin in gone))
+    draft.items = items
+    _take_out(draft, gone)
 
 
 def _truncations(draft: Draft, result: Trimmed) -> tuple[TruncationEvent, ...]:
@@ -298,7 +302,7 @@ def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     if any(candidate.source == RECALLED for candidate in draft.memory):
         # Beside turns that were recalled the recap leaves the latest turns their part.
         room = min(room, int(RECAP_SHARE * budget.low))
-    items = [unpack(draft, item) for item in rest]
+    items = [_unpacked(draft, item) for item in rest]
     left = cut_to(
         draft,
         budget.low,
@@ -312,15 +316,15 @@ def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     if left.items == rest or (not demanded and before - after < _SCARCE_SHARE * budget.input):
         return
     contents = {item.origin: item.content for item in draft.items}
-    short = [item for item in left.items if item.outcome == "extract" and item.content is not contents[item.origin]]
-    touched = {item.origin for item in (*left.cut, *short)}
+    shorter = [item for item in left.items if item.outcome == "extract" and item.content is not contents[item.origin]]
+    touched = {item.origin for item in (*left.cut, *shorter)}
     reason: Reason = "window" if before > budget.ceiling else "high_water" if before > budget.high else "byte_net"
     reason = "by_hand" if draft.by_hand else reason
     event = TruncationEvent(
         layer="conversation",
         stage="cut",
         reason=reason,
-        item_ids=tuple(draft.content_id(item.origin) for item in (*left.cut, *short)),
+        item_ids=tuple(draft.content_id(item.origin) for item in (*left.cut, *shorter)),
         tokens_before=before + aside,
         tokens_after=after + aside,
         strategy=strategy,
@@ -330,14 +334,13 @@ def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     act = Act(
         strategy=strategy,
         removed=len(left.cut),
-        replaced=len(short),
+        replaced=len(shorter),
         freed_tokens=before - after,
         lost_tokens=lost_tokens([item.tokens for item in draft.items], changed, replies[-1] if replies else 0),
     )
-    kept = (*left.items, *(unpack(draft, item) for item in anchored))
-    draft.items = tuple(sorted(kept, key=lambda item: item.origin))
-    draft.cut = (*draft.cut, *left.cut)
-    draft.reasons = {**draft.reasons, **{item.origin: reason for item in left.cut}}
+    changed_items = {item.origin: item for item in left.items}
+    draft.items = tuple(changed_items.get(item.origin, item) for item in draft.items)
+    _take_out(draft, {item.origin: reason for item in left.cut})
     draft.summary = left.summary
     draft.extracts = {**draft.extracts, **left.extracts}
     draft.events = (*draft.events, event)
@@ -488,8 +491,397 @@ def _left(
     )
 
 
-def unpack(draft: Draft, item: Outgoing) -> Outgoing:
+def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
+    """Cuts contents for good, by origin; earlier messages return to their own text with it."""
+    draft.cut += tuple(item for item in draft.items if item.origin in gone)
+    draft.items = tuple(_unpacked(draft, item) for item in draft.items if item.origin not in gone)
+    draft.reasons = {**draft.reasons, **gone}
+
+
+def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
     if item.outcome != "payload" or item.origin == draft.human:
         return item
     return replace(item, content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
+
+
+# The last resort: whatever is left of a conversation goes out within the input budget.
+#
+# From the mildest act to the hardest, each only as far as needed: responses that the model has yet to read become
+# extracts, then whatever else is long; messages beside the request go, and what strategies chose to keep; the request's
+# own middle, its media, the summary and the plan's text; what other agents handed over; and of an exchange with more
+# calls than there is room for, all but the first and the last ones. System instruction and declarations stay as they
+# are.
+
+_LEAST_REQUEST = 96
+_LEAST_QUOTE = 8
+_ROUNDS = 12
+
+
+def bring_within_window(draft: Draft) -> None:
+    """Brings the pack within the input budget, wherever anything that may give way holds enough."""
+    if draft.budget is None:
+        return
+    for act in (_shorten_responses, _shorten_parts, _leave_out_neighbours):
+        if _over(draft) <= 0:
+            return
+        act(draft, draft.budget)
+    over = _over(draft)
+    for ease in (_shorten_request, _leave_out_media, _leave_out_summary, _shorten_task):
+        if over <= 0:
+            return
+        over = ease(draft, over)
+    if over > 0:
+        over = _leave_out(draft, over, _handed)
+    if over > 0:
+        _thin(draft, over)
+
+
+def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
+    """Tokens over the input budget, with these contents instead of the draft's where they are given."""
+    assert draft.budget is not None
+    spoken = draft.spoken(draft.items if items is None else items, draft.summary)
+    return spoken + draft.budget.fixed - draft.budget.input
+
+
+def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
+    """Adds the event of an act on the conversation, which held so many tokens before it."""
+    event = TruncationEvent(
+        layer="conversation",
+        stage="cut" if cut else "emergency",
+        reason="window",
+        item_ids=tuple(draft.content_id(origin) for origin in origins),
+        tokens_before=before,
+        tokens_after=draft.spoken(draft.items, draft.summary),
+        strategy=NET if cut else "",
+    )
+    draft.events = (*draft.events, event)
+
+
+def _note_task(draft: Draft, before: int, after: int) -> None:
+    """Adds the event of an act on the human message."""
+    event = TruncationEvent(
+        layer="task", stage="emergency", reason="window", item_ids=(), tokens_before=before, tokens_after=after
+    )
+    draft.events = (*draft.events, event)
+
+
+def _shorten_responses(draft: Draft, budget: Budget) -> None:
+    """Responses of the exchange that the model has yet to read become extracts."""
+    items, counter = draft.items, draft.counter
+    if not items:
+        return
+    parts = turns.units([item.content for item in items])
+    last = max(parts, key=lambda unit: unit.indices[-1])
+    targets = [at for at in last.indices if response_tokens(items[at].content, counter)]
+    sizes = [tokens for at in targets for tokens in response_tokens(items[at].content, counter)]
+    if not sizes:
+        return
+    beside = draft.spoken(items, draft.summary) - sum(sizes)
+    enough = budget.high - beside >= LEAST_EXTRACT * len(sizes)
+    room = (budget.high if enough else budget.input - budget.fixed) - beside
+    ceiling = max(LEAST_EXTRACT, level(sizes, room))
+    changed = _with_extracts(draft, targets, ceiling)
+    while ceiling > LEAST_EXTRACT and (over := draft.spoken(changed, draft.summary) - room - beside) > 0:
+        ceiling = max(LEAST_EXTRACT, ceiling - over)
+        changed = _with_extracts(draft, targets, ceiling)
+    _shorten_to(draft, changed, ceiling)
+
+
+def _shorten_parts(draft: Draft, budget: Budget) -> None:
+    """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
+
+    The request is measured with them, so that it gives way before what is shorter than it.
+    """
+    items = draft.items
+    targets = [
+        at for at, item in enumerate(items) if item.origin != draft.human and item.outcome not in ("payload", "summary")
+    ]
+    sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
+    request = _request_tokens(draft)
+    every = [size for found in sizes.values() for size in found]
+    beside = draft.spoken(items, draft.summary) + budget.fixed - sum(every) - request
+    ceiling = max(LEAST_EXTRACT, level([*every, request], budget.input - beside))
+    changed: tuple[Outgoing, ...] = items
+    made = ceiling
+    for _ in range(_ROUNDS):
+        long = [at for at in targets if max(sizes[at], default=0) > ceiling]
+        changed, made = _with_extracts(draft, long, ceiling), ceiling
+        if _over(draft, changed) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
+            break
+        ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
+    _shorten_to(draft, changed, made)
+
+
+def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[Outgoing, ...]:
+    """The contents, those at ``targets`` with parts of at most ``ceiling`` tokens each."""
+    raws = [item.raw for item in draft.items]
+    items = list(draft.items)
+    extracts = dict(draft.extracts)
+    for at in targets:
+        item = items[at]
+        most = min(ceiling, extracts.get(item.raw.digest, ceiling))
+        query = asked(raws, at)
+        if item.outcome == "placeholder":
+            made = replace(item, content=shortened(item.content, most, query, draft.counter))
+        else:
+            made = reduced(item, most, draft.parts if item.members else {}, query, draft.counter)
+        if made.content.digest != item.content.digest:
+            items[at] = replace(made, tokens=draft.counter.content(made.content))
+    return tuple(items)
+
+
+def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> None:
+    """Takes contents over that are cut down to a ceiling, with their event."""
+    pairs = zip(draft.items, changed, strict=True)
+    touched = [after for before, after in pairs if before.content is not after.content]
+    if not touched:
+        return
+    before = draft.spoken(draft.items, draft.summary)
+    extracts = {item.raw.digest: min(ceiling, draft.extracts.get(item.raw.digest, ceiling)) for item in touched}
+    draft.items, draft.extracts = changed, {**draft.extracts, **extracts}
+    _note(draft, before, [item.origin for item in touched])
+
+
+def _leave_out_neighbours(draft: Draft, budget: Budget) -> None:
+    """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
+    raw = draft.raw_human
+    shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
+    _leave_out(draft, _over(draft) - shrinks, _unasked)
+
+
+_Order = Callable[[Sequence[Unit], int | None], list[int]]
+"""The places of units that may go, the first to go first."""
+
+
+def _unasked(parts: Sequence[Unit], human: int | None) -> list[int]:
+    stay = turns.protected(parts, human, neighbours=False)
+    going = [at for at in range(len(parts)) if at not in stay]
+    return sorted(going, key=lambda at: (parts[at].kind == "human", at))
+
+
+def _handed(parts: Sequence[Unit], human: int | None) -> list[int]:
+    last = max(range(len(parts)), key=lambda at: parts[at].indices[-1], default=None)
+    return [at for at, unit in enumerate(parts) if at != last and (human is None or human not in unit.indices)]
+
+
+def _leave_out(draft: Draft, over: int, order: _Order) -> int:
+    """Leaves out units until ``over`` tokens are free; gives what is left of those."""
+    if over <= 0:
+        return over
+    items = draft.items
+    human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
+    parts = turns.units([item.content for item in items])
+    gone: set[int] = set()
+    for at in order(parts, human):
+        if over <= 0:
+            break
+        gone.update(parts[at].indices)
+        over -= sum(items[index].tokens for index in parts[at].indices)
+    if gone:
+        _without(draft, gone)
+    return over
+
+
+def _without(draft: Draft, gone: Collection[int]) -> None:
+    """Cuts the items at these places for good; earlier messages return to their own text with it."""
+    before = draft.spoken(draft.items, draft.summary)
+    origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
+    _take_out(draft, dict.fromkeys(origins, "window"))
+    _note(draft, before, origins, cut=True)
+
+
+def _thin(draft: Draft, over: int) -> None:
+    """Of the exchange that the model has yet to read, the first call and the last ones, as many as have room.
+
+    A call and its response go together, and contents of which nothing stays go whole. So do the first and the last
+    parts of any other content that comes last.
+    """
+    items, counter = draft.items, draft.counter
+    parts = turns.units([item.content for item in items])
+    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+    if last is None:
+        return
+    indices = [index for index in last.indices if items[index].origin != draft.human and not items[index].members]
+    raws = [items[index].raw for index in indices]
+    fixed, groups = _groups(raws)
+    # A text before the calls is no call: kept alone, it would leave the contents that answer with no parts.
+    first = next((group for group in groups if len(group) > 1), groups[0])
+    others = [group for group in groups if group is not first]
+    room = sum(items[index].tokens for index in indices) - over
+
+    def thinned(count: int) -> list[Outgoing]:
+        chosen = [*fixed, *first, *(one for group in others[len(others) - count :] for one in group)]
+        made = []
+        for number, index in enumerate(indices):
+            item = items[index]
+            kept = turns.as_ranges({at for which, at in chosen if which == number})
+            ceiling = draft.extracts.get(item.raw.digest)
+            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([one.raw for one in items], index), counter)
+            made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
+        return made
+
+    low, high = 0, len(others)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(one.tokens for one in thinned(middle)) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    if low >= len(others):
+        return
+    made = thinned(low)
+    whole = list(items)
+    for index, item in zip(indices, made, strict=True):
+        whole[index] = item
+    before = draft.spoken(items, draft.summary)
+    draft.items = tuple(whole)
+    kept = {item.raw.digest: turns.as_ranges(at for _, at in item.members) for item in made if item.members}
+    draft.parts = {**draft.parts, **kept}
+    _note(draft, before, [item.origin for item in made])
+    empty = [index for index, item in zip(indices, made, strict=True) if not item.members]
+    if empty:
+        _without(draft, empty)
+
+
+def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]:
+    """Parts, as content and index, that always stay, and those that stay or go together, in their order."""
+    fixed: list[tuple[int, int]] = []
+    groups: list[list[tuple[int, int]]] = []
+    waiting: dict[tuple[str, str, str], list[int]] = {}
+    for number, content in enumerate(contents):
+        quotes = {quote.at: quote for quote in content.quotes}
+        for at, part in enumerate(content.parts):
+            quote = quotes.get(at)
+            kind = quote.kind if quote is not None else part.kind
+            key = (quote.agent, "", quote.name) if quote is not None else ("", part.call_id, part.name)
+            if content.agent and at == 0:
+                fixed.append((number, at))
+            elif kind == "response" and (homes := waiting.get(key)):
+                groups[homes.pop(0) if len(homes) > 1 else homes[0]].append((number, at))
+            else:
+                if kind == "call":
+                    waiting.setdefault(key, []).append(len(groups))
+                groups.append([(number, at)])
+    return fixed, groups or [[]]
+
+
+def _shorten_request(draft: Draft, over: int) -> int:
+    """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store."""
+    raw, counter = draft.raw_human, draft.counter
+    if raw is None:
+        return over
+    size, least = _request_tokens(draft), _least_request(raw, counter)
+    if size <= least:
+        return over
+    uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
+    records = draft.policy.record == "full"
+    kept = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    note = f"[The middle of this message is left out{kept}]"
+    room = max(least, size - over) - counter.count(note) - 4
+    if raw.agent:
+        text = f"{note}\n{_handed_within(raw, room, counter)}"
+    else:
+        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter).text}"
+    made = counter.count(text)
+    draft.request, draft.saved = text, {uri: raw.text} if records else {}
+    _note_task(draft, size, made)
+    return over - (size - made)
+
+
+def _least_request(raw: Content, counter: CachedCounter) -> int:
+    """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
+    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at), default=None)
+    return _LEAST_REQUEST + (counter.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
+
+
+def _handed_within(raw: Content, room: int, counter: CachedCounter) -> str:
+    """Another agent's turn in about ``room`` tokens, between the host's marks.
+
+    Each thing that is quoted is cut to an extract; where there are too many of them, only what was said last stays.
+    """
+    sizes = counter.count_all([quote.text for quote in raw.quotes])
+    left = room - (counter.count(raw.text) - sum(sizes))
+    if left >= _LEAST_QUOTE * len(sizes):
+        ceiling = level(sizes, left)
+        whole = {quote.at: quote.text for quote in raw.quotes}
+        parts = []
+        for at, part in enumerate(raw.parts):
+            if at in whole and counter.count(whole[at]) > ceiling:
+                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=counter).text))
+            elif part.kind == "text":
+                parts.append(part.text)
+        return "\n".join(parts)
+    quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
+    room -= counter.count(_quoted_alone(raw, quoted.at, ""))
+    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=counter).text)
+
+
+def _quoted_alone(raw: Content, at: int, text: str) -> str:
+    """What explains the marks, then one part of another agent's turn with this text between them."""
+    return f"{raw.parts[0].text}\n{requoted(raw.parts[at], text)}"
+
+
+def _request_tokens(draft: Draft) -> int:
+    """Tokens of the request, or of what was handed over, as it is sent now: an earlier call may have shortened it."""
+    raw, packed = draft.raw_human, draft.packed
+    if raw is None:
+        return 0
+    if packed is None or not packed.before:
+        return draft.counter.count(raw.text)
+    text = payload.answered(packed.after) if packed.after else packed.before
+    return draft.counter.count(text or packed.after)
+
+
+def _leave_out_media(draft: Draft, over: int) -> int:
+    """Media of the request go, the largest first, and what the request says names them."""
+    raw, counter = draft.raw_human, draft.counter
+    if raw is None:
+        return over
+    kept = draft.parts.get(raw.digest, ((0, len(raw.parts)),))
+    there = {at for start, stop in kept for at in range(start, stop)}
+    sizes = {at: max(counter.media(part), counter.count(part.text)) for at, part in enumerate(raw.parts) if at in there}
+    loose = sorted((at for at in sizes if raw.parts[at].kind != "text"), key=lambda at: (-sizes[at], at))
+    gone: list[int] = []
+    before = over
+    for at in loose:
+        if over <= 0 or not sizes[at]:
+            break
+        gone.append(at)
+        over -= sizes[at]
+    if not gone:
+        return over
+    names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in sorted(gone)[:8])
+    more = f" and {len(gone) - 8} more" if len(gone) > 8 else ""
+    note = f"[Left out of this message: {names}{more}]"
+    text = raw.text if draft.request is None else draft.request
+    over += counter.count(note) + 1
+    task = draft.measured["task"]
+    _note_task(draft, task, max(0, task - (before - over)))
+    draft.request = f"{text}\n{note}" if text else note
+    draft.parts = {**draft.parts, raw.digest: turns.as_ranges(there - set(gone))}
+    return over
+
+
+def _leave_out_summary(draft: Draft, over: int) -> int:
+    """The summary of earlier cuts goes."""
+    if not draft.summary:
+        return over
+    before = draft.spoken(draft.items, draft.summary)
+    draft.summary, draft.summary_place = "", 0
+    _note(draft, before, ())
+    return over - (before - draft.spoken(draft.items, ""))
+
+
+def _shorten_task(draft: Draft, over: int) -> int:
+    """The plan's own text is cut down, where there is one."""
+    raw, counter, measured = draft.raw_human, draft.counter, draft.measured["task"]
+    size = _request_tokens(draft)
+    request = size if draft.request is None else counter.count(draft.request)
+    media = sum(map(counter.media, raw.parts)) if raw is not None else 0
+    task = measured - size - media
+    if draft.keeps or task < 2 * LEAST_EXTRACT:
+        return over
+    draft.task_ceiling = max(LEAST_EXTRACT, task - over)
+    _note_task(draft, measured, draft.task_ceiling + request)
+    return over - (task - draft.task_ceiling)
