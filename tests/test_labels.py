@@ -384,6 +384,28 @@ def test_a_manifest_says_that_the_host_did_not_load_all_events(most: int) -> Non
     chat.replays()
 
 
+@pytest.mark.parametrize("most", [1, 4, 6])
+def test_what_lost_its_user_message_is_not_sent_where_the_host_did_not_load_all_events(most: int) -> None:
+    script = [one for at in range(6) for one in (call("look_up", key=str(at)), f"answer {at}")]
+    chat = Chat(script, tools=[look_up])
+    chat.say("question 0", "question 1")
+
+    async def partly(message: str) -> None:
+        config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=most))
+        content = types.UserContent(parts=[types.Part(text=message)])
+        async for _ in chat.runner.run_async(user_id="ann", session_id="s1", new_message=content, run_config=config):
+            pass
+
+    for at in range(2, 5):
+        asyncio.run(partly(f"question {at}"))
+    headless = [sent for sent in chat.raw[4:] if faults(sent.contents)]
+    assert bool(headless) is (most != 4)
+    assert not any(faults(sent.contents) for sent in chat.sent)
+    for sent, manifest in zip(chat.raw, chat.manifests(), strict=True):
+        assert ("did not load the user message" in " ".join(manifest.degradations)) is bool(faults(sent.contents))
+    chat.replays()
+
+
 def test_every_call_of_an_invocation_says_that_the_host_did_not_load_all_events() -> None:
     script = [one for at in range(6) for one in (call("look_up", key=str(at)), f"answer {at}")]
     chat = Chat(script, tools=[look_up])

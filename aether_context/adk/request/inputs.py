@@ -229,7 +229,7 @@ class Gatherer:
             rewritten=False,
             previous=pack.sent,
             previous_pack=last.name,
-            problems=(*planned.problems, *filter(None, (_unloaded(call),))),
+            problems=(*planned.problems, *_unloaded(call, raw)),
             summaries={},
             evidence=(records := self._records.of(call.context)).readings(),
             tools_kept=records.tools(),
@@ -258,11 +258,13 @@ class Gatherer:
         if human is not None and human not in positions:
             positions = tuple(sorted((*positions, human)))
             known, live = self._read(raw, positions, model, authors)
+        if (headless := _headless(call, raw)) and not untouched:
+            positions = tuple(at for at in positions if at >= headless)
+            known, live = self._read(raw, positions, model, authors)
         system, is_text = system_text(request.config)
         remembers = call.invocation.memory_service is not None
         problems = [*planned.problems, aligned.note] if aligned.note else list(planned.problems)
-        if unloaded := _unloaded(call):
-            problems.append(unloaded)
+        problems += _unloaded(call, raw)
         anchors = self._anchors(call, live, positions, policy, problems)
         before, encoder = _found_before(identity, last)
         candidates = planned.candidates + (block.memories if block is not None else ()) + before
@@ -412,8 +414,8 @@ def _has_callers_plan(call: Call, agent: str) -> bool:
     return step is None or step.claimed_by != agent
 
 
-def _unloaded(call: Call) -> str:
-    """What is missing where the host loads a part of a session's events; empty where it has them all."""
+def _loads_part(call: Call) -> str:
+    """How much the host loads of a session's events, in words; empty where it has them all."""
     config = call.invocation.run_config
     loads = getattr(config, "get_session_config", None)
     if loads is None:
@@ -422,8 +424,34 @@ def _unloaded(call: Call) -> str:
     # The message that began this invocation is appended to those that were loaded.
     before = sum(one.invocation_id != call.invocation.invocation_id for one in call.context.session.events)
     if most is not None and before >= most:
-        return f"the host loaded only the last {most} events: nothing before them is sent or recalled"
-    return "the host loaded only later events: nothing before them is sent or recalled" if after is not None else ""
+        return f"only the last {most} events"
+    return "only later events" if after is not None else ""
+
+
+def _headless(call: Call, contents: Sequence[types.Content]) -> int:
+    """How many contents stand first without the user message that they answer, since the host did not load it.
+
+    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
+    """
+    if not _loads_part(call) or any(event.actions.compaction for event in call.context.session.events):
+        return 0
+    asked = (
+        at
+        for at, content in enumerate(contents)
+        if content.role == "user" and not any(part.function_response for part in content.parts or ())
+    )
+    return next(asked, 0)
+
+
+def _unloaded(call: Call, contents: Sequence[types.Content]) -> list[str]:
+    """What is missing where the host loads a part of a session's events."""
+    part = _loads_part(call)
+    if not part:
+        return []
+    missing = [f"the host loaded {part}: nothing before them is sent or recalled"]
+    if (headless := _headless(call, contents)) and not call.passthrough_reason:
+        missing.append(f"{headless} contents are not sent: the host did not load the user message before them")
+    return missing
 
 
 def _shown_alone(call: Call) -> bool:
