@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -298,3 +299,31 @@ def test_an_extract_of_objects_by_name_keeps_each_whole() -> None:
     (line,) = [one for one in str(response.response["extract"]).splitlines() if "SKU-0077" in one]
     assert '"pieces": 232' in line
     assert '"price": 852' in line
+
+
+@pytest.mark.parametrize("run", ["\n", "\r", "\t"])
+def test_long_runs_that_json_escapes_are_within_the_window_as_they_are_written(run: str) -> None:
+    def rows(at: int) -> dict[str, Any]:
+        """Reads rows."""
+        return {"result": f"{at} begins{run * 6_000}ends"}
+
+    chat = Chat(
+        [call("rows", at=at, why=run * 2_000) for at in range(4)],
+        tools=[rows],
+        policy=PackPolicy(max_input_tokens=8_000),
+        model="claude-sonnet-4-5",
+    )
+    chat.say("go on")
+    counter = counter_for("claude-sonnet-4-5")
+    for sent in chat.sent:
+        parts = [part for content in sent.contents for part in content.parts or ()]
+        written = [part.text or json.dumps(_said(part)) for part in parts]
+        assert sum(map(counter.count, written)) < 8_000
+    chat.replays()
+
+
+def _said(part: types.Part) -> Any:
+    if part.function_call is not None:
+        return part.function_call.args
+    assert part.function_response is not None
+    return part.function_response.response
