@@ -202,6 +202,24 @@ def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
         assert found[0] == value
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": 1} {"a": 2}]',
+        "[1 2, 3",
+        '{"a": 1} and more',
+        '{"a": 1}\n{"a": 2}',
+        '{"a": "x" y", "b": 3}',
+        "{a: 1}",
+        "{\"a\": 'b'}",
+    ],
+)
+def test_what_is_no_json_is_not_read_up_to_its_fault(text):
+    assert read_json(text) is None
+    assert read_json(text, as_written=True) is None
+    assert "".join(view_of(text).lines) == text.replace("\n", "")
+
+
 @given(JSON_VALUES, st.booleans(), st.integers(0, 40))
 def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, cut):
     said = json.dumps(value, indent=1) + " it's"

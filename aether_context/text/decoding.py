@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+
+from pydantic_core import from_json
 
 from aether_context.canonical import JSON
 
 MOST_LAYERS = 4
-_DEEPEST = 1_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
 _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
@@ -23,8 +22,8 @@ _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_STRING_BODY = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*', re.DOTALL)
+_NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
+"""A string, as it stands, or a number."""
 
 
 def decoded(text: str) -> str:
@@ -70,55 +69,15 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
         return json.loads(stripped, parse_float=number, parse_int=number), True
     except (ValueError, RecursionError):
         pass
-    for closed in _closed(stripped):
-        try:
-            return json.loads(closed, parse_float=number, parse_int=number), False
-        except (ValueError, RecursionError):
-            continue
-    return None
-
-
-def _closed(text: str) -> Iterator[str]:
-    """A JSON text that was cut off with everything closed that is open at its end: as it is, then without the last
-    value or key, of which there may be too little."""
-    opened: _Opened = None
-    depth = 0
-    sound, outside = 0, opened
-    end, inside = len(text), ""
-    for found in _MARK.finditer(text):
-        mark = found.group()[0]
-        if mark == '"':
-            if found.end() < len(text) or _ended(found.group()):
-                continue
-            body = _STRING_BODY.match(text, found.start())
-            end, inside = (body.end() if body is not None else len(text)), '"'
-        elif mark in "{[":
-            depth += 1
-            if depth > _DEEPEST:
-                return
-            opened = ("}" if mark == "{" else "]", opened)
-            sound, outside = found.end(), opened
-        elif mark == ",":
-            sound, outside = found.start(), opened
-        elif opened is None or opened[0] != mark:
-            return
-        else:
-            depth -= 1
-            opened = opened[1]
-    yield text[:end] + inside + _closers(opened)
-    yield text[:sound] + _closers(outside)
-
-
-_Opened: TypeAlias = tuple[str, Any] | None
-"""What closes the innermost of all that is open, and the same of what that stands in: to keep it costs no copy."""
-
-
-def _closers(opened: _Opened) -> str:
-    closers: list[str] = []
-    while opened is not None:
-        closer, opened = opened
-        closers.append(closer)
-    return "".join(closers)
+    if as_written:
+        stripped = _NUMBER.sub(lambda found: found.group(1) or f'"{found.group()}"', stripped)
+    try:
+        from_json(stripped)
+    except ValueError as error:
+        # Where a comma is missing, partial reading would end without a word, although more follows.
+        if not str(error).startswith("EOF while parsing"):
+            return None
+    return from_json(stripped, allow_partial="trailing-strings"), False
 
 
 def closing(text: str) -> str:
@@ -131,11 +90,6 @@ def closing(text: str) -> str:
         elif mark in "}]":
             opened.pop()
     return "".join(reversed(opened))
-
-
-def _ended(string: str) -> bool:
-    """Whether a JSON string has its closing mark."""
-    return len(string) > 1 and string.endswith('"') and _STRING.fullmatch(string) is not None
 
 
 def _unwrapped(text: str) -> str | None:
