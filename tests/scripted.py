@@ -397,6 +397,12 @@ class Chat:
                     assert left.faults == ()
         self.checked = len(self.raw)
 
+    def restart(self) -> None:
+        """Puts a new plugin in the place of the old one, as in a new process: it knows what session and store hold."""
+        plugins = self.runner.plugin_manager.plugins
+        at = plugins.index(self.plugin)
+        self.plugin = plugins[at] = ContextPackPlugin(policy=self.policy, store=self.store, on_error=self.on_error)
+
     async def held(self, user: str | None = None, session: str | None = None) -> Any:
         """The session as its service keeps it."""
         return await self.sessions.get_session(

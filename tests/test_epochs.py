@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from restarting import Restarting
 from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.store import Manifest
 
@@ -70,14 +70,6 @@ def test_another_process_goes_on_with_the_same_bytes() -> None:
     whole = work()
     other = work(plugin=Restarting(policy=PackPolicy(max_input_tokens=WINDOW), store=new_store(), on_error="raise"))
     assert [one.wires for one in other.sent] == [one.wires for one in whole.sent]
-
-
-class Restarting(ContextPackPlugin):
-    """A plugin that forgets, before every call, all that is not in the session."""
-
-    async def before_model_callback(self, **given: Any) -> Any:
-        self._packer = ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")._packer
-        return await super().before_model_callback(**given)
 
 
 def test_a_response_at_the_edge_of_a_cut_stays_as_an_extract_that_later_calls_repeat() -> None:

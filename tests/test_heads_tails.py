@@ -533,7 +533,7 @@ def test_other_workers_come_to_the_same_bytes() -> None:
         chat = chatted(script=[*loop(9), *loop(9), *loop(9)])
         for message in ("one", "two", "three"):
             if restart:
-                chat.plugin._packer = type(chat.plugin)(policy=POLICY, store=chat.store, on_error="raise")._packer
+                chat.restart()
             chat.say(message)
         return [one.wires for one in chat.sent]
 

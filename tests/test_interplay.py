@@ -33,7 +33,6 @@ from google.genai import types
 from scripted import Chat, Failure, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
-from aether_context.adk import ContextPackPlugin
 from aether_context.cli.replay import Verifier
 
 PLAN = {
@@ -359,7 +358,7 @@ def test_every_worker_sees_that_history_was_compacted() -> None:
         chat = Chat(script=answering(10), tools=[read_page], policy=policy, state=PLAN, app_settings=settings)
         for message in messages(10):
             if restart:
-                chat.plugin._packer = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._packer
+                chat.restart()
             chat.say(message)
         numbers = [one.epoch.number for one in chat.manifests()]
         return list(zip((one.wires for one in chat.sent), numbers, strict=True))
@@ -475,7 +474,7 @@ def test_a_late_result_in_the_place_of_an_earlier_one_is_history_rewritten(resta
     )
     asked = chat.say("msg_0: read three, order the book and read on")
     if restart:
-        chat.plugin._packer = ContextPackPlugin(policy=policy, store=chat.store, on_error="raise")._packer
+        chat.restart()
     chat.say(late(asked, "order_slowly", "here_1"), "msg_1: thanks")
     manifests = checked(chat)
     assert reasons(manifests) == ["history_rewritten"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.tool_context import ToolContext
+from restarting import Restarting
 from scripted import Chat, Memories, Sent, call, look_up, new_store, remembered
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
 
 PLAN: Mapping[str, Any] = {
     "task_id": "42",
@@ -165,14 +165,6 @@ def test_every_call_of_an_invocation_begins_with_the_one_before() -> None:
     for before, after, manifest in zip(chat.sent, chat.sent[1:], chat.manifests()[1:], strict=False):
         if manifest.call > 1:
             assert after.wires[: len(before.wires)] == before.wires
-
-
-class Restarting(ContextPackPlugin):
-    """A plugin that forgets, before every call, all that is not in the session."""
-
-    async def before_model_callback(self, **given: Any) -> Any:
-        self._packer = ContextPackPlugin(policy=self.policy, store=self.store, on_error="raise")._packer
-        return await super().before_model_callback(**given)
 
 
 def test_another_process_decides_alike(tmp_path: Any) -> None:

@@ -244,7 +244,7 @@ def test_other_workers_come_to_the_same_bytes() -> None:
         chat = chatted(700)
         for at, message in enumerate(messages(10)):
             if restart and at % 3 == 2:
-                chat.plugin._packer = RequestPacker(chat.plugin.policy, chat.store, "raise")
+                chat.restart()
             chat.say(message)
         return [one.wires for one in chat.sent]
 

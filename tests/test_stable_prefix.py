@@ -15,7 +15,6 @@ from packs import answered, called, lines, said, tool
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
 from aether_context.conversation import Conversation, Trimmed, normalize, rendered
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.stable_prefix import (
@@ -477,9 +476,8 @@ def test_another_worker_goes_on_with_the_same_boundary_and_the_same_bytes() -> N
         chat = chatted(script=[*loop(14), *loop(14)])
         chat.say("hello")
         if restart:
-            chat.plugin._packer = ContextPackPlugin(policy=POLICY, store=chat.store, on_error="raise")._packer
+            chat.restart()
         chat.say("go on")
-        chat.plugin._packer._recorder.flush()
         return [one.wires for one in chat.sent]
 
     assert run(restart=True) == run(restart=False)

@@ -15,7 +15,6 @@ from packs import answered, called, lines, pack_input, said, tool, turns
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Calibration, Content, Pack
@@ -279,7 +278,7 @@ def test_another_worker_goes_on_with_the_same_report() -> None:
         chat = working([500 + 100 * at for at in range(11)])
 
         def forget(*_: Any) -> None:
-            chat.plugin._packer = ContextPackPlugin(policy=chat.policy, store=chat.store, on_error="raise")._packer
+            chat.restart()
 
         if restart:
             chat.before.alter = forget
