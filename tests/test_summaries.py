@@ -124,7 +124,7 @@ def test_replay_needs_no_model_and_gives_the_same_bytes():
     replayed = Replayer(PackStore(store.url)).replay(manifest)
     assert replayed.matches
     assert "BRIEF" in replayed.request
-    assert replayed.pack.wishes == ()
+    assert replayed.pack.summary_requests == ()
 
 
 def test_another_process_takes_what_was_written_from_the_store():
@@ -239,7 +239,7 @@ def test_long_talks_reach_the_model_within_bounds():
     wished = Summaries("writer-1", {})
     contents = [said(f"{at} " + "word " * 20_000) for at in range(12)]
     assert wished.conversation(contents, max_tokens=500, counter=COUNTER) is None
-    [wish] = wished.wishes
+    [wish] = wished.summary_requests
     assert 100_000 < len(wish.text) <= 120_000
     assert all(f"user: {at} word" in wish.text for at in range(12))
 
@@ -248,9 +248,9 @@ def test_a_summary_of_a_talk_is_never_longer_than_the_talk():
     contents = [said("Refund 12 euros.")]
     asked = Summaries("writer-1", {})
     asked.conversation(contents, max_tokens=500, counter=COUNTER)
-    [wish] = asked.wishes
+    [wish] = asked.summary_requests
     found = Summaries("writer-1", {wish.key: "the user wants " + "a refund " * 40})
     assert found.conversation(contents, max_tokens=500, counter=COUNTER) is None
     found = Summaries("writer-1", {wish.key: "- 12 euros"})
     assert found.conversation(contents, max_tokens=500, counter=COUNTER) == "- 12 euros"
-    assert found.wishes == ()
+    assert found.summary_requests == ()
