@@ -31,7 +31,6 @@ from scripted import Chat, accounted, big_file, delete_all, faults, look_up, new
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.inputs import scope_of
 from aether_context.adk.request.reader import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
@@ -383,7 +382,7 @@ class Run:
         assert answer is None
         if not faults(raw):
             assert faults(request.contents) == []
-        pack = self.plugin._packer._last[scope_of(context, context.get_invocation_context().branch)].pack
+        pack = self.plugin._packer.last(context).pack
         self.packs.append(pack)
         self.check_written(pack, request)
         self.check_window(pack)

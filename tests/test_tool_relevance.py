@@ -20,7 +20,7 @@ from scripted import Chat, call, results
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.tool_search import FindTools
+from aether_context.adk.request.writer import FindTools
 from aether_context.packing.tools import FIND_TOOLS
 from aether_context.retrieval.embedders import StaticEmbedder
 

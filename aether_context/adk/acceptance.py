@@ -21,9 +21,9 @@ from google.genai import types
 from pydantic import Field
 
 from aether_context.adk.bounds import within
+from aether_context.adk.call import METADATA
 from aether_context.adk.models.texts import Cost, ask, check_model
 from aether_context.adk.session.epochs import storable
-from aether_context.adk.usage import METADATA
 from aether_context.canonical import JSON, canonical_json
 from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
 from aether_context.policy import AcceptanceSettings

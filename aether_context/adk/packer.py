@@ -1,4 +1,4 @@
-"""The one place where packs meet ADK: read, gather, build, write back, record, and catch whatever fails."""
+"""The one place where packs meet ADK: read, enrich, build, write, record, and catch whatever fails."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -23,60 +22,92 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer, noted
+from aether_context.adk.bounds import Failures, OnError
+from aether_context.adk.builder import Builder
+from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, session_key
 from aether_context.adk.evidence.offload import Offloader
 from aether_context.adk.evidence.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
-from aether_context.adk.models.gemini import register_counters
-from aether_context.adk.models.texts import ModelSummarizer, SummaryResult
-from aether_context.adk.request.inputs import Call, Gathered, Gatherer, Last, scope_of
+from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.request.inputs import Gatherer
 from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.recall import Recall, Shelves
-from aether_context.adk.request.tool_search import finder
 from aether_context.adk.request.writer import write
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import epochs
 from aether_context.adk.session.records import SessionRecords
-from aether_context.adk.usage import METADATA, Ledgers, Meters, note, reported
+from aether_context.adk.usage import Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import Pack, PackInput
-from aether_context.packing import build_pack, extend_pack
+from aether_context.packing import build_pack
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
-from aether_context.tokens import Counters, Pick, counter_for
-from aether_context.tokens.cache import TokenCache
-from aether_context.tokens.model_limits import model_window
-
-_T = TypeVar("_T")
+from aether_context.tokens import Pick, counter_for
 
 logger = logging.getLogger("aether_context")
 
-OnError: TypeAlias = Literal["passthrough", "raise"]
-_MOST_SCOPES = 512
-_SUMMARY_ROUNDS = 2
+_MOST_CALLS = 512
 _MOST_TOLD = 8
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
-_INSTANT_CHARACTERS = 500_000
-_INSTANT_TOOLS = 50
 _SIMPLE = ("epochs",)
 """The strategy where another one, or what else a pack consists of, failed."""
+_SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
 class InvalidPlan(PolicyError):
     """The session's plan lacks what a pack needs, and the policy's ``on_invalid`` is ``raise``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Built:
-    """A pack with what it came from. ``counter`` is the counter's identity, ``cost`` what a model's summaries cost."""
+class Policies:
+    """The policies that a plugin packs with. Equal questions get the same object.
 
-    gathered: Gathered
-    pack: Pack
-    policy: PackPolicy
-    planned: Planned
-    counter: str
-    cost: Mapping[str, int] = field(default_factory=dict)
+    Args:
+        policy: a policy, a profile's name or the path of a TOML file; None takes ``AETHER_CONTEXT_POLICY``, else
+            ``chat``. ``AETHER_CONTEXT_SLIDING_TOKENS`` comes before what it says.
+        summarizer, critic: the plugin's own models, whose names take the place of those that the policy names.
+
+    Raises:
+        PolicyError: the policy is wrong, or the environment names no whole number of tokens.
+    """
+
+    def __init__(
+        self, policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None = None, critic: BaseLlm | None = None
+    ) -> None:
+        if not isinstance(policy, PackPolicy):
+            policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
+        sliding = os.environ.get(_SLIDING_TOKENS, "").strip()
+        if sliding and not sliding.isdecimal():
+            raise PolicyError(
+                f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
+                field="conversation.sliding_turns.tokens",
+                source=_SLIDING_TOKENS,
+            )
+        if sliding:
+            policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
+        if summarizer is not None:
+            policy = policy.changed(compress={"summarizer": summarizer.model})
+        if critic is not None:
+            policy = policy.changed(acceptance={"critic": critic.model})
+        self.own = policy
+        self._profiles: dict[str, PackPolicy] = {}
+        self._economical: dict[tuple[str, int], PackPolicy] = {}
+
+    def of(self, profile: str | None, agent: str) -> PackPolicy:
+        """The policy for a plan's profile, else for the one that the own policy gives an agent, else the own."""
+        wanted = profile or self.own.agents.get(agent)
+        if wanted is None or wanted == self.own.profile:
+            return self.own
+        if wanted not in self._profiles:
+            self._profiles[wanted] = self.own.for_profile(wanted)
+        return self._profiles[wanted]
+
+    def economical(self, policy: PackPolicy, level: int) -> PackPolicy:
+        key = (policy.digest, level)
+        if key not in self._economical:
+            self._economical[key] = policy.economical(level)
+        return self._economical[key]
 
 
 class RequestPacker:
@@ -92,6 +123,7 @@ class RequestPacker:
         checks: asked of final answers, see `AcceptanceCheck`.
         critic: a model that judges final answers; None takes the one that the policy names, if any.
         mirror_artifacts: also saves manifests to the app's own artifact service.
+        asks_models: whether a model writes summaries; where none does, the extractive ones stand.
     """
 
     def __init__(
@@ -104,47 +136,34 @@ class RequestPacker:
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | None = None,
         mirror_artifacts: bool = False,
+        asks_models: bool = True,
     ) -> None:
-        if on_error not in ("passthrough", "raise"):
-            raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
-        if not isinstance(policy, PackPolicy):
-            policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
+        self._failures = Failures(on_error)
+        self._policies = Policies(policy, summarizer, critic)
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or "artifacts")
-        policy = with_environment(policy)
-        if summarizer is not None:
-            policy = policy.changed(compress={"summarizer": summarizer.model})
-        if critic is not None:
-            policy = policy.changed(acceptance={"critic": critic.model})
-        strategies_of(policy.conversation)
-        self.policy = policy
+        self.policy = policy = self._policies.own
         self.store = store
-        self.on_error = on_error
-        self._mirror = Mirror(self._report) if mirror_artifacts else None
+        strategies_of(policy.conversation)
+        self._mirror = Mirror(self._failures.report) if mirror_artifacts else None
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(store, self._recorder.calibration)
+        self._asks_models = asks_models
         self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
-        records = SessionRecords()
-        self._records = records
-        self._gatherer = Gatherer(records)
+        self._records = SessionRecords()
+        self._gatherer = Gatherer(self._records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, records, self._report, self._step)
-        library = Library(self._recorder.store, records, policy.retrieval.redact_before_retrieval)
+        self._offloader = Offloader(policy, store, self._recorder, self._records, self._failures.report, self._step)
+        library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
-        register_counters()
-        self._counters = Counters(policy.tokens, clock=time.monotonic)
-        self._cache = TokenCache()
-        self._last: LRUCache[epochs.AgentKey, Last] = LRUCache(_MOST_SCOPES)
-        self._profiles: dict[str, PackPolicy] = {}
-        self._economical: dict[tuple[str, int], PackPolicy] = {}
-        self._told: set[str] = set()
+        self._builder = Builder(policy.tokens)
+        self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
-        threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
     def set_limits(
         self, limits: LimitSettings | Mapping[str, Any] | None, session: tuple[str | None, str | None, str | None]
@@ -160,33 +179,45 @@ class RequestPacker:
         else:
             raise PolicyError(f"app = {app!r}, user = {user!r}, session = {name!r}: give all three or none")
 
+    def last(self, context: CallbackContext) -> Last | None:
+        """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
+        with self._lock:
+            return self._last.get(agent_key_of(context))
+
+    async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
+        """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
+        if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
+            self._failures.report(f"packs are still waiting for {self.store.url}")
+        if self._mirror is not None and invocation is not None:
+            await self._mirror.finish(invocation)
+
+    # the callbacks: whatever fails below them, the call goes on
+
     async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where the policy gives one in the model's place.
 
         That is where a plan is invalid, or where a limit would be passed.
         """
-        self._mirrored(context)
+        self._go_on_mirroring(context)
         try:
             return await self._pack(context, request)
         except (InvalidPlan, BudgetExceededError):
             raise
         except StepTooLarge as error:
-            return self._refuse(error)
-        except Exception as error:
-            if self.on_error == "raise":
+            if self.policy.on_invalid != "respond":
                 raise
-            self._report(f"{type(error).__name__}: {error}", error)
+            return _answer("step_too_large", f"This step does not fit the model's window: {error}.")
+        except Exception as error:
+            self._failures.caught(error)
             return await self._pack_plainly(context, request, type(error).__name__)
 
     async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
-        self._mirrored(context)
+        self._go_on_mirroring(context)
         try:
             await self._after(context, response)
         except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._report(f"{type(error).__name__}: {error}", error)
+            self._failures.caught(error)
 
     async def after_tool(
         self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
@@ -195,58 +226,209 @@ class RequestPacker:
         try:
             return await self._offloader.after_tool(tool, arguments, context, result)
         except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._report(f"{type(error).__name__}: {error}", error)
+            self._failures.caught(error)
             return None
 
-    async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
-        """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
-        if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
-            self._report(f"packs are still waiting for {self.store.url}")
-        if self._mirror is not None and invocation is not None:
-            await self._mirror.finish(invocation)
+    def _go_on_mirroring(self, context: CallbackContext) -> None:
+        if (mirror := self._mirror) is not None:
+            self._failures.guarded(lambda: mirror.go_on(context), None)
 
-    def _mirrored(self, context: CallbackContext) -> None:
-        mirror = self._mirror
-        if mirror is not None:
-            self._guarded(lambda: mirror.go_on(context), None)
-
-    # packing
+    # the way of a model call
 
     async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        call = Call.of(context, request)
-        planned = self._with_evidence(call, self._gatherer.planned(call))
-        policy = self._policy_for(planned.profile, context.agent_name)
-        self._tell_of(planned)
-        if planned.validity == "invalid" and policy.on_invalid != "warn" and not call.passthrough_reason:
-            return self._invalid(planned, policy)
-        policy, planned = self._within_limits(call, policy, planned)
-        built = await self._built(call, planned, policy)
-        return self._settle(call, built)
+        call = self._read(context, request)
+        if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
+            return _invalid(call)
+        call = self._within_limits(call)
+        enriched: ReadCall | None = None
+        while True:
+            pick = await self._builder.pick(call.model)
+            try:
+                packed = await self._extend(call, pick)
+                if packed is None:
+                    enriched = enriched or await self._enrich(call)
+                    read, pack = await self._build(enriched, pick)
+                    packed = await self._summarize(read, pack, pick)
+                break
+            except TokenCountingError as error:  # the next best counter then
+                self._builder.failed(call.model, pick, error)
+                self._failures.report(str(error))
+        return self._settle(*packed)
 
-    def _with_evidence(self, call: Call, planned: Planned) -> Planned:
-        """Shows extracts, declares the readers of what the session keeps, and notes what could not be offloaded."""
-        keeps = bool(self._records.of(call.context).readings())
-        if call.passthrough_reason or (self.policy.offload.mode == "off" and not keeps):
-            return planned
-        self._offloader.show(call.context, call.request)
-        if not declare(call.request, self._readers) and keeps:
-            conceal(call.request)
-        session = call.context.session
-        problems = self._offloader.take_problems((session.app_name, session.user_id, session.id))
-        return replace(planned, problems=(*planned.problems, *problems)) if problems else planned
+    def _read(self, context: CallbackContext, request: LlmRequest) -> Call:
+        """The call with its plan and policy; extracts stand in its request, and the readers of what they are of."""
+        last = self.last(context)
+        call = Call(
+            context=context,
+            request=request,
+            invocation=context.get_invocation_context(),
+            policy=self.policy,
+            last=last,
+        )
+        call = replace(call, planned=self._gatherer.planned(call))
+        keeps = bool(self._records.of(context).readings())
+        if not call.passthrough_reason and (self.policy.offload.mode != "off" or keeps):
+            self._offloader.show(context, request)
+            if not declare(request, self._readers) and keeps:
+                conceal(request)
+            call = call.noting(*self._offloader.take_problems(session_key(context)))
+        for problem in call.planned.problems:
+            if problem.startswith("state "):
+                self._failures.warn_once(problem)
+        if call.planned.invalid_reason:
+            self._failures.warn_once(f"the plan is invalid: {call.planned.invalid_reason}")
+        return replace(call, policy=self._policies.of(call.planned.profile, context.agent_name))
+
+    def _within_limits(self, call: Call) -> Call:
+        """The call under an economical policy, with a note, where a limit is near."""
+        pressure = self._failures.guarded(lambda: self.ledgers.enter(call), None)
+        if pressure is None:
+            return call
+        return replace(call, policy=self._policies.economical(call.policy, pressure.level)).noting(note(pressure))
+
+    async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
+        """The last pack with what was appended since, where nothing else happened."""
+        last = call.last
+        if last is None or last.counter != pick.counter.name:
+            return None
+        grown = self._gatherer.grown(call)
+        if grown is None:
+            return None
+        grown = self._calibrated(grown, pick)
+        pack = await self._builder.extend(last.pack, grown.source, call.policy, pick)
+        return None if pack is None else (grown, pack)
+
+    async def _enrich(self, call: Call) -> ReadCall:
+        """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
+        read = await self._gatherer.gather(call)
+        read = await self._recall.rank(read)
+        if not read.source.first_call or not read.source.epoch.cut_count:
+            return read
+        return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.read)
+
+    async def _build(self, read: ReadCall, pick: Pick) -> tuple[ReadCall, Pack]:
+        """The pack; where it cuts turns, it is built again with those of them that answer the request."""
+        policy, last = read.call.policy, read.call.last
+        await self._meters.begin(read.source, pick.counter.name, read.call.state)
+        if last is None or last.counter != pick.counter.name:
+            read = read.with_source(problems=(*read.source.problems, *pick.problems))
+        read = self._calibrated(read, pick)
+        pack = await self._builder.build(read.source, policy, pick)
+        cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
+        if pack.chose and (cut or pack.stands_in) and read.source.searched is None:
+            whole = {read.source.request.positions[at] for at in pack.whole}
+            # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
+            budget = pack.allocation.budget
+            free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
+            read = await self._recall.turns(read, whole, self._gatherer.read, most=free)
+            if read.source.searched is not None:
+                pack = await self._builder.build(read.source, policy, pick)
+        return read, pack
+
+    async def _summarize(self, read: ReadCall, pack: Pack, pick: Pick) -> tuple[ReadCall, Pack]:
+        """The pack with what a model writes for it, where the policy names one."""
+        if not self._asks_models:
+            return read, pack
+
+        async def build(source: PackInput) -> Pack:
+            return await self._builder.build(source, read.call.policy, pick)
+
+        pack, cost = await self._summarizer.summarize(pack, read.call.policy, build)
+        return replace(read, summary_cost=cost), pack
+
+    def _calibrated(self, read: ReadCall, pick: Pick) -> ReadCall:
+        """The call with what its counts are corrected by."""
+        read = replace(read, counter=pick.counter.name)
+        events = read.call.context.session.events
+        known = self._meters.calibration(read.source, read.counter, read.call.policy.usage, events)
+        return read if known is None else read.with_source(calibration=known)
+
+    def _settle(self, read: ReadCall, pack: Pack) -> LlmResponse | None:
+        """Writes a pack into the request, and keeps what the next call and the record need of it.
+
+        Returns an answer in the model's place where a limit stands against the call.
+        """
+        call, source = read.call, pack.source
+        refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
+        if refused is not None:
+            return refused
+        stored: Mapping[str, Any] | None = None
+        if not source.passthrough_reason:
+            contents = [read.history[at] for at in read.source.request.positions]
+            write(pack, call.request, contents, call.policy.retrieval.redact_before_retrieval)
+            stored = epochs.save(call.context.state, source.identity, read.epoch, pack.epoch)
+            if source.first_call:
+                self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
+        name = pack_id(source.identity, source.step)
+        last = Last(
+            name=name,
+            pack=pack,
+            policy=call.policy,
+            planned=call.planned,
+            stored=stored,
+            seen=read.seen,
+            counter=read.counter,
+            summarizer=read.summary_cost,
+        )
+        with self._lock:
+            self._last[call.key] = last
+        if call.policy.record != "off":
+            self._recorder.pack(pack, call.policy, read.counter)
+        self._failures.guarded(lambda: self._log(pack, name), None)
+        return None
+
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
+        """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
+        with self._lock:
+            self._last.pop(agent_key_of(context), None)
+        try:
+            call = Call(
+                context=context,
+                request=request,
+                invocation=context.get_invocation_context(),
+                policy=self.policy.changed(
+                    on_invalid="warn", conversation={"strategy": _SIMPLE}, tools={"scope": "off"}
+                ),
+                planned=Planned(problems=(f"packed plainly after {reason}",)),
+            )
+            read = await Gatherer(SessionRecords()).gather(call)
+            counter = counter_for("")
+            pack = build_pack(read.source, call.policy, counter=counter)
+            return self._settle(replace(read, counter=counter.name), pack)
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
+        return None
+
+    def _log(self, pack: Pack, name: str) -> None:
+        if pack.over_window:
+            logger.warning(
+                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
+                name,
+                pack.source.window,
+                pack.over_window,
+            )
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        identity = pack.identity
+        place = self.store.uri_of(identity.app, identity.user, identity.session, name)
+        place = place if self.policy.record != "off" else "not recorded"
+        used = " ".join(f"{layer}={share.used}" for layer, share in pack.allocation.layers.items() if layer != "slack")
+        logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
+
+    # what tools ask of the latest pack
 
     def _step(self, context: CallbackContext) -> str:
         """The key of the step that an agent's latest request was for; empty where it was for none."""
-        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
+        last = self.last(context)
         if last is None or last.pack.source.validity == "unplanned":
             return ""
         return last.pack.source.step.key
 
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
-        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
+        last = self.last(context)
         most = READ_TOKENS
         if last is None:
             return most
@@ -255,219 +437,13 @@ class RequestPacker:
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
         return max(1, min(most, max(free // 2, budget // 10) // calls))
 
-    async def _built(self, call: Call, planned: Planned, policy: PackPolicy) -> _Built:
-        """The pack by the best counter that works; one that fails gives way to the next."""
-        model = call.request.model or ""
-        last = self._last.get(scope_of(call.context, call.invocation.branch))
-        gathered: Gathered | None = None
-        while True:
-            pick = self._counters.ready(model)
-            if pick is None:
-                pick = await asyncio.to_thread(self._counters.pick, model)
-            counter = pick.counter.name
-            before = last if last is not None and last.counter == counter else None
-            try:
-                grown = self._gatherer.grown(call, planned, policy, before) if before is not None else None
-                if grown is not None and before is not None:
-                    grown = self._calibrated(call, grown, policy, counter)
-                    pack = await self._extend(before.pack, grown.source, policy, pick)
-                    if pack is not None:
-                        return _Built(gathered=grown, pack=pack, policy=policy, planned=planned, counter=counter)
-                gathered = gathered or await self._gathered(call, planned, policy, last)
-                await self._meters.begin(gathered.source, counter, call.state)
-                told = gathered if before is not None else _with_problems(gathered, pick.problems)
-                told = self._calibrated(call, told, policy, counter)
-                pack = await self._build(told.source, policy, pick)
-                looked_at = told.source.epoch.cut_count if told.source.first_call else 0
-                cut = pack.epoch.cut_count > looked_at
-                if pack.chose and (cut or pack.stands_in) and told.source.searched is None:
-                    whole = {told.source.request.positions[at] for at in pack.whole}
-                    # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
-                    budget = pack.allocation.budget
-                    free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-                    told = await self._recalled(call, told, policy, whole, most=free)
-                    if told.source.searched is not None:
-                        pack = await self._build(told.source, policy, pick)
-                pack, result = await self._written(pack, policy, pick)
-                return _Built(
-                    gathered=told,
-                    pack=pack,
-                    policy=policy,
-                    planned=planned,
-                    counter=counter,
-                    cost=result.cost.to_json(),
-                )
-            except TokenCountingError as error:
-                self._counters.fail(model, pick, error)
-                self._report(str(error))
-
-    async def _gathered(self, call: Call, planned: Planned, policy: PackPolicy, last: Last | None) -> Gathered:
-        """The input with their candidates ranked, turns that earlier cuts took among them."""
-        gathered = await self._gatherer.gather(call, planned, policy, last)
-        source = await self._recall.rank(gathered.source, policy)
-        gathered = replace(gathered, source=source)
-        if not source.first_call or not source.epoch.cut_count:
-            return gathered
-        return await self._recalled(call, gathered, policy, frozenset(source.request.positions))
-
-    async def _recalled(
-        self, call: Call, gathered: Gathered, policy: PackPolicy, sent: Collection[int], *, most: int | None = None
-    ) -> Gathered:
-        """The input with turns that answer the request and are not sent whole any more.
-
-        Args:
-            sent: positions of the contents that are sent whole.
-            most: as of `Recall.turns`.
-        """
-        model = call.request.model or ""
-        source = await self._recall.turns(
-            gathered.source,
-            policy,
-            gathered.history,
-            call.context.session.events,
-            sent,
-            lambda content: self._gatherer.read(content, model),
-            most=most,
-        )
-        return replace(gathered, source=source)
-
-    def _calibrated(self, call: Call, gathered: Gathered, policy: PackPolicy, counter: str) -> Gathered:
-        known = self._meters.calibration(gathered.source, counter, policy.usage, call.context.session.events)
-        return gathered if known is None else replace(gathered, source=replace(gathered.source, calibration=known))
-
-    async def _written(self, pack: Pack, policy: PackPolicy, pick: Pick) -> tuple[Pack, SummaryResult]:
-        """The pack with the summaries that a model writes for it by the deadline.
-
-        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
-        """
-        result = SummaryResult()
-        problems = pack.source.problems
-        for _ in range(_SUMMARY_ROUNDS):
-            if not pack.summary_requests or result.problems:
-                break
-            await self._summarizer.answer(pack.summary_requests, pack.identity, policy, result)
-            told = (*problems, *dict.fromkeys(result.problems))
-            pack = await self._build(replace(pack.source, summaries=dict(result.texts), problems=told), policy, pick)
-        return pack, result
-
-    def _settle(self, call: Call, built: _Built) -> LlmResponse | None:
-        """Writes a pack into the request, and keeps what the next call and the record need of it.
-
-        Returns an answer in the model's place where a limit stands against the call.
-        """
-        pack, policy, context = built.pack, built.policy, call.context
-        refused = self._guarded(lambda: self.ledgers.admit(call, pack), None)
-        if refused is not None:
-            return refused
-        source = pack.source
-        stored: Mapping[str, Any] | None = None
-        if not source.passthrough_reason:
-            write(pack, call.request, built.gathered.contents, finder(pack, policy.retrieval.redact_before_retrieval))
-            stored = epochs.save(context.state, source.identity, built.gathered.epoch, pack.epoch)
-            if source.first_call:
-                self._meters.save(source, built.counter, context.state, store=policy.record != "off")
-        name = pack_id(source.identity, source.step)
-        last = Last(
-            name=name,
-            pack=pack,
-            policy=policy,
-            planned=built.planned,
-            stored=stored,
-            seen=built.gathered.seen,
-            counter=built.counter,
-            summarizer=built.cost,
-        )
-        self._remember(epochs.agent_key(source.identity), last)
-        if policy.record != "off":
-            self._recorder.pack(pack, policy, built.counter)
-        self._guarded(lambda: self._log(pack, name), None)
-        return None
-
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
-        """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
-        self._last.pop(scope_of(context, context.get_invocation_context().branch), None)
-        try:
-            planned = Planned(problems=(f"packed plainly after {reason}",))
-            policy = self.policy.changed(on_invalid="warn", conversation={"strategy": _SIMPLE}, tools={"scope": "off"})
-            call = Call.of(context, request)
-            gathered = await Gatherer(SessionRecords()).gather(call, planned, policy, None)
-            counter = counter_for("")
-            pack = build_pack(gathered.source, policy, counter=counter)
-            built = _Built(gathered=gathered, pack=pack, policy=policy, planned=planned, counter=counter.name)
-            return self._settle(call, built)
-        except BudgetExceededError:
-            raise
-        except Exception as error:
-            self._report(f"as it came: {type(error).__name__}: {error}", error)
-        return None
-
-    def _within_limits(self, call: Call, policy: PackPolicy, planned: Planned) -> tuple[PackPolicy, Planned]:
-        """The policy to pack with, and the plan with a note, where a limit is near."""
-        pressure = self._guarded(lambda: self.ledgers.enter(call), None)
-        if pressure is None:
-            return policy, planned
-        key = (policy.digest, pressure.level)
-        if key not in self._economical:
-            self._economical[key] = policy.economical(pressure.level)
-        return self._economical[key], replace(planned, problems=(*planned.problems, note(pressure)))
-
-    def _guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
-        """What accounting gives; where it fails, the request is packed all the same."""
-        try:
-            return act()
-        except BudgetExceededError:
-            raise
-        except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._report(f"{type(error).__name__}: {error}", error)
-            return otherwise
-
-    async def _build(self, source: PackInput, policy: PackPolicy, pick: Pick) -> Pack:
-        """Builds a pack; off the event loop where that would be felt: large contents, many tools to choose from for the
-        first time, or a provider that is asked."""
-        latest = source.request.contents[-8:]
-        large = sum(len(part.text) for content in latest for part in content.parts) > _INSTANT_CHARACTERS
-        many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-        if large or many or pick.remote:
-            return await asyncio.to_thread(build_pack, source, policy, counter=pick.counter, cache=self._cache)
-        return build_pack(source, policy, counter=pick.counter, cache=self._cache)
-
-    async def _extend(self, before: Pack, source: PackInput, policy: PackPolicy, pick: Pick) -> Pack | None:
-        """Extends a pack where that is possible; off the event loop where a provider is asked."""
-        if pick.remote:
-            return await asyncio.to_thread(extend_pack, before, source, policy, counter=pick.counter, cache=self._cache)
-        return extend_pack(before, source, policy, counter=pick.counter, cache=self._cache)
-
-    def _policy_for(self, profile: str | None, agent: str) -> PackPolicy:
-        wanted = profile or self.policy.agents.get(agent)
-        if wanted is None or wanted == self.policy.profile:
-            return self.policy
-        if wanted not in self._profiles:
-            self._profiles[wanted] = self.policy.for_profile(wanted)
-        return self._profiles[wanted]
-
-    # answers in the model's place
-
-    def _invalid(self, planned: Planned, policy: PackPolicy) -> LlmResponse:
-        if policy.on_invalid == "raise":
-            raise InvalidPlan(f"{planned.invalid_reason}: restate it in state['plan']", field="plan")
-        told = [f"- {problem.removeprefix('state ')}" for problem in planned.problems if problem.startswith("state ")]
-        text = f"This step cannot start: {planned.invalid_reason}. Restate the plan with it."
-        return _answer("invalid_plan", "\n".join([text, *told[:_MOST_TOLD]]))
-
-    def _refuse(self, error: StepTooLarge) -> LlmResponse | None:
-        if self.policy.on_invalid == "respond":
-            return _answer("step_too_large", f"This step does not fit the model's window: {error}.")
-        raise error
-
     # after the call
 
     async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         if response.partial is True:
             return
-        said: dict[str, Any] = self._guarded(lambda: self.ledgers.track(context, response), {})
-        last = self._last.get(scope_of(context, context.get_invocation_context().branch))
+        metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response), {})
+        last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
             last = None
         usage = reported(response.usage_metadata)
@@ -475,11 +451,15 @@ class RequestPacker:
         if last is not None:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(last.pack, last.counter, usage.input_tokens, last.policy.usage)
-            said = {"pack_id": last.name, **self._meters.note(last.pack), **self._cutoff(context, last.pack), **said}
+            # Where the model began to read: the last event that it did not.
+            model = last.pack.source.request.model
+            unread = last_unread(last.pack, context.session.events, lambda one: self._gatherer.read(one, model))
+            cutoff = {"cutoff": unread.id} if unread is not None else {}
+            metadata = {"pack_id": last.name, **self._meters.note(last.pack), **cutoff, **metadata}
             if review is not None and last.pack.source.step.acceptance:
-                said[ACCEPTANCE] = noted(review)
-        if said:
-            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: said}
+                metadata[ACCEPTANCE] = noted(review)
+        if metadata:
+            response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
         if last is None or self.policy.record == "off":
             return
         self._recorder.outcome(
@@ -503,81 +483,22 @@ class RequestPacker:
         try:
             return await self._reviewer.review(last.pack, response, last.policy.acceptance, last.planned.candidates)
         except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._report(f"acceptance: {type(error).__name__}: {error}", error)
+            self._failures.caught(error, "acceptance: ")
             return None
 
-    def _cutoff(self, context: CallbackContext, pack: Pack) -> dict[str, str]:
-        """The last event that the model did not read, where there is one."""
-        model = pack.source.request.model
-        event = last_unread(pack, context.session.events, lambda content: self._gatherer.read(content, model))
-        return {"cutoff": event.id} if event is not None else {}
 
-    def _remember(self, scope: epochs.AgentKey, last: Last) -> None:
-        with self._lock:
-            self._last[scope] = last
-
-    def _log(self, pack: Pack, name: str) -> None:
-        if pack.over_window:
-            logger.warning(
-                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
-                name,
-                pack.source.window,
-                pack.over_window,
-            )
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        identity = pack.identity
-        place = self.store.uri_of(identity.app, identity.user, identity.session, name)
-        place = place if self.policy.record != "off" else "not recorded"
-        used = " ".join(f"{layer}={one.used}" for layer, one in pack.allocation.layers.items() if layer != "slack")
-        logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
-
-    def _tell_of(self, planned: Planned) -> None:
-        """Logs what of a session's state was ignored, and why a plan is invalid, each once."""
-        reasons = [problem for problem in planned.problems if problem.startswith("state ")]
-        reasons += [f"the plan is invalid: {planned.invalid_reason}"] if planned.invalid_reason else []
-        for reason in reasons:
-            self._warn_once(reason)
-
-    def _report(self, reason: str, error: Exception | None = None) -> None:
-        """Logs a failure, each kind of it once."""
-        self._warn_once(f"a request could not be packed in full: {reason}", error)
-
-    def _warn_once(self, message: str, error: Exception | None = None) -> None:
-        if message not in self._told and len(self._told) < 1_000:
-            self._told.add(message)
-            logger.warning("%s", message, exc_info=error)
-
-
-def with_environment(policy: PackPolicy) -> PackPolicy:
-    """A policy with what ``AETHER_CONTEXT_SLIDING_TOKENS`` says.
+def _invalid(call: Call) -> LlmResponse:
+    """The answer that names what a plan lacks.
 
     Raises:
-        PolicyError: it is not a whole number of tokens.
+        InvalidPlan: the policy's ``on_invalid`` is ``raise``.
     """
-    said = os.environ.get("AETHER_CONTEXT_SLIDING_TOKENS", "").strip()
-    if not said:
-        return policy
-    if not said.isdecimal():
-        raise PolicyError(
-            f"AETHER_CONTEXT_SLIDING_TOKENS = {said!r}: give a number of tokens, or 0 for off",
-            field="conversation.sliding_turns.tokens",
-            source="AETHER_CONTEXT_SLIDING_TOKENS",
-        )
-    return policy.changed(conversation={"sliding_turns": {"tokens": int(said)}})
-
-
-def _with_problems(gathered: Gathered, problems: tuple[str, ...]) -> Gathered:
-    source = gathered.source
-    return replace(gathered, source=replace(source, problems=(*source.problems, *problems)))
-
-
-def _warm() -> None:
-    """Loads what the first model call would otherwise wait for: numpy, the token table, the list of models."""
-    counter_for("gemini").count("warm")
-    model_window("gemini-2.5-flash")
+    planned = call.planned
+    if call.policy.on_invalid == "raise":
+        raise InvalidPlan(f"{planned.invalid_reason}: restate it in state['plan']", field="plan")
+    told = [f"- {problem.removeprefix('state ')}" for problem in planned.problems if problem.startswith("state ")]
+    text = f"This step cannot start: {planned.invalid_reason}. Restate the plan with it."
+    return _answer("invalid_plan", "\n".join([text, *told[:_MOST_TOLD]]))
 
 
 def _answer(code: str, text: str) -> LlmResponse:

@@ -18,7 +18,8 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.packer import OnError, RequestPacker
+from aether_context.adk.bounds import OnError
+from aether_context.adk.packer import RequestPacker
 from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError
 from aether_context.policy import LimitSettings, PackPolicy

@@ -38,9 +38,8 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.models.texts import SummaryResult
+from aether_context.adk.call import Last
 from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.inputs import Last
 from aether_context.adk.request.marks import cut_request, last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import Recorder
@@ -145,14 +144,14 @@ def make_preview(
     """The same with its recording, which is not written anywhere. The arguments are those of `preview`."""
     copy = session.model_copy(deep=True)
     agent = _agent(agent_name or _last_agent(copy), model, system, tools)
-    plugin = _Packing(_PreviewPacker(policy))
+    plugin = _Packing(policy)
     try:
         _run_apart(_call(copy, agent, plugin, _content(message)))
     except KeyError as error:
         raise SessionError(f"the instruction asks for what the session's state lacks: {error}") from error
     if plugin.error is not None:
         raise plugin.error
-    last = plugin.edge.last
+    last = plugin.last
     if last is None:
         raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
     return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
@@ -326,28 +325,14 @@ class _Unwritten(Recorder):
         return None
 
 
-class _PreviewPacker(RequestPacker):
-    """The plugin's edge, without its recorder; it keeps the pack that it made."""
-
-    def __init__(self, policy: PackPolicy | str | Path | None) -> None:
-        store = PackStore("memory://aether-context-preview")
-        super().__init__(policy, store, on_error="raise", recorder=_Unwritten(store))
-        self.last: Last | None = None
-
-    async def _written(self, pack: Pack, *_: object) -> tuple[Pack, SummaryResult]:
-        """No model is asked: where one would write summaries, the extractive ones stand."""
-        return pack, SummaryResult()
-
-    def _remember(self, scope: Any, last: Last) -> None:
-        self.last = last
-
-
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
-    def __init__(self, edge: _PreviewPacker) -> None:
+    def __init__(self, policy: PackPolicy | str | Path | None) -> None:
         super().__init__(name="preview")
-        self.edge = edge
+        store = PackStore("memory://aether-context-preview")
+        self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)
+        self.last: Last | None = None
         self.answer = ""
         self.error: Exception | None = None
 
@@ -355,7 +340,8 @@ class _Packing(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         try:
-            refused = await self.edge.before_model(callback_context, llm_request)
+            refused = await self.packer.before_model(callback_context, llm_request)
+            self.last = self.packer.last(callback_context)
         except Exception as error:  # ADK would wrap it and log it as a failure of the run
             self.error, refused = error, None
         if refused is not None:

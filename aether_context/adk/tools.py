@@ -18,11 +18,10 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
+from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.evidence.offload import STORE_SECONDS
-from aether_context.adk.plugin import ContextPackPlugin
 from aether_context.adk.request.marks import cut_request
-from aether_context.adk.request.reader import ESSENTIAL_MARK
-from aether_context.adk.session.records import Declared, Records, put_record, session_of
+from aether_context.adk.session.records import Declared, Records, put_record
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
@@ -115,9 +114,9 @@ class _Found:
 
 
 def _store_of(context: CallbackContext) -> PackStore:
-    """The store of the app's plugin."""
-    plugins = context.get_invocation_context().plugin_manager.plugins
-    found = next((plugin.store for plugin in plugins if isinstance(plugin, ContextPackPlugin)), None)
+    """The store of the app's plugin, which is known by having one."""
+    stores = (getattr(plugin, "store", None) for plugin in context.get_invocation_context().plugin_manager.plugins)
+    found = next((store for store in stores if isinstance(store, PackStore)), None)
     if found is None:
         raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     return found
@@ -214,7 +213,7 @@ def _add(state: Declared, record: EvidenceRecord, summary: str, covers: Sequence
 
 async def _write(store: PackStore, context: CallbackContext, record: EvidenceRecord, data: bytes) -> None:
     """Puts evidence into the store within a deadline."""
-    writing = asyncio.to_thread(store.write_evidence, *session_of(context), record, data)
+    writing = asyncio.to_thread(store.write_evidence, *session_key(context), record, data)
     try:
         await asyncio.wait_for(writing, STORE_SECONDS)
     except TimeoutError as error:

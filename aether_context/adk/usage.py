@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
@@ -20,8 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.request.inputs import Call
-from aether_context.adk.session.epochs import AgentKey, agent_key
+from aether_context.adk.call import METADATA, AgentKey, Call, SessionKey, agent_key, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError
 from aether_context.pack import Calibration, Content, Identity, Pack, PackInput, valid
@@ -45,12 +44,6 @@ from aether_context.usage.prices import cost_of, prices_of
 # invocation that called it.
 
 logger = logging.getLogger("aether_context")
-
-SessionKey: TypeAlias = tuple[str, str, str]
-"""App, user, session."""
-
-METADATA = "aether_context"
-"""The key of this package in an event's ``custom_metadata``."""
 
 _MOST_SESSIONS = 512
 _MOST_SLOTS = 256
@@ -330,11 +323,6 @@ class Ledgers:
         if about not in self._told and len(self._told) < _MOST_SAID:
             self._told.add(about)
             logger.warning("%s", text)
-
-
-def session_key(context: CallbackContext) -> SessionKey:
-    session = context.session
-    return (session.app_name, session.user_id, session.id)
 
 
 def _place(call: Call) -> tuple[SessionKey, str, str]:

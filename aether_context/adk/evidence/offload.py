@@ -23,9 +23,9 @@ from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.request.reader import ESSENTIAL, ESSENTIAL_MARK
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session.records import SessionKey, SessionRecords, put_record, session_of
+from aether_context.adk.session.records import SessionRecords, put_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
@@ -233,9 +233,9 @@ class Offloader:
         )
         if stays:
             if self._records_all:
-                self._recorder.evidence(session_of(call.context), record, medium.data)
+                self._recorder.evidence(session_key(call.context), record, medium.data)
             return ""
-        if not await self._stored(session_of(call.context), record, medium.data):
+        if not await self._stored(session_key(call.context), record, medium.data):
             return ""
         return mark(record, self._noted(call.context, record))
 
@@ -256,7 +256,7 @@ class Offloader:
             query="" if found.form == "verbatim" else query,
             summary="" if found.form == "verbatim" else gist(found, counter=self._counter, query=query),
         )
-        scope = session_of(call.context)
+        scope = session_key(call.context)
         if found.form == "verbatim":
             if self._records_all:
                 self._recorder.evidence(scope, record, found.data)

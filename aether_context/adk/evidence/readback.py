@@ -21,8 +21,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
+from aether_context.adk.call import ESSENTIAL_MARK
 from aether_context.adk.evidence.offload import MEDIA_KEY, model_of
-from aether_context.adk.request.reader import ESSENTIAL_MARK
 from aether_context.adk.session.records import SessionRecords, state_record
 from aether_context.canonical import replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cachetools import LRUCache
 from google.adk.models.base_llm import BaseLlm
@@ -17,7 +17,7 @@ from google.genai import types
 from aether_context.adk.session.epochs import storable
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import AetherContextError, PolicyError
-from aether_context.pack import Identity, SummaryRequest
+from aether_context.pack import Identity, Pack, PackInput, SummaryRequest
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 
@@ -73,6 +73,7 @@ def check_model(name: str, field: str, argument: str) -> None:
 # Summaries by an ADK model: asked for in one structured request, kept by content, waited for up to a deadline.
 
 _MOST_KEPT = 2_000
+_ROUNDS = 2
 _BATCH_CHARACTERS = 48_000
 """Texts of one request; a longer one gets a request of its own."""
 _WORDS_PER_TOKEN = 0.6
@@ -140,6 +141,23 @@ class ModelSummarizer:
         """Raises PolicyError where ADK knows no model of that name."""
         if name and name not in self._models:
             check_model(name, "compress.summarizer", "summarizer")
+
+    async def summarize(
+        self, pack: Pack, policy: PackPolicy, build: Callable[[PackInput], Awaitable[Pack]]
+    ) -> tuple[Pack, Mapping[str, int]]:
+        """The pack with the summaries that a model writes for it by the deadline, and what they cost.
+
+        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        """
+        result = SummaryResult()
+        problems = pack.source.problems
+        for _ in range(_ROUNDS):
+            if not pack.summary_requests or result.problems:
+                break
+            await self.answer(pack.summary_requests, pack.identity, policy, result)
+            told = (*problems, *dict.fromkeys(result.problems))
+            pack = await build(replace(pack.source, summaries=dict(result.texts), problems=told))
+        return pack, result.cost.to_json()
 
     async def answer(
         self, summary_requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, result: SummaryResult

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -20,6 +20,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, Known
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
@@ -82,25 +83,10 @@ def looks_quoted(content: types.Content) -> bool:
     return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
 
 
-ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
-ESSENTIAL_MARK = "aether_context.essential"
-"""A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
-
-
-class Known(NamedTuple):
-    """A content that was read, with its role and what its parts are compared with."""
-
-    frozen: Content
-    role: str | None
-    parts: Sequence[object]
-
-    def stands(self, content: types.Content) -> bool:
-        """Whether a content still is what was read, in all its parts."""
-        return content.role == self.role and self.parts == (content.parts or [])
 
 
 class Reader:

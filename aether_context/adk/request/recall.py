@@ -8,9 +8,8 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -18,8 +17,8 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
+from aether_context.adk.call import ReadCall, agent_key
 from aether_context.adk.request.reader import found_memories
-from aether_context.adk.session import epochs
 from aether_context.canonical import hash_text
 from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
@@ -115,30 +114,28 @@ class Recall:
         if name not in _INSTANT:
             self._embedder(name)
 
-    async def rank(self, source: PackInput, policy: PackPolicy) -> PackInput:
+    async def rank(self, read: ReadCall) -> ReadCall:
         """The input with scores for the candidates that have none."""
+        source, policy = read.source, read.call.policy
         query = query_for(source)
         if source.passthrough_reason or not query or all("similarity" in one.scores for one in source.candidates):
-            return source
+            return read
 
         def scored(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, policy.retrieval.redact_before_retrieval
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
-        found = await self._compared(source, policy, scored)
-        return replace(source, candidates=found.value, encoder=found.encoder, problems=source.problems + found.problems)
+        candidates, encoder, problems = await self._compared(source, policy, scored)
+        return read.with_source(candidates=candidates, encoder=encoder, problems=source.problems + problems)
 
     async def turns(
         self,
-        source: PackInput,
-        policy: PackPolicy,
-        history: Sequence[types.Content],
-        events: Sequence[Event],
+        read: ReadCall,
         sent: Collection[int],
-        read: Callable[[types.Content], Content],
+        frozen: Callable[[types.Content, str], Content],
         *,
         most: int | None = None,
-    ) -> PackInput:
+    ) -> ReadCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
         Their room is as the square of the share that turns have in the history: where most of it is calls and their
@@ -146,41 +143,40 @@ class Recall:
         little more than a payload's own words is none.
 
         Args:
-            history: every content that the host gave, in its order.
-            sent: positions of those that are sent whole, neither as a placeholder nor as an extract.
-            read: the frozen form of a content.
+            sent: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
+            frozen: the frozen form of a content, as it would be sent to a model.
             most: tokens for those turns where they are to have less than the policy's share of the window.
         """
-        human, query, settings = source.request.human, query_for(source), policy.retrieval
+        source, policy, history = read.source, read.call.policy, read.history
+        human, query, settings, model = source.request.human, query_for(source), policy.retrieval, read.call.model
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
-            return source
+            return read
         earlier = history[: source.request.positions[human]]
         told = [told_of(content) for content in earlier]
         room = _room(earlier, told, MEMORY_FILL * source.window)
         room = room if most is None else min(room, max(most, _LEAST_TOKENS))
-        entries = said(told, events) if room else []
+        entries = said(told, read.call.context.session.events) if room else []
         if all(_place(entry.id) in sent for entry in entries):
             entries = []
-        known = {one.id for one in source.candidates}
-        gone = [read(earlier[place]) for place, one in enumerate(told) if one.loads and place not in sent]
-        memories = [one for one in unique(loaded(gone)) if one.id not in known]
+        known = {candidate.id for candidate in source.candidates}
+        gone = [frozen(earlier[at], model) for at, content in enumerate(told) if content.loads and at not in sent]
+        memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
-            return source
+            return read
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
             hits = self._search(source, settings, entries, embedder) if entries else []
             fitting = _fitting(hits, room * _TOKEN_CHARACTERS)
-            turns = (_candidate(hit, read(history[_place(hit.id)])) for hit in fitting)
+            turns = (_candidate(hit, frozen(history[_place(hit.id)], model)) for hit in fitting)
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
-        result = await self._compared(source, policy, found)
-        return replace(
-            source,
-            candidates=(*source.candidates, *result.value),
+        candidates, encoder, problems = await self._compared(source, policy, found)
+        return read.with_source(
+            candidates=(*source.candidates, *candidates),
             searched=len(entries),
-            encoder=source.encoder if result.encoder == "none" else result.encoder,
-            problems=source.problems + result.problems,
+            encoder=source.encoder if encoder == "none" else encoder,
+            problems=source.problems + problems,
         )
 
     def _search(
@@ -189,7 +185,7 @@ class Recall:
         """The best turns of a session, by an index that nobody else's turns are in."""
         name = embedder.name if embedder is not None else ""
         return self._sessions.search(
-            (*epochs.agent_key(source.identity), settings.redact_before_retrieval, name),
+            (*agent_key(source.identity), settings.redact_before_retrieval, name),
             entries,
             query_for(source),
             settings.most_memories(source.window),
@@ -200,8 +196,9 @@ class Recall:
 
     async def _compared(
         self, source: PackInput, policy: PackPolicy, act: Callable[[Embedder | None], _T]
-    ) -> _Compared[_T]:
-        """What an act gives with the policy's embedder, or without one where that fails or takes too long."""
+    ) -> tuple[_T, str, tuple[str, ...]]:
+        """What an act gives with the policy's embedder, or without one where that fails or takes too long; with it
+        what compared the meanings, and what failed."""
         settings = policy.retrieval
         failures: list[str] = []
         token = _FAILURES.set(failures)
@@ -215,7 +212,7 @@ class Recall:
             value, encoder = await asyncio.to_thread(act, None), "none"
         finally:
             _FAILURES.reset(token)
-        return _Compared(value=value, encoder=encoder, problems=tuple(dict.fromkeys(failures)))
+        return value, encoder, tuple(dict.fromkeys(failures))
 
     def _embedder_of(self, source: PackInput, policy: PackPolicy) -> Embedder | None:
         """The policy's embedder for the user whose texts it is to compare."""
@@ -229,15 +226,6 @@ class Recall:
         if name not in self._embedders:
             self._embedders[name] = embedder_for(name)
         return self._embedders[name]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compared(Generic[_T]):
-    """What was found, what compared the meanings, and what failed."""
-
-    value: _T
-    encoder: str
-    problems: tuple[str, ...]
 
 
 class _Watched:

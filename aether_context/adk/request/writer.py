@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
 
-from aether_context.adk.request.tool_search import FindTools
-from aether_context.pack import Outgoing, Pack, Part
+from aether_context.adk.call import ESSENTIAL_MARK
+from aether_context.pack import Outgoing, Pack, Part, Tool
+from aether_context.packing.tools import FIND_TOOLS
+from aether_context.retrieval import tool_scores
 
 
-def write(pack: Pack, request: LlmRequest, contents: list[types.Content], finder: FindTools | None = None) -> None:
+def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
     """Puts a pack into a request, all of it or (where making it fails) nothing.
 
     Args:
         contents: ADK's contents, in the order of the pack's own input.
-        finder: the tool that the pack declares last, besides the host's own. Tools that are left out then can still be
-            called.
+        redact: patterns of what is masked before tools are compared.
     """
+    # Declared last, besides the host's own; tools that are left out then can still be called.
+    declared = frozenset(tool.name for tool in pack.tools)
+    finder = FindTools(pack.source.request.tools, declared, redact) if pack.scope_mode == "relevant" else None
     made = _contents(pack, contents)
     tools, tools_dict = _tools(pack, request, finder)
     tool_config = _tool_config(pack, request)
@@ -160,3 +167,65 @@ def _tool_config(pack: Pack, request: LlmRequest) -> types.ToolConfig | None:
         mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.allowed_tools)
     )
     return types.ToolConfig(function_calling_config=calling)
+
+
+# The tool by which a model asks for tools that its request does not declare.
+
+_MOST_FOUND = 5
+_RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
+
+
+class FindTools(BaseTool):
+    """Finds tools among all that an agent has. What it answers stays in the session, and the next pack declares it.
+
+    Args:
+        tools: the agent's tools, as they would be declared.
+        declared: names of those that are.
+        redact: patterns of what is masked before anything is compared.
+    """
+
+    def __init__(self, tools: Sequence[Tool], declared: frozenset[str], redact: tuple[str, ...] = ()) -> None:
+        declaration = json.loads(FIND_TOOLS.wire)
+        super().__init__(
+            name=FIND_TOOLS.name, description=declaration["description"], custom_metadata={ESSENTIAL_MARK: True}
+        )
+        self._declaration = types.FunctionDeclaration.model_validate(declaration)
+        self._tools = tuple(tools)
+        self._declared = declared
+        self._redact = redact
+
+    @property
+    def declaration(self) -> types.FunctionDeclaration:
+        return self._declaration
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self._declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        """``{"found": [{"name": …, "does": …}, …]}``, best first; ``does`` holds signature and purpose."""
+        query = args.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return {"error": "say in query what the tool should do"}
+        try:
+            return await asyncio.to_thread(self._find, query)
+        except Exception as error:
+            return {"error": f"no tools could be looked up: {type(error).__name__}"}
+
+    def _find(self, query: str) -> dict[str, Any]:
+        scores = tool_scores(self._tools, query, self._redact)
+        hidden = [tool for tool in self._tools if tool.name not in self._declared]
+        named = [tool for tool in hidden if tool.name == query.strip()]
+        best = [tool for tool in sorted(hidden, key=lambda one: -scores[one.name]) if scores[tool.name] > 0]
+        found = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
+        if not found:
+            return {"found": [], "note": "No other tool does this. Say it in other words, or use the tools you have."}
+        return {"found": [{"name": tool.name, "does": tool.signature} for tool in found]}
+
+
+def can_find(request: LlmRequest) -> bool:
+    """Whether a request leaves the model free to call a tool that is added to it."""
+    if request.config is None:
+        return False
+    held = request.config.tool_config
+    calling = held.function_calling_config if held is not None else None
+    return calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)

@@ -17,7 +17,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
-from aether_context.adk.session.epochs import AgentKey, agent_key
+from aether_context.adk.call import AgentKey, agent_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord

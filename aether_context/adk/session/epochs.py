@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -208,11 +208,3 @@ def storable(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
-
-
-AgentKey: TypeAlias = tuple[str, str, str, str, str]
-
-
-def agent_key(identity: Identity) -> AgentKey:
-    """What a process keeps things by: app, user, session, branch, agent."""
-    return (identity.app, identity.user, identity.session, identity.branch, identity.agent)

@@ -11,6 +11,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
+from aether_context.adk.call import SessionKey, session_key
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
 from aether_context.pack import valid
@@ -50,9 +51,6 @@ _STATE = "aether:evidence:"
 _RECORD = TypeAdapter(EvidenceRecord)
 _MOST_SESSIONS = 64
 _MOST_OF_STEP = 50
-
-SessionKey = tuple[str, str, str]
-"""App, user, session."""
 
 
 class Records:
@@ -152,17 +150,11 @@ class SessionRecords:
 
     def of(self, context: CallbackContext) -> Records:
         """Those of a session, as its state has them now."""
-        scope = session_of(context)
+        scope = session_key(context)
         with self._lock:
             found = self._sessions.setdefault(scope, Records())
             found.read(context.session.state)
         return found
-
-
-def session_of(context: CallbackContext) -> SessionKey:
-    """Whose session it is."""
-    session = context.session
-    return session.app_name, session.user_id, session.id
 
 
 def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None:

@@ -1,0 +1,169 @@
+"""One model call at the edge: whose it is, what ADK hands over for it, and what the next call knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
+from aether_context.policy import PackPolicy
+from aether_context.state import Planned
+
+METADATA = "aether_context"
+"""The key of this package in an event's ``custom_metadata``."""
+
+ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
+"""ADK's own tools, which are never narrowed away."""
+ESSENTIAL_MARK = "aether_context.essential"
+"""A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
+
+SessionKey: TypeAlias = tuple[str, str, str]
+"""App, user, session."""
+AgentKey: TypeAlias = tuple[str, str, str, str, str]
+"""App, user, session, branch, agent: what a process keeps things by."""
+
+
+def session_key(context: CallbackContext) -> SessionKey:
+    session = context.session
+    return (session.app_name, session.user_id, session.id)
+
+
+def agent_key(identity: Identity) -> AgentKey:
+    return (identity.app, identity.user, identity.session, identity.branch, identity.agent)
+
+
+def agent_key_of(context: CallbackContext) -> AgentKey:
+    return (*session_key(context), context.get_invocation_context().branch or "", context.agent_name)
+
+
+def words_of(content: types.Content | None) -> str:
+    """The texts of a message, in one line."""
+    return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
+
+
+class Known(NamedTuple):
+    """A content that was read, with its role and what its parts are compared with."""
+
+    frozen: Content
+    role: str | None
+    parts: Sequence[object]
+
+    def stands(self, content: types.Content) -> bool:
+        """Whether a content still is what was read, in all its parts."""
+        return content.role == self.role and self.parts == (content.parts or [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What of ADK's objects the next call is compared with.
+
+    ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
+    ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
+    and cuts by hand. ``tools`` mirrors the tools that the request came with, ``essential`` names those that are never
+    narrowed away.
+    """
+
+    events: int
+    contents: int
+    marks: object
+    essential: frozenset[str]
+    known: tuple[Known, ...] = ()
+    tools: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """The latest pack of one agent in one session; nothing of ADK's is kept with it.
+
+    ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
+    ``summarizer`` is what a model's summaries for it cost: requests and tokens.
+    """
+
+    name: str
+    pack: Pack
+    policy: PackPolicy
+    planned: Planned
+    stored: Mapping[str, Any] | None
+    seen: Seen
+    counter: str
+    summarizer: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One model call: ADK's request and contexts, and what packs it. ADK copies the invocation at each look, so one is
+    kept.
+
+    ``last`` is the call before it of the same agent and branch, where this process packed that.
+    """
+
+    context: CallbackContext
+    request: LlmRequest
+    invocation: InvocationContext
+    policy: PackPolicy
+    planned: Planned = field(default_factory=Planned)
+    last: Last | None = None
+
+    @property
+    def key(self) -> AgentKey:
+        return (*session_key(self.context), self.invocation.branch or "", self.context.agent_name)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The session's state as it is; ADK's own view copies every value that is read."""
+        return self.context.session.state
+
+    @property
+    def model(self) -> str:
+        return self.request.model or ""
+
+    @property
+    def tools(self) -> list[Any]:
+        """The tools that the request declares."""
+        return (self.request.config.tools if self.request.config is not None else None) or []
+
+    @property
+    def is_live(self) -> bool:
+        return self.invocation.live_request_queue is not None
+
+    @property
+    def passthrough_reason(self) -> str:
+        """Why the request must not be touched; empty where it may be."""
+        if self.is_live:
+            return "live mode: the request was left alone"
+        if self.request.previous_interaction_id:
+            return "interactions API: only the current turn is sent, the request was left alone"
+        return ""
+
+    def noting(self, *problems: str) -> Call:
+        """The call with problems of the host's data beside those of its plan."""
+        if not problems:
+            return self
+        return replace(self, planned=replace(self.planned, problems=(*self.planned.problems, *problems)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCall:
+    """A call with what its pack is built from.
+
+    ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
+    ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
+    identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    """
+
+    call: Call
+    source: PackInput
+    history: Sequence[types.Content]
+    epoch: Epoch
+    seen: Seen
+    counter: str = ""
+    summary_cost: Mapping[str, int] = field(default_factory=dict)
+
+    def with_source(self, **changes: Any) -> ReadCall:
+        return replace(self, source=replace(self.source, **changes))
