@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from aether_context.canonical import (
     JSON,
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
 
 _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate) if one.name not in _RARE)
+GIVEN = (
+    "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
+    "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration",
+)  # fmt: skip
+"""Fields that a manifest takes from a pack's input as they are, and a replay gives back."""
+_FOUND = (
+    "validity", "invalid_reason", "chose", "epoch_reason", "prefix", "evidence_needed", "degradations",
+    "request_tokens", "counted_tokens", "over_window", "checksum",
+)  # fmt: skip
+"""Fields that a manifest takes from a pack as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,20 @@ class Recording:
     saved: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a session's packs have in common: a blob of its own."""
+
+    system: str
+    system_is_text: bool
+    tools: tuple[Tool, ...]
+    other_tools: tuple[str, ...]
+    step: Step
+
+
+SETTING = TypeAdapter(Setting)
+
+
 def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Recording:
     """The recording of a pack.
 
@@ -82,7 +108,15 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     blobs: dict[str, bytes] = {}
     epoch, before = epoch_of_hashes(pack.epoch), epoch_of_hashes(source.epoch)
     request = source.request
-    setting = _setting(request.system, request.system_is_text, request.tools, request.other_tools, source.step)
+    setting = _setting_json(
+        Setting(
+            system=request.system,
+            system_is_text=request.system_is_text,
+            tools=request.tools,
+            other_tools=request.other_tools,
+            step=source.step,
+        )
+    )
     blobs[policy.digest] = policy.canonical.encode()
     held = _epoch_texts(pack.epoch) | _epoch_texts(source.epoch)
     homes = dict(tip.homes) if tip is not None and policy.record == "full" else {}
@@ -108,21 +142,16 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         parent=parent.pack_id if parent is not None else None,
         previous=source.previous_pack or None,
         **{name: getattr(identity, name) for name in Identity.__slots__},
+        **{name: getattr(source, name) for name in GIVEN},
+        **{name: getattr(pack, name) for name in _FOUND},
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
-        validity=pack.validity,
-        invalid_reason=pack.invalid_reason,
         plan_validity=source.validity if source.validity != pack.validity else None,
         model=source.request.model,
-        window=source.window,
-        output_tokens=source.output_tokens,
         profile=policy.profile,
         policy=policy.digest,
         counter=counter,
-        encoder=source.encoder,
-        memory_encoder=source.memory_encoder,
-        searched=source.searched,
         layer_budgets=_budgets(pack.allocation),
         allocation=pack.allocation.layers,
         weights={layer: round(weight, 6) for layer, weight in pack.allocation.weights.items()},
@@ -140,38 +169,19 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         positions=as_ranges(source.request.positions),
         human=source.request.human,
         others=as_ranges(at for at, content in enumerate(source.request.contents) if content.agent),
-        first_call=source.first_call,
-        chose=pack.chose,
-        rewritten=source.rewritten,
-        cached_price=source.cached_price,
-        can_mask=source.can_mask,
-        can_find=source.can_find,
-        can_read=source.can_read,
-        passthrough_reason=source.passthrough_reason,
         rows=rows,
         truncation_events=pack.events,
         strategy_acts=pack.acts,
-        anchors=source.anchors,
-        asked=source.asked,
         epoch=epoch,
         epoch_before=None if parent is not None and parent.epoch == before else before,
-        epoch_reason=pack.epoch_reason,
-        prefix=pack.prefix,
-        evidence_needed=pack.evidence_needed,
         artifact_uris=uris,
         superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
-        degradations=pack.degradations,
-        request_tokens=pack.request_tokens,
         request_tokens_method=pack.method,
-        counted_tokens=pack.counted_tokens,
-        over_window=pack.over_window,
-        calibration=source.calibration,
         counts=counts,
         summaries={key: hash_text(text) for key, text in source.summaries.items()},
         setting=hash_bytes(setting),
         texts=texts,
         stages=stage_hashes(pack),
-        checksum=pack.checksum,
     ).sealed()
     if parent is not None and grown is not None:
         standing = parent.contents + contents.added
@@ -299,16 +309,8 @@ def _signals(pack: Pack) -> dict[str, float | int | str | None]:
 
 
 @lru_cache(maxsize=64)
-def _setting(system: str, is_text: bool, tools: tuple[Tool, ...], other_tools: tuple[str, ...], step: Step) -> bytes:
-    """The blob with what a session's packs have in common."""
-    value = {
-        "system": system,
-        "system_is_text": is_text,
-        "tools": [asdict(tool) for tool in tools],
-        "other_tools": other_tools,
-        "step": asdict(step),
-    }
-    return canonical_json(value).encode()
+def _setting_json(setting: Setting) -> bytes:
+    return canonical_json(SETTING.dump_python(setting, mode="json")).encode()
 
 
 def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> bytes:

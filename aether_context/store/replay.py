@@ -7,27 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
+
 from aether_context.canonical import JSON, canonical_json, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
-from aether_context.pack import (
-    AcceptanceItem,
-    Candidate,
-    CandidateOutcome,
-    Content,
-    Identity,
-    Pack,
-    PackInput,
-    Request,
-    Step,
-    Tool,
-)
+from aether_context.pack import Candidate, CandidateOutcome, Content, Identity, Pack, PackInput, Request
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import epoch_of_texts, splice, stage_hashes
+from aether_context.store.recording import GIVEN, SETTING, epoch_of_texts, splice, stage_hashes
+
+_CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
 # Manifests with their ancestors' part: what a chain leaves out because an earlier link holds it.
 
@@ -155,19 +148,20 @@ class Replayer(Resolver):
         """
         resolved = self.resolve(manifest)
         missing: list[str] = []
-        setting = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
+        recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
         ancestors = self._gather(manifest, missing)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
             raise ReplayIncomplete(missing)
+        setting = SETTING.validate_python(recorded)
         before = manifest.epoch_before or ancestors.epoch
         others = {at for start, stop in manifest.others for at in range(start, stop)}
         request = Request(
             model=manifest.model,
-            system=setting["system"],
-            system_is_text=setting["system_is_text"],
-            tools=tuple(Tool(**tool) for tool in setting["tools"]),
-            other_tools=tuple(setting["other_tools"]),
+            system=setting.system,
+            system_is_text=setting.system_is_text,
+            tools=setting.tools,
+            other_tools=setting.other_tools,
             contents=tuple(
                 attributed(self._contents[digest]) if at in others else self._contents[digest]
                 for at, digest in enumerate(resolved.contents)
@@ -178,31 +172,17 @@ class Replayer(Resolver):
         held = self._texts[manifest.texts[0]]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity.__slots__}),
+            **{name: getattr(manifest, name) for name in GIVEN},
             request=request,
-            window=manifest.window,
-            output_tokens=manifest.output_tokens,
-            step=_step(setting["step"]),
+            step=setting.step,
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
-            candidates=tuple(_candidate(one) for one in held["candidates"]),
+            candidates=_CANDIDATES.validate_python(held["candidates"]),
             epoch=epoch_of_texts(before, self._said),
-            first_call=manifest.first_call,
-            rewritten=manifest.rewritten,
-            cached_price=manifest.cached_price,
-            can_mask=manifest.can_mask,
-            can_find=manifest.can_find,
-            can_read=manifest.can_read,
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
-            passthrough_reason=manifest.passthrough_reason,
-            searched=manifest.searched,
-            encoder=manifest.encoder,
-            memory_encoder=manifest.memory_encoder,
             problems=tuple(held["problems"]),
-            anchors=manifest.anchors,
-            asked=manifest.asked,
             summaries=held.get("summaries", {}),
-            calibration=manifest.calibration,
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:
@@ -295,17 +275,3 @@ def request_json(pack: Pack) -> str:
             "allowed_tools": pack.allowed_tools,
         }
     )
-
-
-def _step(value: Mapping[str, JSON]) -> Step:
-    lists = {
-        name: tuple(value[name])
-        for name in ("constraints", "next", "stop_when", "tools", "open_questions")
-        if value[name] is not None
-    }
-    acceptance = tuple(AcceptanceItem(**item) for item in value["acceptance"])
-    return Step(**{**value, **lists, "acceptance": acceptance})
-
-
-def _candidate(value: Mapping[str, JSON]) -> Candidate:
-    return Candidate(**{**value, "covers": tuple(value["covers"])})
