@@ -176,12 +176,16 @@ def extend_pack(
     # What was shortened or thinned is known by its digest, so that an added content can bear on it, or be it.
     if (
         any(event.stage == "cut" for event in before.events)
-        or any(is_human(one) or one.agent or one.digest in before.epoch.extracts for one in added)
+        or any(is_human(content) or content.agent or content.digest in before.epoch.extracts for content in added)
         or before.epoch.parts
         or source.passthrough_reason
     ):
         return None
-    if not _append_only(policy) or draft.by_hand or source.anchors != before.source.anchors:
+    if (
+        not _GROWING.issuperset(policy.conversation.strategy)
+        or draft.by_hand
+        or source.anchors != before.source.anchors
+    ):
         return None
     if before.scope_mode == "relevant" and asks(before.tools_kept, added):
         return None
@@ -206,7 +210,7 @@ def extend_pack(
     quiet = _quiet(policy, marks(policy, allocation, fixed))
     if spoken > quiet and not draft.gated(spoken + fixed, allocation.budget):
         return None
-    if draft.past_byte_net(chain((one.content for one in before.contents), added)):
+    if draft.past_byte_net(chain((item.content for item in before.contents), added)):
         return None
     allocation = spend(allocation, {**used, "conversation": spoken}, lending=policy.budget.lending)
     sent = Sent(
@@ -281,7 +285,7 @@ def extend_pack(
 def _request_was_shortened(before: Pack, source: PackInput) -> bool:
     """Whether the user's request is sent in part: what it may hold is then measured anew as the conversation grows."""
     human = source.request.human
-    payload = next((one for one in before.contents if one.origin == human and one.outcome == "payload"), None)
+    payload = next((item for item in before.contents if item.origin == human and item.outcome == "payload"), None)
     return (
         human is not None
         and payload is not None
@@ -291,10 +295,6 @@ def _request_was_shortened(before: Pack, source: PackInput) -> bool:
 
 _GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
 """Strategies that do nothing to appended contents below a mark."""
-
-
-def _append_only(policy: PackPolicy) -> bool:
-    return _GROWING.issuperset(policy.conversation.strategy)
 
 
 def _quiet(policy: PackPolicy, budget: Budget) -> int:

@@ -142,7 +142,7 @@ def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
         if all(contents[index].digest not in parts for index in unit.indices):
             continue
         whole = [contents[index] for index in unit.indices]
-        left = [thinned(one, parts[one.digest])[0] if one.digest in parts else one for one in whole]
+        left = [thinned(content, parts[content.digest])[0] if content.digest in parts else content for content in whole]
         lacking = _unanswered(left)
         if any(lacking.values()) and lacking != _unanswered(whole):
             found.update(unit.indices)
@@ -151,8 +151,8 @@ def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
 
 def _unanswered(contents: Sequence[Content]) -> Counter[str]:
     """How many calls more than responses there are, by their names: a response may lack the id of its call."""
-    calls = Counter(call.name for one in contents for call in one.calls)
-    calls.subtract(response.name for one in contents for response in one.responses)
+    calls = Counter(call.name for content in contents for call in content.calls)
+    calls.subtract(response.name for content in contents for response in content.responses)
     return calls
 
 
@@ -197,7 +197,7 @@ def _matched(source: PackInput) -> dict[int, PackedMessage]:
     theirs first.
     """
     request, here = source.request, source.identity.invocation
-    left = [one for one in source.epoch.payloads if one.before]
+    left = [packed for packed in source.epoch.payloads if packed.before]
     found: dict[int, PackedMessage] = {}
     for in_place in (True, False):
         for index in range(len(request.contents) - 1, -1, -1):
@@ -207,11 +207,11 @@ def _matched(source: PackInput) -> dict[int, PackedMessage]:
                 continue
             match = next(
                 (
-                    one
-                    for one in reversed(left)
-                    if one.of == raw.digest
-                    and (one.invocation == here) == current
-                    and (not in_place or one.place == request.positions[index])
+                    packed
+                    for packed in reversed(left)
+                    if packed.of == raw.digest
+                    and (packed.invocation == here) == current
+                    and (not in_place or packed.place == request.positions[index])
                 ),
                 None,
             )
@@ -242,11 +242,14 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
     contents, human = draft.input.request.contents, draft.human
     raw = counter.contents(contents)
     surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
-    end = places[other] if other < len(places) else _unsent(contents, len(contents) if human is None else human)
+    # No earlier request can have held what stands behind the last thing that the model said.
+    last = len(contents) if human is None else human
+    unsent = next((at for at in range(last - 1, -1, -1) if contents[at].role == "model"), last)
+    end = places[other] if other < len(places) else unsent
     spoken = sum(raw) + sum(surplus.values())
-    said = max(1, sum(content.role == "model" for content in contents))
+    replies = max(1, sum(content.role == "model" for content in contents))
     room = max(0, draft.input_budget - spoken)
-    calls = min(max(_LEAST_CALLS, said), room * said / max(1, spoken))
+    calls = min(max(_LEAST_CALLS, replies), room * replies / max(1, spoken))
 
     def gained(start: int) -> float:
         return gain(
@@ -258,8 +261,3 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
 
     best = max(range(len(stay)), key=gained)
     return stay[:best] if gained(best) > 0 else stay
-
-
-def _unsent(contents: Sequence[Content], human: int) -> int:
-    """The index from which no earlier request can have held a content: the last thing that the model said."""
-    return next((at for at in range(human - 1, -1, -1) if contents[at].role == "model"), human)

@@ -482,8 +482,8 @@ def _left(
             stay.append(item)
     summary = ""
     if room > 0:
-        reduced = {item.raw.digest for item in stay if item.outcome == "extract"}
-        lost = [raw for index, raw in enumerate(raws) if index in out or raw.digest in reduced]
+        extracted = {item.raw.digest for item in stay if item.outcome == "extract"}
+        lost = [raw for index, raw in enumerate(raws) if index in out or raw.digest in extracted]
         kept = [item.content for item in stay]
         summary = recap(lost, kept, max_tokens=room, counter=counter, summaries=summaries, earlier=draft.summary)
     return Remainder(
@@ -711,20 +711,20 @@ def _thin(draft: Draft, over: int) -> None:
     room = sum(items[index].tokens for index in indices) - over
 
     def thinned(count: int) -> list[Outgoing]:
-        chosen = [*fixed, *first, *(one for group in others[len(others) - count :] for one in group)]
+        chosen = [*fixed, *first, *(part for group in others[len(others) - count :] for part in group)]
         made = []
         for number, index in enumerate(indices):
             item = items[index]
             kept = turns.as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(item.raw.digest)
-            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([one.raw for one in items], index), counter)
+            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([item.raw for item in items], index), counter)
             made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
         return made
 
     low, high = 0, len(others)
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(one.tokens for one in thinned(middle)) <= room:
+        if sum(item.tokens for item in thinned(middle)) <= room:
             low = middle
         else:
             high = middle - 1

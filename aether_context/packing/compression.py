@@ -97,11 +97,13 @@ def _aim(draft: Draft) -> _Aim:
         given = allocation_of(source, policy, signals=weights, measured=left, wanted=asked).layers
         return all(given[layer].final >= tokens for layer, tokens in least.items())
 
-    counter.count_all([one.text for some in layers.values() for one in some])  # at once, since each will be asked for
-    if suffices({layer: sum(least_tokens(draft, one) for one in some) for layer, some in layers.items()}, must):
+    # At once, since each will be asked for.
+    counter.count_all([candidate.text for some in layers.values() for candidate in some])
+    needed = {layer: sum(least_tokens(draft, candidate) for candidate in some) for layer, some in layers.items()}
+    if suffices(needed, must):
         return aim
-    draft.least = {one.id: briefest(draft, one).tokens for some in layers.values() for one in some}
-    needed = {layer: sum(draft.least[one.id] for one in some) for layer, some in layers.items()}
+    draft.least = {candidate.id: briefest(draft, candidate).tokens for some in layers.values() for candidate in some}
+    needed = {layer: sum(draft.least[candidate.id] for candidate in some) for layer, some in layers.items()}
     most = max(must, sum(spare.values()))
     wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
     return replace(aim, wish=wish)
@@ -267,13 +269,13 @@ def _reduce_memory(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
     Of what a search found all goes before any of what the app put there.
     """
     draft.memory = draft.found_memory.chosen
-    ranked = sorted(draft.memory, key=lambda one: (rank(one), -one.score, one.id))
-    if sum(one.tokens for one in ranked) <= room:
+    ranked = sorted(draft.memory, key=lambda candidate: (rank(candidate), -candidate.score, candidate.id))
+    if sum(candidate.tokens for candidate in ranked) <= room:
         return ()
     least = _staying(draft, ranked, room)
-    ceiling = level([one.tokens for one in ranked[: len(least)]], room)
-    made = [_within(draft, one, max(ceiling, floor)) for one, floor in zip(ranked, least, strict=False)]
-    over = sum(one.tokens for one in made) - room
+    ceiling = level([candidate.tokens for candidate in ranked[: len(least)]], room)
+    made = [_within(draft, candidate, max(ceiling, floor)) for candidate, floor in zip(ranked, least, strict=False)]
+    over = sum(candidate.tokens for candidate in made) - room
     for at in range(len(made) - 1, -1, -1):
         if over <= 0:
             break
@@ -290,12 +292,16 @@ def _reduce_evidence(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
     """
     draft.evidence = draft.found_evidence.chosen
     items = {item.id for item in draft.input.step.acceptance}
-    ranked = sorted(draft.evidence, key=lambda one: (-len(items.intersection(one.covers)), -(one.time or 0.0), one.id))
-    if sum(one.tokens for one in ranked) <= room:
+
+    def worth(candidate: Candidate) -> tuple[int, float, str]:
+        return (-len(items.intersection(candidate.covers)), -(candidate.time or 0.0), candidate.id)
+
+    ranked = sorted(draft.evidence, key=worth)
+    if sum(candidate.tokens for candidate in ranked) <= room:
         return ()
     least = _staying(draft, ranked, room)
     made = ranked[: len(least)]
-    over = sum(one.tokens for one in made) - room
+    over = sum(candidate.tokens for candidate in made) - room
     for at in sorted(range(len(made)), key=lambda at: (made[at].time or 0.0, made[at].id)):
         if over <= 0:
             break
@@ -328,15 +334,10 @@ def briefest(draft: Draft, candidate: Candidate) -> Candidate:
 
 def _staying(draft: Draft, ranked: Sequence[Candidate], room: int) -> list[int]:
     """The least tokens of as many of ``ranked``, from the beginning, as find room at these."""
-    least = [least_tokens(draft, one) for one in ranked]
+    least = [least_tokens(draft, candidate) for candidate in ranked]
     if sum(least) > room:
-        least = [_known_least(draft, one) for one in ranked]
+        least = [draft.least.get(candidate.id) or briefest(draft, candidate).tokens for candidate in ranked]
     return least[: _fitting(least, room)]
-
-
-def _known_least(draft: Draft, candidate: Candidate) -> int:
-    found = draft.least.get(candidate.id)
-    return briefest(draft, candidate).tokens if found is None else found
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
@@ -398,18 +399,18 @@ def _reduced(
     room: int,
 ) -> tuple[tuple[Candidate, ...], tuple[TruncationEvent, ...]]:
     """What stays of a layer, in the order given, and the event of what is dropped, the first to go first."""
-    made = made[: _fitting([one.tokens for one in made], room)]
+    made = made[: _fitting([candidate.tokens for candidate in made], room)]
     lost = tuple(reversed(ranked[len(made) :]))
-    short = tuple(one.id for one, other in zip(ranked, made, strict=False) if other.tokens < one.tokens)
-    before = sum(one.tokens for one in ranked)
-    after = sum(one.tokens for one in made)
-    middle = after + sum(one.tokens for one in lost)
-    staying = {one.id: one for one in made}
+    short = tuple(whole.id for whole, after in zip(ranked, made, strict=False) if after.tokens < whole.tokens)
+    before = sum(candidate.tokens for candidate in ranked)
+    after = sum(candidate.tokens for candidate in made)
+    middle = after + sum(candidate.tokens for candidate in lost)
+    staying = {candidate.id: candidate for candidate in made}
     draft.shortened |= frozenset(short)
     draft.dropped += lost
     draft.events += _event(layer, "compress", short, before, middle)
-    kept = tuple(staying[one.id] for one in chosen if one.id in staying)
-    return kept, _event(layer, "drop", tuple(one.id for one in lost), middle, after)
+    kept = tuple(staying[candidate.id] for candidate in chosen if candidate.id in staying)
+    return kept, _event(layer, "drop", tuple(candidate.id for candidate in lost), middle, after)
 
 
 def _event(layer: Layer, stage: Stage, names: tuple[str, ...], before: int, after: int) -> tuple[TruncationEvent, ...]:

@@ -54,7 +54,7 @@ def normalized(
     One that needs none of it stays the same object.
     """
     found = normalize([item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder)
-    return tuple(_outgoing(contents, one, counter) for one in found)
+    return tuple(_outgoing(contents, normal, counter) for normal in found)
 
 
 def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: CachedCounter) -> Outgoing:
@@ -104,12 +104,12 @@ def recount(pack: Pack, counter: CachedCounter) -> dict[Layer, int]:
         "memory": 0,
         "conversation": 0,
     }
-    counts = counter.contents([one.content for one in pack.contents])
-    for one, tokens in zip(pack.contents, counts, strict=True):
-        if one.origin != pack.source.request.human:
+    counts = counter.contents([item.content for item in pack.contents])
+    for item, tokens in zip(pack.contents, counts, strict=True):
+        if item.origin != pack.source.request.human:
             layers["conversation"] += tokens
             continue
-        for layer, inside in _inside(one, counter).items():
+        for layer, inside in _inside(item, counter).items():
             layers[layer] += inside
             tokens -= inside
         layers["task"] += tokens
@@ -157,6 +157,9 @@ def render(draft: Draft) -> Pack:
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
+    # The acceptance items whose proof stands in the payloads that are sent.
+    written = {item.raw.digest for item in plain if item.outcome == "payload"}
+    covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
     text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
     return Pack(
@@ -185,7 +188,7 @@ def render(draft: Draft) -> Pack:
         validity=validity,
         invalid_reason=invalid_reason,
         artifact_uris=addresses_in(source, draft.system, wires, contents, text),
-        evidence_needed=missing_evidence(source, _covered(epoch, plain), contents, source.request.contents),
+        evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
         degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(draft, counted + draft.unseen)))),
         request_tokens=request_tokens(source, counted),
         over_window=max(0, counted + draft.unseen - draft.shares.overcounted - source.window),
@@ -244,8 +247,8 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
         return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter).text}\n", rendered.after
-    said = f"{rendered.before}{checklist}".rstrip()
-    return f"{extract(said, max_tokens=ceiling, counter=counter).text}\n", request
+    text = f"{rendered.before}{checklist}".rstrip()
+    return f"{extract(text, max_tokens=ceiling, counter=counter).text}\n", request
 
 
 def _packed(draft: Draft) -> PackedMessage | None:
@@ -301,14 +304,8 @@ def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
     return replace(packed, text=packed.before + packed.after.removesuffix(answered) + request)
 
 
-def _covered(epoch: Epoch, contents: Sequence[Outgoing]) -> frozenset[str]:
-    """The acceptance items whose proof stands in the payloads that are sent."""
-    sent = {item.raw.digest for item in contents if item.outcome == "payload"}
-    return frozenset(item for one in epoch.payloads if one.of in sent for item in one.covers)
-
-
 def _cost(candidates: Sequence[Candidate]) -> int:
-    return sum(one.tokens for one in candidates)
+    return sum(candidate.tokens for candidate in candidates)
 
 
 def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...]:
@@ -368,23 +365,19 @@ def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[
 def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> CandidateOutcome:
     raw, counter = before.raw, draft.counter
     whole = before.tokens if before.content is raw else counter.content(raw)
-    state, why = _became(draft, before, after, live)
+    state: State = "kept"
+    why: Reason | None = draft.reasons.get(before.origin)
+    if after is None:
+        state, why = ("hidden", why or "duplicate") if live else ("dropped", why or "high_water")
+    elif why is not None:
+        state = "placeholder"
+    elif after.outcome == "extract":
+        state, why = "extract", "window"
     sent = after.tokens if after is not None and after.tokens != whole else None
     layer: Layer = "task" if before.origin == draft.human else "conversation"
     return content_outcome(
         draft.content_id(before.origin), layer, speaker(raw), whole, counter.method, raw.digest, state, why, sent
     )
-
-
-def _became(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> tuple[State, Reason | None]:
-    """What became of a content, and why."""
-    if after is None and live:
-        return "hidden", draft.reasons.get(before.origin, "duplicate")
-    if after is None:
-        return "dropped", draft.reasons.get(before.origin, "high_water")
-    if before.origin in draft.reasons:
-        return "placeholder", draft.reasons[before.origin]
-    return ("extract", "window") if after.outcome == "extract" else ("kept", None)
 
 
 @lru_cache(maxsize=20_000)
@@ -509,7 +502,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         changed,
         cut_count=count,
         cut_hash=request.contents[last].digest,
-        anchors=(*anchors, *(one for one in known[-_NEW_ANCHORS:] if one not in anchors))[-_MOST_ANCHORS:],
+        anchors=(*anchors, *(anchor for anchor in known[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:],
         kept=as_ranges(kept),
     )
 
@@ -542,7 +535,7 @@ def _breaker(source: PackInput, sent: Sent, cut: bool) -> PrefixBreak:
     assert before is not None
     if before.system.digest != sent.system.digest:
         return "system_changed"
-    if [one.digest for one in before.tools] != [one.digest for one in sent.tools]:
+    if [tool.digest for tool in before.tools] != [tool.digest for tool in sent.tools]:
         return "tools_changed"
     if cut:
         return "cut"

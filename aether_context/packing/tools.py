@@ -132,7 +132,7 @@ def _best(
 ) -> Iterator[str]:
     """The best of the names: at least so many, then those that say anything to the query and find room."""
     places = {name: at for at, name in enumerate(names)}
-    for rank, name in enumerate(sorted(places, key=lambda one: (-scores.get(one, 0.0), places[one]))):
+    for rank, name in enumerate(sorted(places, key=lambda name: (-scores.get(name, 0.0), places[name]))):
         if rank < least or (scores.get(name, 0.0) > 0 and costs[name] <= room):
             room -= costs[name]
             yield name
@@ -220,7 +220,7 @@ def trimmed(tool: Tool) -> Tool:
 
 def _brief_schema(schema: JSON) -> JSON:
     if isinstance(schema, list):
-        return [_brief_schema(one) for one in schema]
+        return [_brief_schema(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {}
