@@ -15,7 +15,8 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, retrieve, semantic, slots
+from aether_context.retrieval import Entry, HybridIndex, retrieve, semantic
+from aether_context.retrieval import index as search_index
 from aether_context.retrieval.embedders import unit
 
 DAY = 86_400.0
@@ -61,9 +62,9 @@ def many():
 def test_a_large_index_finds_what_comparing_everything_finds(many, monkeypatch):
     index, texts = many
     queries = [*texts[::199], "a ship on the sea", "what the physician wrote", "nothing at all", "2999"]
-    monkeypatch.setattr(slots, "_CANDIDATES", 60)
+    monkeypatch.setattr(search_index, "_CANDIDATES", 60)
     everything = [index.search(query, limit=10) for query in queries]
-    monkeypatch.setattr(slots, "_EXHAUSTIVE", 1_000)
+    monkeypatch.setattr(search_index, "_EXHAUSTIVE", 1_000)
     compared = []
     counted = semantic.Asked.similarities
 
@@ -292,7 +293,7 @@ def test_large_pools_find_what_small_ones_do(monkeypatch):
     index = HybridIndex(Fake())
     index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
     some = ids(index.search("door 700 crimson", 20))
-    monkeypatch.setattr(slots, "_CANDIDATES", 3_000)
+    monkeypatch.setattr(search_index, "_CANDIDATES", 3_000)
     assert some == ids(index.search("door 700 crimson", 20))
 
 

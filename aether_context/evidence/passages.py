@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,14 +52,11 @@ def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: 
         at += 1
     if at > start or start >= stop:
         return Excerpt(start=start, stop=at, text="\n".join(view.line(place) for place in range(start, at)))
-    return Excerpt(start=start, stop=start + 1, text=_beginning(view.line(start), max_tokens, counter), is_cut=True)
-
-
-def _beginning(line: str, max_tokens: int, counter: Counts) -> str:
+    line = view.line(start)
     width = min(len(line), max_tokens * 4)
     while width > 1 and counter.count(line[:width]) > max_tokens:
         width = width * 3 // 4
-    return line[: max(1, width)]
+    return Excerpt(start=start, stop=start + 1, text=line[: max(1, width)], is_cut=True)
 
 
 class Searcher:
@@ -148,14 +145,8 @@ class Searcher:
 
 def _spread(lines: Sequence[int]) -> list[tuple[int, int]]:
     """The ranges around matching lines; of many the first and the last ones before those between."""
-    ranges: list[tuple[int, int]] = []
-    for at in _first_and_last(lines):
-        ranges.append((max(0, at - _AROUND), at + _AROUND + 1))
-    return ranges
-
-
-def _first_and_last(lines: Sequence[int]) -> Iterable[int]:
+    if not lines:
+        return []
     kept = list(lines[:_MOST_HITS])
-    if len(kept) < len(lines):
-        kept.append(lines[-1])
-    return dict.fromkeys([*kept[:3], kept[-1], *kept[3:]]) if kept else ()
+    order = dict.fromkeys([*kept[:3], lines[-1], *kept[3:]])
+    return [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]

@@ -22,7 +22,7 @@ from aether_context.memory.database import Change, Memory, MemoryFile, Span
 from aether_context.retrieval import Entry, Hit
 from aether_context.retrieval.arrays import Rows
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, digest_of, embedder_for
-from aether_context.retrieval.slots import SlotIndex
+from aether_context.retrieval.index import SlotIndex
 from aether_context.retrieval.storage import Part, packed, unpacked
 from aether_context.retrieval.terms import RULES
 

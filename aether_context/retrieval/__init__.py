@@ -9,8 +9,7 @@ from aether_context.retrieval.ranking import Found, Left, answers, query_for, ra
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
-    from aether_context.retrieval.entries import Entry, Hit
-    from aether_context.retrieval.index import HybridIndex
+    from aether_context.retrieval.index import Entry, Hit, HybridIndex
 
 __all__ = [
     "Entry",
@@ -28,8 +27,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Entry": "entries",
-    "Hit": "entries",
+    "Entry": "index",
+    "Hit": "index",
     "HybridIndex": "index",
     "tool_encoder": "call_indexes",
     "tool_scores": "call_indexes",

@@ -14,8 +14,7 @@ from aether_context.canonical import JSON
 from aether_context.pack import Candidate, Layer, Tool
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, embedder_for
-from aether_context.retrieval.entries import Entry, Hit
-from aether_context.retrieval.index import HybridIndex
+from aether_context.retrieval.index import Entry, Hit, HybridIndex
 
 # Tools found by what they are for: their names, descriptions and parameters as texts of an index.
 

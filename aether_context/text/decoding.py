@@ -106,8 +106,8 @@ def _of_notation(text: str) -> str | None:
     """The texts of a result in Python's notation."""
     if "isError=True" in text[-200:]:
         return None
-    found = [_LITERAL.match(text, one.end()) for one in _TEXT_CONTENT.finditer(text)]
-    texts = [_unescaped(one.group(1) if one.group(1) is not None else one.group(2)) for one in found if one is not None]
+    literals = [_LITERAL.match(text, start.end()) for start in _TEXT_CONTENT.finditer(text)]
+    texts = [_ESCAPE.sub(_character, found.group(1) or found.group(2) or "") for found in literals if found is not None]
     return "\n".join(texts) if texts else None
 
 
@@ -130,10 +130,6 @@ def _item_text(item: JSON) -> str:
     if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str):
         return str(item["text"])
     return json.dumps(item, ensure_ascii=False)
-
-
-def _unescaped(literal: str) -> str:
-    return _ESCAPE.sub(_character, literal) if "\\" in literal else literal
 
 
 def _character(found: re.Match[str]) -> str:

@@ -270,10 +270,6 @@ def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
     return CachedCounter(counter)
 
 
-def _by_anthropic(model: str, settings: TokenSettings) -> TokenCounter:
-    return anthropic_counter(model, estimate=estimate_for(model), timeout_seconds=REMOTE_SECONDS)
-
-
 def _is_openai(model: str) -> bool:
     return family_of(model) == "openai" or bare_model_name(model).startswith(("gpt-4", "gpt-3"))
 
@@ -282,10 +278,6 @@ def _is_anthropic(model: str) -> bool:
     """Whether a model is Claude at Anthropic itself, not at another provider."""
     at_home = model.startswith("anthropic/") or not through_litellm(model)
     return at_home and family_of(model).startswith("claude")
-
-
-def _is_xai(model: str) -> bool:
-    return bare_model_name(model).startswith("grok")
 
 
 register(
@@ -301,7 +293,7 @@ register(
         name="tiktoken",
         about="OpenAI's vocabularies, for OpenAI's models, and as a stand-in for xAI's, which are not published. "
         "Downloads them, unless a file is given.",
-        suits=lambda model, settings: _is_openai(model) or _is_xai(model),
+        suits=lambda model, settings: _is_openai(model) or bare_model_name(model).startswith("grok"),
         make=_by_tiktoken,
         network="once",
     )
@@ -311,7 +303,9 @@ register(
         name="anthropic-api",
         about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
         suits=lambda model, settings: _is_anthropic(model),
-        make=_by_anthropic,
+        make=lambda model, settings: anthropic_counter(
+            model, estimate=estimate_for(model), timeout_seconds=REMOTE_SECONDS
+        ),
         network="always",
     )
 )
