@@ -682,6 +682,27 @@ def test_a_cut_by_hand_is_made_on_every_backend_and_by_another_process(tmp_path:
     assert later.epoch.cut_count == after.epoch.cut_count > 0
 
 
+@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "summarize", "none"])
+def test_a_cut_by_hand_that_would_free_nothing_is_not_made_and_says_so(strategy: str) -> None:
+    chat = chatted(policy=PackPolicy(conversation={"strategy": strategy, "last_turns": 1}), script=["yes", "no", "ok"])
+    chat.say("Is O-41 open?", "And O-42?")
+
+    async def ask() -> None:
+        await chat.sessions.append_event(await chat.held(), cut_now(await chat.held()))
+
+    asyncio.run(ask())
+    chat.say("go on", "and on")
+    after, later = chat.manifests()[-2:]
+    assert all(act.freed_tokens > 0 for act in after.strategy_acts)
+    if not after.strategy_acts:
+        assert len(after.degradations) == 1
+        assert "the cut that was asked for was not made" in after.degradations[0]
+        assert len(chat.sent[-2].contents) == len(chat.raw[-2].contents)
+    assert later.degradations == ()
+    assert later.strategy_acts == ()
+    chat.replays()
+
+
 def test_the_model_can_ask_for_a_cut_itself_once() -> None:
     chat = chatted(
         policy=PackPolicy(),

@@ -280,6 +280,9 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
 # price of what it frees for as long as that room lasts.
 
 
+_FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
+
+
 def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     """One act down to the low-water mark around the anchors, where the high-water mark is passed and it pays or the
     window demands it."""
@@ -314,6 +317,10 @@ def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     after = draft.spoken(left.items, left.summary)
     demanded = before > budget.ceiling or budget.high < 0
     if left.items == rest or (not demanded and before - after < _SCARCE_SHARE * budget.input):
+        return
+    if draft.by_hand and after >= before <= budget.ceiling:
+        if _FREES_NOTHING not in draft.degradations:
+            draft.degradations = (*draft.degradations, _FREES_NOTHING)
         return
     contents = {item.origin: item.content for item in draft.items}
     shorter = [item for item in left.items if item.outcome == "extract" and item.content is not contents[item.origin]]
