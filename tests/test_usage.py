@@ -23,6 +23,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
+from google.adk.workflow import Workflow
 from google.genai import types
 from scripted import Chat, Failure, Scripted, call, look_up
 
@@ -773,6 +774,35 @@ def test_a_long_history_is_known_without_reading_all_of_its_totals() -> None:
     found = report(after)
     assert found.session.totals.calls == 1_000 + 3 + 1
     assert [(one.name, one.totals.calls) for one in found.agents] == [("clerk", 1_004), ("early", 500)]
+
+
+@pytest.mark.parametrize("as_callbacks", [False, True], ids=["plugin", "callbacks"])
+@pytest.mark.parametrize("place", ["one agent", "sub-agent", "agent tool", "workflow"])
+@pytest.mark.parametrize("scope", ["session", "invocation"])
+def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_stands(
+    place: str, scope: str, as_callbacks: bool
+) -> None:
+    policy = limited("raise", **{scope: {"total_tokens": 900}})
+    callbacks: Any = context_pack_callbacks(policy=policy, store=scripted.new_store()) if as_callbacks else {}
+
+    def clerk(name: str, script: list[Any], **more: Any) -> LlmAgent:
+        return LlmAgent(name=name, model=Scripted(script=script, sent=[]), **{**callbacks, **more})
+
+    worker = clerk("worker", [call("look_up", key=str(at)) for at in range(20)], tools=[look_up])
+    root: Any = worker
+    if place == "sub-agent":
+        root = clerk("root", [call("transfer_to_agent", agent_name="worker")], sub_agents=[worker])
+    elif place == "agent tool":
+        root = clerk("root", [call("worker", request="go on")], tools=[AgentTool(agent=worker)])
+    elif place == "workflow":
+        root = Workflow(name="root", edges=[("START", clerk("first", ["begun"]), worker)])
+    chat = Chat(agent=root, policy=None if as_callbacks else policy, use_plugin=not as_callbacks)
+    with pytest.raises(BudgetExceededError) as caught:
+        chat.say("go on")
+    assert type(caught.value) is BudgetExceededError
+    assert (caught.value.scope, caught.value.limit) == (scope, 900)
+    assert 0 < caught.value.used <= 900
+    assert 0 < len(worker.model.sent) < 20  # type: ignore[union-attr]
 
 
 def test_a_preview_is_held_against_the_limits(tmp_path: Path) -> None:
