@@ -222,7 +222,7 @@ def test_evidence_that_is_gone_is_answered_clearly():
     talk = chat([call("read_log", name="a"), "seen"])
     talk.say("go")
     uri = uri_of(talk)
-    talk.store._fs.rm(talk.store._root, recursive=True)
+    talk.store.files.fs.rm(talk.store.files.root, recursive=True)
     talk.llm.script += [call("search_artifact", uri=uri, query="x"), "done"]
     talk.say("on")
     assert "call read_log again" in responses(talk.sent[-1].contents)[-1]["error"]

@@ -89,7 +89,7 @@ def test_record_off_writes_nothing_and_hashes_keeps_no_text() -> None:
     assert chat.manifests() == []
     chat = Chat(policy=PackPolicy(record="hashes", max_input_tokens=800), state=planned())
     chat.say("hello secret-word", *turns(8), words(2_000, "secret-word"))
-    files = chat.store._fs.find(chat.store._root)
+    files = chat.store.files.fs.find(chat.store.files.root)
     assert files
-    assert not any(b"secret-word" in chat.store._fs.cat_file(path) for path in files)
+    assert not any(b"secret-word" in chat.store.files.fs.cat_file(path) for path in files)
     assert "artifact://messages" not in chat.sent[-1].text

@@ -70,14 +70,6 @@ class PackStore:
         """The base URL."""
         return self.files.url
 
-    @property
-    def _fs(self) -> Any:
-        return self.files.fs
-
-    @property
-    def _root(self) -> str:
-        return self.files.root
-
     def through(self, files: Files) -> PackStore:
         """The same store, read and written through other files."""
         other = copy.copy(self)
@@ -112,12 +104,12 @@ class PackStore:
         there = [path for path, data in blobs.items() if not self._create_known(path, data)]
         for uri, text in recording.saved.items():
             name = uri.rsplit("/", 1)[-1]
-            self._create(f"{self._session(manifest)}/messages/{name}", text.encode("utf-8", "surrogatepass"))
+            self.files.create(f"{self._session(manifest)}/messages/{name}", text.encode("utf-8", "surrogatepass"))
         self._name(manifest)
         self._create_known(self.hour_entry(manifest), b"{}")
         written = self._write_manifest(manifest, recording.text)
         for path in there:  # a `gc` that had not seen the manifest yet may have taken it
-            self._create(path, blobs[path])
+            self.files.create(path, blobs[path])
         return written
 
     def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> None:
@@ -126,7 +118,7 @@ class PackStore:
         Raises:
             StoreError: the store could not be written.
         """
-        self._create(f"{self._folder(manifest)}/outcome.json", canonical_json(dict(outcome)).encode())
+        self.files.create(f"{self._folder(manifest)}/outcome.json", canonical_json(dict(outcome)).encode())
 
     def write_summary(self, app: str, user: str, key: str, text: str) -> None:
         """Keeps a summary that a model wrote, under the hash over what it was asked with.
@@ -134,7 +126,7 @@ class PackStore:
         Raises:
             StoreError: the store could not be written.
         """
-        self._create(self._summary_path(app, user, key), text.encode("utf-8", "surrogatepass"))
+        self.files.create(self._summary_path(app, user, key), text.encode("utf-8", "surrogatepass"))
 
     def summary(self, app: str, user: str, key: str) -> str | None:
         """A summary that a model wrote for this user, None where there is none.
@@ -158,7 +150,7 @@ class PackStore:
             StoreError: the store could not be written.
         """
         path = f"{self._vectors_folder(app, user, encoder)}/{short(hash_bytes(data), 64)}.bin"
-        return path if self._create(path, data) else None
+        return path if self.files.create(path, data) else None
 
     def vector_files(self, app: str, user: str, encoder: str) -> list[File]:
         """The batches of vectors that are kept of a user's texts, those written last first.
@@ -196,7 +188,7 @@ class PackStore:
         if not _MESSAGE.fullmatch(name):
             return None
         try:
-            return self.files.read("/".join([self._root, *map(segment, (app, user, session)), name]))
+            return self.files.read("/".join([self.files.root, *map(segment, (app, user, session)), name]))
         except FileNotFoundError:
             return None
 
@@ -208,7 +200,9 @@ class PackStore:
         """
         self._create_known(self._evidence_path(app, user, record.digest), data)
         value = record.model_dump(mode="json", exclude_defaults=True)
-        self._create(f"{self._evidence_folder(app, user, session)}/{record.name}.json", canonical_json(value).encode())
+        self.files.create(
+            f"{self._evidence_folder(app, user, session)}/{record.name}.json", canonical_json(value).encode()
+        )
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
         """What is known of a session's evidence, in the order in which it came.
@@ -256,7 +250,7 @@ class PackStore:
         Raises:
             StoreError: the store could not be written.
         """
-        self._replace(self._calibration_path(app, user, model), canonical_json(value).encode())
+        self.files.replace(self._calibration_path(app, user, model), canonical_json(value).encode())
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
         """What `write_calibration` kept last, None where there is nothing to be read.
@@ -274,7 +268,7 @@ class PackStore:
     def _write_manifest(self, manifest: Manifest, text: str) -> Manifest:
         wanted = manifest
         number = 1
-        while not self._create(f"{self._folder(wanted)}/manifest.json", text.encode()):
+        while not self.files.create(f"{self._folder(wanted)}/manifest.json", text.encode()):
             held = self._read_manifest(f"{self._folder(wanted)}/manifest.json")
             if held.digest == wanted.digest:
                 return held
@@ -290,24 +284,16 @@ class PackStore:
         now = time.monotonic()
         if now - self._known.get(path, -_KNOWN_SECONDS) < _KNOWN_SECONDS:
             return True
-        created = self._create(path, data)
+        created = self.files.create(path, data)
         self._known[path] = now
         return created
 
-    def _create(self, path: str, data: bytes) -> bool:
-        """Writes a file that is not there yet, whole or not at all; False where it is there already."""
-        return self.files.create(path, data)
-
-    def _replace(self, path: str, data: bytes) -> None:
-        """Writes a file in the place of another, whole or not at all."""
-        self.files.replace(path, data)
-
     def _name(self, manifest: Manifest) -> None:
-        folder = self._root
+        folder = self.files.root
         for name in (manifest.app, manifest.user, manifest.session):
             folder = f"{folder}/{segment(name)}"
             if segment(name) != name:
-                self._create(f"{folder}/name.json", canonical_json({"name": name}).encode())
+                self.files.create(f"{folder}/name.json", canonical_json({"name": name}).encode())
 
     # reading
 
@@ -411,7 +397,7 @@ class PackStore:
     def beside(self, manifest: Manifest) -> list[str]:
         """Where else a pack has files: names, its hour, outcome, and last of all the manifest."""
         session, names = self._session(manifest), []
-        folder = self._root
+        folder = self.files.root
         for piece in session.removeprefix(f"{folder}/").split("/"):
             folder = f"{folder}/{piece}"
             names.append(f"{folder}/name.json")
@@ -443,7 +429,7 @@ class PackStore:
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
         """Where the manifest of a pack is, or will be, as a URL."""
-        folder = "/".join([self._root, *map(segment, (app, user, session))])
+        folder = "/".join([self.files.root, *map(segment, (app, user, session))])
         return self.files.url_of(f"{folder}/packs/{pack_id}/manifest.json")
 
     def _read_manifest(self, path: str) -> Manifest:
@@ -475,7 +461,7 @@ class PackStore:
         found = self._recent(app, user, session, begins, newest)
         if found is None:
             found = self._packs_of(self._sessions(app, user, session))
-        found = sorted((pack for pack in found if _name(pack).startswith(begins)), key=_order)
+        found = sorted((pack for pack in found if _name(pack).startswith(begins)), key=lambda pack: (_name(pack), pack))
         return found[-newest:] if newest else found
 
     def _recent(
@@ -486,10 +472,11 @@ class PackStore:
         if session is not None or not (hour or newest):
             return None
         found: list[str] = []
-        for folder in [f"{self._root}/{_HOURS}/{hour[1]}/{hour[2]}"] if hour else self._hours():
-            sessions = [one for one in self._sessions_in(folder) if _belongs(one, app, user)]
+        for folder in [f"{self.files.root}/{_HOURS}/{hour[1]}/{hour[2]}"] if hour else self._hours():
+            sessions = [file.path.removeprefix(f"{folder}/") for file in self.files.below(folder)]
+            sessions = [name for name in sessions if _belongs(name, app, user)]
             stamp = "pack_{}T{}".format(*folder.rsplit("/", 2)[1:])
-            there = self._packs_of([f"{self._root}/{one}" for one in sessions])
+            there = self._packs_of([f"{self.files.root}/{name}" for name in sessions])
             found += [pack for pack in there if _name(pack).startswith(stamp)]
             if newest and len(found) >= newest:
                 return found
@@ -497,12 +484,8 @@ class PackStore:
 
     def _hours(self) -> Iterator[str]:
         """The folders of hours in which there are packs, the last one first."""
-        for day in sorted(self.files.folders(f"{self._root}/{_HOURS}"), reverse=True):
+        for day in sorted(self.files.folders(f"{self.files.root}/{_HOURS}"), reverse=True):
             yield from sorted(self.files.folders(day), reverse=True)
-
-    def _sessions_in(self, hour: str) -> list[str]:
-        """``app/user/session`` of the sessions that have packs of an hour."""
-        return [one.path.removeprefix(f"{hour}/") for one in self.files.below(hour)]
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
         found = self.files.at_once(lambda one: self.files.folders(f"{one}/packs"), sessions)
@@ -514,7 +497,7 @@ class PackStore:
         Raises:
             StoreError: the store could not be listed.
         """
-        return self._inside([self._root], ((app, (_HOURS,)), (user, ())))
+        return self._inside([self.files.root], ((app, (_HOURS,)), (user, ())))
 
     def _sessions(self, app: str | None, user: str | None, session: str | None) -> list[str]:
         """The folders of sessions."""
@@ -532,13 +515,13 @@ class PackStore:
 
     def hour_entry(self, manifest: Manifest) -> str:
         """The path by which an hour tells that the manifest's session has packs of it."""
-        return f"{self.hour_of(manifest.pack_id)}/{self._session(manifest).removeprefix(self._root + '/')}"
+        return f"{self.hour_of(manifest.pack_id)}/{self._session(manifest).removeprefix(self.files.root + '/')}"
 
     def hour_of(self, pack: str) -> str:
         """The folder of the hour of a pack, by its id or its folder."""
         found = HOUR.match(_name(pack))
         day, hour = (found[1], found[2]) if found else ("19700101", "00")
-        return f"{self._root}/{_HOURS}/{day}/{hour}"
+        return f"{self.files.root}/{_HOURS}/{day}/{hour}"
 
     def read(self, folder: str) -> Manifest:
         """The manifest in a pack's folder.
@@ -550,7 +533,7 @@ class PackStore:
         return self._read_manifest(f"{folder}/manifest.json")
 
     def _session(self, manifest: Manifest) -> str:
-        return "/".join([self._root, *map(segment, (manifest.app, manifest.user, manifest.session))])
+        return "/".join([self.files.root, *map(segment, (manifest.app, manifest.user, manifest.session))])
 
     def _folder(self, manifest: Manifest) -> str:
         return f"{self._session(manifest)}/packs/{manifest.pack_id}"
@@ -562,20 +545,20 @@ class PackStore:
         return f"{self._by_hash(app, user, 'evidence', digest)}.bin"
 
     def _evidence_folder(self, app: str, user: str, session: str) -> str:
-        return "/".join([self._root, *map(segment, (app, user, session)), "evidence"])
+        return "/".join([self.files.root, *map(segment, (app, user, session)), "evidence"])
 
     def _summary_path(self, app: str, user: str, key: str) -> str:
         return f"{self._by_hash(app, user, 'summaries', key)}.txt"
 
     def _vectors_folder(self, app: str, user: str, encoder: str) -> str:
-        return f"{self._root}/{segment(app)}/{segment(user)}/vectors/{segment(encoder)}"
+        return f"{self.files.root}/{segment(app)}/{segment(user)}/vectors/{segment(encoder)}"
 
     def _calibration_path(self, app: str, user: str, model: str) -> str:
-        return f"{self._root}/{segment(app)}/{segment(user)}/calibration/{segment(model)}.json"
+        return f"{self.files.root}/{segment(app)}/{segment(user)}/calibration/{segment(model)}.json"
 
     def _by_hash(self, app: str, user: str, folder: str, digest: str) -> str:
         name = short(digest, 64)
-        return f"{self._root}/{segment(app)}/{segment(user)}/{folder}/{name[0]}/{name}"
+        return f"{self.files.root}/{segment(app)}/{segment(user)}/{folder}/{name[0]}/{name}"
 
 
 def _name(path: str) -> str:
@@ -586,10 +569,6 @@ def _belongs(session: str, app: str | None, user: str | None) -> bool:
     """Whether ``app/user/session`` is one of this app and user."""
     of_app, of_user, _ = session.split("/", 2)
     return (app is None or of_app == segment(app)) and (user is None or of_user == segment(user))
-
-
-def _order(path: str) -> tuple[str, str]:
-    return _name(path), path
 
 
 def _moment(path: str) -> str:

@@ -73,23 +73,23 @@ class Spool:
         Raises:
             StoreError: the spool is full, or cannot be written.
         """
-        with self._open() as held:
-            self._check_room(held, len(data))
+        with self._open() as database:
+            self._check_room(database, len(data))
             instead = "NOTHING" if exclusive else "UPDATE SET data = excluded.data, hash = excluded.hash"
-            added = held.execute(
+            added = database.execute(
                 "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
                 f"ON CONFLICT (path) DO {instead}",
                 (path, exclusive, data, hash_bytes(data)),
             )
             return added.rowcount > 0
 
-    def _check_room(self, held: sqlite3.Connection, size: int) -> None:
+    def _check_room(self, database: sqlite3.Connection, size: int) -> None:
         if self._most_bytes is None:
             free = shutil.disk_usage(self.path.parent).free
             if free - size < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
             return
-        (taken,) = held.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM waiting").fetchone()
+        (taken,) = database.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM waiting").fetchone()
         if taken + size > self._most_bytes:
             raise StoreError(f"{self.path} is full with {taken:,} bytes: bring the store back, or free {FOLDER}")
 
@@ -97,16 +97,16 @@ class Spool:
         """What waits to be written to a path; None where nothing does."""
         if not self.path.exists():
             return None
-        with self._open() as held:
-            found = held.execute("SELECT data FROM waiting WHERE path = ?", (path,)).fetchone()
+        with self._open() as database:
+            found = database.execute("SELECT data FROM waiting WHERE path = ?", (path,)).fetchone()
         return None if found is None else bytes(found[0])
 
     def first(self) -> Waiting | None:
         """The write that waits longest; None where none does."""
         if not self.path.exists():
             return None
-        with self._open() as held:
-            found = held.execute(
+        with self._open() as database:
+            found = database.execute(
                 "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
             ).fetchone()
         if found is None:
@@ -117,45 +117,47 @@ class Spool:
     def is_empty(self) -> bool:
         if not self.path.exists():
             return True
-        with self._open() as held:
-            return held.execute("SELECT 1 FROM waiting LIMIT 1").fetchone() is None
+        with self._open() as database:
+            return database.execute("SELECT 1 FROM waiting LIMIT 1").fetchone() is None
 
-    def done(self, one: Waiting) -> None:
+    def done(self, write: Waiting) -> None:
         """Takes out a write that arrived, unless it was replaced meanwhile."""
-        with self._open() as held:
-            held.execute("DELETE FROM waiting WHERE number = ? AND hash = ?", (one.number, one.hash))
+        with self._open() as database:
+            database.execute("DELETE FROM waiting WHERE number = ? AND hash = ?", (write.number, write.hash))
 
-    def failed(self, one: Waiting) -> None:
+    def failed(self, write: Waiting) -> None:
         """Counts a failure of this write while the store took others."""
-        with self._open() as held:
-            held.execute("UPDATE waiting SET tries = tries + 1 WHERE number = ?", (one.number,))
+        with self._open() as database:
+            database.execute("UPDATE waiting SET tries = tries + 1 WHERE number = ?", (write.number,))
 
-    def set_aside(self, one: Waiting, reason: str) -> None:
+    def set_aside(self, write: Waiting, reason: str) -> None:
         """Takes a write out of the queue and keeps it, with the reason."""
-        with self._open() as held:
-            held.execute("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", (one.number, one.path, one.data, reason))
-            held.execute("DELETE FROM waiting WHERE number = ?", (one.number,))
+        with self._open() as database:
+            database.execute(
+                "INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", (write.number, write.path, write.data, reason)
+            )
+            database.execute("DELETE FROM waiting WHERE number = ?", (write.number,))
 
     def drop(self, path: str) -> None:
         """Takes out what waits to be written to a path."""
         if self.path.exists():
-            with self._open() as held:
-                held.execute("DELETE FROM waiting WHERE path = ?", (path,))
+            with self._open() as database:
+                database.execute("DELETE FROM waiting WHERE path = ?", (path,))
 
     def aside(self) -> list[tuple[str, str]]:
         """Paths of what was set aside, each with the reason."""
         if not self.path.exists():
             return []
-        with self._open() as held:
-            found: list[tuple[str, str]] = held.execute("SELECT path, reason FROM aside ORDER BY number").fetchall()
+        with self._open() as database:
+            found: list[tuple[str, str]] = database.execute("SELECT path, reason FROM aside ORDER BY number").fetchall()
         return found
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """A transaction, committed at the end. A file that is no database makes place for a new one."""
         try:
-            with closing(self._connect()) as held, held:
-                yield held
+            with closing(self._connect()) as database, database:
+                yield database
         except (sqlite3.DatabaseError, OSError) as error:
             raise StoreError(f"{self.path} cannot be used: {error}") from error
 
@@ -174,13 +176,13 @@ class Spool:
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        held = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
+        database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
         try:
-            held.executescript(_TABLES)
+            database.executescript(_TABLES)
         except sqlite3.DatabaseError:
-            held.close()
+            database.close()
             raise
-        return held
+        return database
 
 
 def spool_of(files: Files) -> Spool | None:
@@ -321,34 +323,34 @@ class SpooledFiles(Files):
 
     def _deliver_all(self) -> bool:
         """Writes what waits, the oldest first; False where the store is down."""
-        while (one := self.spool.first()) is not None:
+        while (write := self.spool.first()) is not None:
             try:
                 with _contained():
-                    reason = self._deliver(one)
+                    reason = self._deliver(write)
             except StoreError as error:
                 if not self._answers():
                     self._fell(error)
                     return False
-                reason = str(error) if one.tries >= _MOST_TRIES else ""
+                reason = str(error) if write.tries >= _MOST_TRIES else ""
                 if not reason:
-                    self.spool.failed(one)
+                    self.spool.failed(write)
                     continue
             if reason:
-                logger.error("%s is set aside in %s: %s", one.path, self.spool.path, reason)
-                self.spool.set_aside(one, reason)
+                logger.error("%s is set aside in %s: %s", write.path, self.spool.path, reason)
+                self.spool.set_aside(write, reason)
             else:
-                self.spool.done(one)
+                self.spool.done(write)
             self._pause = _FIRST_PAUSE_SECONDS
         self._is_down = False
         return True
 
-    def _deliver(self, one: Waiting) -> str:
+    def _deliver(self, write: Waiting) -> str:
         """Writes one; why it has to be set aside, empty where it arrived."""
-        if hash_bytes(one.data) != one.hash:
+        if hash_bytes(write.data) != write.hash:
             return "it was damaged"
-        if not one.exclusive:
-            super().replace(one.path, one.data)
-        elif not super().create(one.path, one.data) and super().read(one.path) != one.data:
+        if not write.exclusive:
+            super().replace(write.path, write.data)
+        elif not super().create(write.path, write.data) and super().read(write.path) != write.data:
             return "another file is in its place"
         return ""
 

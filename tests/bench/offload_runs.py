@@ -111,7 +111,7 @@ def measure(runs: Sequence[Run], policy: PackPolicy, window: int) -> list[str]:
         requests = asyncio.run(play(run, ContextPackPlugin(policy=policy, store=store)))
         sums.add(score(run, requests, window))
         read.add(read_back(run, requests, store, policy.offload))
-        store._fs.rm(store._root, recursive=True)
+        store.files.fs.rm(store.files.root, recursive=True)
     full = sums.full - 0.9 * sums.full_cached
     cost = (sums.tokens - 0.9 * sums.cached + read.answered) / full
     offloaded = 100 * (1 - read.shown / max(1, read.whole))

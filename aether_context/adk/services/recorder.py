@@ -31,8 +31,13 @@ from aether_context.store.spool import SpooledFiles, spool_of
 #
 # The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
 # needed, in a forked process, too. What the store cannot take, or not as fast as it comes, waits in a local spool,
-# and in memory only where there is none or its disk is full; there it is tried again with the next one and at each
-# flush, and the oldest are given up, with an error in the log, once more than a thousand wait for what fails.
+# the only queue that outlives the process. The jobs here wait in memory because a manifest is made from its pack by
+# them, off the call's path, and by what the store says of the one before. They stay where there is no spool or its disk
+# is full: there they are tried again with the next one and at each flush, and the oldest are given up, with an error in
+# the log, once more than a thousand wait for what fails.
+#
+# The spool has a thread of its own, since that may hang on a store for seconds: but for the write that finds it down,
+# this one never waits for a store that is away, and what is recorded meanwhile is on the disk at once.
 
 logger = logging.getLogger("aether_context")
 
