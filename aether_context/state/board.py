@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aether_context.errors import BoardError
-from aether_context.pack import AcceptanceItem
+from aether_context.pack import AcceptanceItem, valid
 from aether_context.state.schema import (
     WRITING,
     NoteShape,
@@ -35,6 +35,7 @@ from aether_context.state.schema import (
     ready_steps,
 )
 
+_NOTE = TypeAdapter(NoteShape)
 _BOARD = ("plan.steps", "plan.current_step")
 """Where a plan has to be readable to be changed as a board."""
 
@@ -228,19 +229,12 @@ def _split(knowledge: object, done: frozenset[str]) -> tuple[dict[str, Any], dic
     taken: dict[str, tuple[str, ...]] = {}
     kept = []
     for item in knowledge["notes"]:
-        note = _note(item)
+        note = valid(_NOTE, item)
         if note is None or note.step_id not in done:
             kept.append(item)
         else:
             taken[note.step_id] = (*taken.get(note.step_id, ()), note.text)
     return {**knowledge, "notes": kept}, taken
-
-
-def _note(item: object) -> NoteShape | None:
-    try:
-        return NoteShape.model_validate(item) if isinstance(item, Mapping) else None
-    except ValidationError:
-        return None
 
 
 def _merged(notes: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aether_context.canonical import hash_text, short
 from aether_context.errors import KnowledgeError
+from aether_context.pack import valid
 from aether_context.state.schema import (
     WRITING,
     EvidenceShape,
@@ -35,6 +36,7 @@ from aether_context.state.schema import (
 from aether_context.tokens import TokenCounter, counter_for
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
+_NOTE, _EVIDENCE = TypeAdapter(NoteShape), TypeAdapter(EvidenceShape)
 
 
 def add_note(
@@ -82,8 +84,8 @@ def add_decision(state: SessionState, text: str, *, reason: str = "", time: floa
     """
     if not text.strip():
         raise KnowledgeError("a decision needs a text: say what was decided", field="text")
-    said = f"{text} (because: {reason})" if reason.strip() else text
-    decision = _shape(NoteShape, "decision", text=said, time=time)
+    whole = f"{text} (because: {reason})" if reason.strip() else text
+    decision = _shape(NoteShape, "decision", text=whole, time=time)
     return _log(state, "decisions", decision.model_copy(update={"id": note_id(decision, "decision")}))
 
 
@@ -114,11 +116,12 @@ def find_note(state: SessionState, id: str) -> NoteShape:
     """
     plan = _plan(state)
     steps = (*plan.steps, *([plan.step] if plan.step is not None else [])) if plan is not None else ()
-    held: list[object] = [*_list(_held(state), "notes"), *(text for step in steps for text in step.notes)]
-    found = next((note for note in held if _name_of_note(note) == id), None)
-    if found is None or not id:
-        raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(held)}", field="id")
-    return NoteShape.model_validate({"text": found} if isinstance(found, str) else found)
+    notes: list[object] = [*_list(_held(state), "notes"), *(text for step in steps for text in step.notes)]
+    found = next((note for note in notes if _name_of_note(note) == id), None)
+    note = _note(found)
+    if note is None or not id:
+        raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(notes)}", field="id")
+    return note
 
 
 def remove_note(state: SessionState, id: str) -> None:
@@ -182,7 +185,7 @@ def add_evidence(
 def covered(state: SessionState) -> frozenset[str]:
     """Ids of the acceptance items that some evidence record in the state covers."""
     found = read_state({"knowledge": state.get("knowledge")}).candidates
-    return frozenset(item for one in found for item in one.covers)
+    return frozenset(item for candidate in found for item in candidate.covers)
 
 
 def _check_step(plan: PlanShape | None, name: str) -> None:
@@ -199,7 +202,7 @@ def _check_step(plan: PlanShape | None, name: str) -> None:
 
 def _check_covers(plan: PlanShape | None, covers: Sequence[str]) -> None:
     known = _acceptance_ids(plan)
-    unknown = [one for one in covers if one not in known]
+    unknown = [item for item in covers if item not in known]
     if unknown and known:
         names = ", ".join(map(repr, known))
         raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
@@ -261,15 +264,15 @@ def _names_of(notes: Sequence[object]) -> str:
     return ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
 
 
+def _note(item: object) -> NoteShape | None:
+    return valid(_NOTE, {"text": item} if isinstance(item, str) else item)
+
+
 def _name_of_note(item: object) -> str:
-    try:
-        return note_id(NoteShape.model_validate({"text": item} if isinstance(item, str) else item))
-    except ValidationError:
-        return ""
+    note = _note(item)
+    return note_id(note) if note is not None else ""
 
 
 def _name_of_evidence(item: object) -> str:
-    try:
-        return evidence_id(EvidenceShape.model_validate({"uri": item} if isinstance(item, str) else item))
-    except ValidationError:
-        return ""
+    record = valid(_EVIDENCE, {"uri": item} if isinstance(item, str) else item)
+    return evidence_id(record) if record is not None else ""

@@ -263,7 +263,7 @@ class Manifest(_Record):
 
     def sealed(self) -> tuple[Self, str]:
         """This manifest with its digest, and its JSON."""
-        members = {name: canonical_json(one) for name, one in self._value().items() if name != "digest"}
+        members = {name: canonical_json(value) for name, value in self._value().items() if name != "digest"}
         digest = hash_text(canonical_object(members))
         members["digest"] = canonical_json(digest)
         return self.model_copy(update={"digest": digest}), canonical_object(members)

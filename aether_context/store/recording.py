@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aether_context.policy import PackPolicy
 
 _RARE = ("superseded_by", "content_hash", "kind")
-_CANDIDATE_FIELDS = tuple(one.name for one in fields(Candidate) if one.name not in _RARE)
+_CANDIDATE_FIELDS = tuple(known.name for known in fields(Candidate) if known.name not in _RARE)
 GIVEN = (
     "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
     "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration",
@@ -118,13 +118,13 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         )
     )
     blobs[policy.digest] = policy.canonical.encode()
-    held = _epoch_texts(pack.epoch) | _epoch_texts(source.epoch)
+    epoch_texts = _epoch_texts(pack.epoch) | _epoch_texts(source.epoch)
     homes = dict(tip.homes) if tip is not None and policy.record == "full" else {}
     texts: tuple[str, ...] = ()
     if policy.record == "full":
         blobs[hash_bytes(setting)] = setting
-        needed = [*contents.added, *held]
-        written = _texts(pack, {digest: text for digest, text in held.items() if digest not in homes}, homes)
+        needed = [*contents.added, *epoch_texts]
+        written = _texts(pack, {digest: text for digest, text in epoch_texts.items() if digest not in homes}, homes)
         own = hash_bytes(written)
         blobs[own] = written
         known_here = parent.homes.values() if parent is not None else ()
@@ -194,7 +194,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         contents=standing,
         rows=frozenset(keys) if grown is None else known | frozenset(keys),
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
-        homes={digest: homes[digest] for digest in (*standing, *held) if digest in homes},
+        homes={digest: homes[digest] for digest in (*standing, *epoch_texts) if digest in homes},
         epoch=epoch,
     )
     return Recording(manifest=manifest, text=text, blobs=blobs, tip=after, saved=pack.saved)
@@ -287,7 +287,7 @@ def _content_list(source: PackInput, tip: Tip | None, grown: int | None) -> Cont
 
 def _budgets(allocation: Allocation) -> dict[Layer, LayerBudget]:
     """The budgets in tokens and as shares of the window; where more may be counted than that, of what may be."""
-    whole = max(allocation.window + allocation.overcounted, sum(one.final for one in allocation.layers.values()))
+    whole = max(allocation.window + allocation.overcounted, sum(tokens.final for tokens in allocation.layers.values()))
 
     def share(tokens: int) -> float:
         return tokens * 10_000 // whole / 10_000

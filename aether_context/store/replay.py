@@ -53,8 +53,8 @@ class Resolver:
             parent = self.store.parent(waiting[-1])
             assert parent is not None
             waiting.append(parent)
-        for one in reversed(waiting):
-            self._resolved[one.pack_id] = self._extend(one)
+        for link in reversed(waiting):
+            self._resolved[link.pack_id] = self._extend(link)
         return self._resolved[manifest.pack_id]
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
@@ -91,7 +91,7 @@ def _standing(resolved: Resolved) -> list[str]:
     places = [at for start, stop in resolved.manifest.positions for at in range(start, stop)]
     rows = (row for row in resolved.manifest.rows if is_content(row) and row.state == "dropped")
     gone = {row.id.split("_")[0] for row in rows}
-    return [one for place, one in zip(places, resolved.contents, strict=True) if f"c{place}" not in gone]
+    return [content for place, content in zip(places, resolved.contents, strict=True) if f"c{place}" not in gone]
 
 
 def _standing_rows(parent: Resolved, manifest: Manifest, contents: Sequence[str]) -> list[CandidateOutcome]:
@@ -137,7 +137,7 @@ class Replayer(Resolver):
         super().__init__(store)
         self._texts: dict[str, dict[str, JSON]] = {}
         self._contents: dict[str, Content] = {}
-        self._said: dict[str, str] = {}
+        self._epoch_texts: dict[str, str] = {}
 
     def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from.
@@ -169,7 +169,7 @@ class Replayer(Resolver):
             positions=tuple(at for start, stop in manifest.positions for at in range(start, stop)),
             human=manifest.human,
         )
-        held = self._texts[manifest.texts[0]]
+        texts = self._texts[manifest.texts[0]]
         return PackInput(
             identity=Identity(**{name: getattr(manifest, name) for name in Identity.__slots__}),
             **{name: getattr(manifest, name) for name in GIVEN},
@@ -177,37 +177,37 @@ class Replayer(Resolver):
             step=setting.step,
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
-            candidates=_CANDIDATES.validate_python(held["candidates"]),
-            epoch=epoch_of_texts(before, self._said),
+            candidates=_CANDIDATES.validate_python(texts["candidates"]),
+            epoch=epoch_of_texts(before, self._epoch_texts),
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
-            problems=tuple(held["problems"]),
-            summaries=held.get("summaries", {}),
+            problems=tuple(texts["problems"]),
+            summaries=texts.get("summaries", {}),
         )
 
     def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:
         """Reads the texts of a manifest and its ancestors; returns the parent, or the manifest itself."""
-        one: Manifest | None = manifest
-        while one is not None:
-            if not one.texts:
-                missing.append(f"the texts of {one.pack_id}: the policy recorded hashes only")
+        link: Manifest | None = manifest
+        while link is not None:
+            if not link.texts:
+                missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
-            if one.texts[0] in self._texts:
+            if link.texts[0] in self._texts:
                 break
-            for digest in reversed(one.texts):
-                self._read_texts(one, digest, missing)
-            one = self._resolved[one.parent].manifest if one.parent is not None else None
+            for digest in reversed(link.texts):
+                self._read_texts(link, digest, missing)
+            link = self._resolved[link.parent].manifest if link.parent is not None else None
         return self._resolved[manifest.parent].manifest if manifest.parent is not None else manifest
 
     def _read_texts(self, manifest: Manifest, digest: str, missing: list[str]) -> None:
         if digest in self._texts:
             return
-        held = self._json(manifest, digest, f"texts of {manifest.pack_id}", missing)
-        self._texts[digest] = held
-        for name, value in held.get("contents", {}).items():
+        texts = self._json(manifest, digest, f"texts of {manifest.pack_id}", missing)
+        self._texts[digest] = texts
+        for name, value in texts.get("contents", {}).items():
             if name not in self._contents:
                 self._contents[name] = content_from_wire(canonical_json(value))
-        self._said.update(held.get("epoch", {}))
+        self._epoch_texts.update(texts.get("epoch", {}))
 
     def _json(self, manifest: Manifest, digest: str, what: str, missing: list[str]) -> dict[str, JSON]:
         try:
@@ -271,7 +271,7 @@ def request_json(pack: Pack) -> str:
             "tools": [
                 json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
             ],
-            "contents": [json.loads(one.content.wire) for one in pack.contents],
+            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
             "allowed_tools": pack.allowed_tools,
         }
     )

@@ -9,12 +9,12 @@ from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions.session import Session
 from google.genai import types
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.request.reader import structure
 from aether_context.conversation import registered_anchors, selected
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Anchor, Content, Pack
+from aether_context.pack import Anchor, Content, Pack, valid
 from aether_context.policy import AnchorSettings
 
 # What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
@@ -38,6 +38,9 @@ class _Mark(BaseModel):
     contains: str = ""
     priority: int | None = None
     description: str = ""
+
+
+_MARK = TypeAdapter(_Mark)
 
 
 def marks_of(state: Mapping[str, Any]) -> object:
@@ -125,20 +128,14 @@ def cut_now(session: Session) -> Event:
     return Event(author="user", actions=EventActions(state_delta=dict(cut_request(session.id, last))))
 
 
-def _state_marks(held: object) -> Iterable[_Mark]:
-    for one in list(held)[:_MOST_MARKS] if isinstance(held, (list, tuple)) else ():
-        try:
-            yield _Mark(event=one) if isinstance(one, str) else _Mark.model_validate(one)
-        except ValidationError:
-            continue
+def _state_marks(value: object) -> Iterable[_Mark]:
+    items = list(value)[:_MOST_MARKS] if isinstance(value, (list, tuple)) else []
+    marks = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
+    return (mark for mark in marks if mark is not None)
 
 
 def _event_mark(event: Event) -> _Mark:
-    held = (event.custom_metadata or {})[ANCHORS]
-    try:
-        return _Mark.model_validate(held) if isinstance(held, Mapping) else _Mark()
-    except ValidationError:
-        return _Mark()
+    return valid(_MARK, (event.custom_metadata or {})[ANCHORS]) or _Mark()
 
 
 def _containing(contents: Sequence[Content], text: str) -> int | None:

@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
@@ -76,7 +75,7 @@ def _fields(value: object, identity: Identity) -> dict[str, Any]:
 def _ascends(epoch: Epoch) -> bool:
     """Whether what is kept ascends below the boundary, so that no content can be sent twice."""
     ends = [0, *(end for pair in epoch.kept for end in pair), epoch.cut_count]
-    return all(start < stop for start, stop in epoch.kept) and all(one <= other for one, other in pairwise(ends))
+    return ends == sorted(ends) and all(start < stop for start, stop in epoch.kept)
 
 
 def holds(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
@@ -163,7 +162,8 @@ def _shifted(epoch: Epoch, shift: int) -> Epoch:
     anchors = tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0)
     place = max(0, epoch.summary_place + shift) if epoch.summary_place else 0
     payloads = tuple(
-        replace(one, place=max(-1, one.place + shift)) if one.place >= 0 else one for one in epoch.payloads
+        replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
+        for message in epoch.payloads
     )
     return replace(
         epoch,
@@ -193,14 +193,14 @@ def _escaped(text: str) -> str:
     return text if sound else _ESCAPE + json.dumps(text)
 
 
-def _plain(held: str) -> str:
-    if not held.startswith(_ESCAPE):
-        return held
+def _plain(stored: str) -> str:
+    if not stored.startswith(_ESCAPE):
+        return stored
     try:
-        text = json.loads(held.removeprefix(_ESCAPE))
+        text = json.loads(stored.removeprefix(_ESCAPE))
     except ValueError:
-        return held
-    return text if isinstance(text, str) else held
+        return stored
+    return text if isinstance(text, str) else stored
 
 
 def storable(text: str) -> str:

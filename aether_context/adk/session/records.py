@@ -70,19 +70,19 @@ class Records:
     def read(self, state: Mapping[str, Any]) -> None:
         """Takes over what a state says now."""
         if state.keys() == self._names:
-            said = {key: state[key] for key in self._held}
+            found = {key: state[key] for key in self._held}
         else:
-            said = {key: held for key, held in state.items() if key.startswith(_STATE)}
+            found = {key: value for key, value in state.items() if key.startswith(_STATE)}
             self._names = frozenset(state)
-        before, self._held = self._held, said
-        if said == before:
+        before, self._held = self._held, found
+        if found == before:
             return
-        changed = [key for key, held in said.items() if before.get(key) is not held and before.get(key) != held]
-        changed += before.keys() - said.keys()
+        changed = [key for key, value in found.items() if before.get(key) is not value and before.get(key) != value]
+        changed += before.keys() - found.keys()
         calls: set[str] = set()
         for key in changed:
             calls.add(self._forget(key))
-            calls.add(self._learn(key, read_record(said.get(key))))
+            calls.add(self._learn(key, read_record(found.get(key))))
         for call in calls:
             self._compare(self._calls.get(call, {}))
 
@@ -101,7 +101,7 @@ class Records:
     def of_step(self, step: str) -> list[EvidenceRecord]:
         """The latest results that tools gave to a step, in their order, each the last answer to its call."""
         found = [record for record in list(self._records.values()) if record.arguments and record.step == step]
-        return sorted((one for one in found if not self._later.get(one.uri)), key=_moment)[-_MOST_OF_STEP:]
+        return sorted((record for record in found if not self._later.get(record.uri)), key=_moment)[-_MOST_OF_STEP:]
 
     def latest(self, call: str) -> EvidenceRecord | None:
         """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""
@@ -111,7 +111,7 @@ class Records:
         """The address of the last reading before that of an address, which differs; empty where there is none."""
         record = self._records.get(evidence_key(uri) or "")
         group = list(self._calls.get(record.call, {}).values()) if record is not None else []
-        before = [one for one in group if record is not None and _moment(one) < _moment(record)]
+        before = [other for other in group if record is not None and _moment(other) < _moment(record)]
         return max(before, key=_moment).uri if before else ""
 
     def _forget(self, key: str) -> str:
@@ -169,17 +169,17 @@ def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
     extracts in a request are found by their tool.
     """
     key = f"{_STATE}{evidence_key(record.uri)}"
-    held = read_record(context.session.state.get(key))
+    earlier = read_record(context.session.state.get(key))
     kept = record
-    if held is not None and (held.arguments or not record.arguments):
-        kept = held.model_copy(update={"time": record.time}) if held.call == record.call else held
-    if kept != held:
+    if earlier is not None and (earlier.arguments or not record.arguments):
+        kept = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
+    if kept != earlier:
         context.state[key] = kept.model_dump(mode="json", exclude_defaults=True)
 
 
-def read_record(held: object) -> EvidenceRecord | None:
+def read_record(value: object) -> EvidenceRecord | None:
     """A record as it stands in a session's state; None where it is none."""
-    return valid(_RECORD, held)
+    return valid(_RECORD, value)
 
 
 def _moment(record: EvidenceRecord) -> tuple[float, str]:
