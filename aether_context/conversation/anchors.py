@@ -134,12 +134,10 @@ def ranked(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Anchors that there is room for, the units they are in, and those that have to go."""
+    """The units of anchors that there is room for, and a note for each anchor that has to go."""
 
-    anchors: tuple[Anchor, ...]
     units: frozenset[int]
-    lost: tuple[Anchor, ...]
-    tokens: int
+    notes: tuple[str, ...]
 
 
 def hold(
@@ -148,14 +146,14 @@ def hold(
     positions: Sequence[int],
     tokens: Sequence[int],
     *,
-    room: int,
-    stay: frozenset[int] = frozenset(),
+    ceiling: int,
+    stay: frozenset[int],
 ) -> Held:
     """Chooses the anchors to keep, by priority, each with its whole unit and its turn's human message.
 
     Args:
         units: the conversation's units; ``positions`` and ``tokens`` are by content.
-        room: tokens that units which do not stay anyway may take.
+        ceiling: tokens that they may take together with the units that stay anyway.
         stay: units that stay anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
@@ -164,22 +162,20 @@ def hold(
         if unit.kind == "human":
             opening.setdefault(unit.turn, at)
     taken: set[int] = set()
-    kept: list[Anchor] = []
-    lost: list[Anchor] = []
-    used = 0
+    notes: list[str] = []
+    used = sum(tokens[index] for at in stay for index in units[at].indices)
     for anchor in ranked(anchors):
         home = unit_of.get(anchor.place)
         if home is None:
             continue
         wanted = {home, opening.get(units[home].turn, home)} - taken - stay
         cost = sum(tokens[index] for at in wanted for index in units[at].indices)
-        if used + cost > room:
-            lost.append(anchor)
+        if used + cost > ceiling:
+            notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost
         taken |= wanted
-        kept.append(anchor)
-    return Held(anchors=tuple(kept), units=frozenset(taken), lost=tuple(lost), tokens=used)
+    return Held(units=frozenset(taken), notes=tuple(notes))
 
 
 def validate(conversation: Conversation, result: Trimmed) -> None:

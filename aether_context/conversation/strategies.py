@@ -42,13 +42,12 @@ def cut_units(
         worthwhile: tokens; a cut that frees fewer is made only where the window or a hand demands it.
     """
     always = stay | protected(parts, conversation.human)
-    least = sum(conversation.tokens[index] for at in always for index in parts[at].indices) + summary_ceiling
     held = hold(
         conversation.anchors,
         parts,
         conversation.positions,
         conversation.tokens,
-        room=conversation.budget.ceiling - least,
+        ceiling=conversation.budget.ceiling - summary_ceiling,
         stay=always,
     )
     gone = cut(
@@ -71,7 +70,7 @@ def cut_units(
     text = conversation.summarized(gone, room)
     why: Reason = "by_hand" if conversation.forced else reason
     removed = [Removed(index=at, reason=why) for at in gone]
-    note = "; ".join(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)
+    note = "; ".join(held.notes)
     return decided(conversation, strategy, removed=removed, summary=text, summary_at=_opening(parts, gone), note=note)
 
 

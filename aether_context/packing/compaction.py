@@ -28,6 +28,7 @@ from aether_context.conversation import (
 )
 from aether_context.conversation.quotes import requoted
 from aether_context.conversation.rewrites import asked, part_tokens, reduced, response_tokens, shortened
+from aether_context.conversation.strategies import SCARCE_SHARE
 from aether_context.conversation.summary import MOST_TOKENS, recap
 from aether_context.conversation.turns import Unit, protected
 from aether_context.pack import RECALLED, Act, Allocation, Content, Outgoing, Reason, Stage, TruncationEvent
@@ -44,7 +45,6 @@ LEAST_EXTRACT = 48
 """Tokens under which a response is not shortened."""
 _NET_SHARE = 0.25
 """How far above the low-water mark the net stops, as a share of the way to the ceiling."""
-_SCARCE_SHARE = 0.02
 _BULLET = "- a"
 
 # The policy's strategies.
@@ -316,7 +316,7 @@ def _cut(draft: Draft, budget: Budget, strategy: str) -> None:
     )
     after = draft.spoken(left.items, left.summary)
     demanded = before > budget.ceiling or budget.high < 0
-    if left.items == rest or (not demanded and before - after < _SCARCE_SHARE * budget.input):
+    if left.items == rest or (not demanded and before - after < SCARCE_SHARE * budget.input):
         return
     if draft.by_hand and after >= before <= budget.ceiling:
         if _FREES_NOTHING not in draft.degradations:
@@ -364,11 +364,9 @@ def _anchored(draft: Draft, budget: Budget) -> tuple[tuple[Outgoing, ...], tuple
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
     stay = protected(parts, human)
     tokens = [0 if item.origin == draft.human else item.tokens for item in items]
-    room = budget.ceiling - sum(tokens[index] for at in stay for index in parts[at].indices)
     positions = [draft.input.request.positions[item.origin] for item in items]
-    held = hold(anchors, parts, positions, tokens, room=room, stay=stay)
-    notes = tuple(f"no room for the anchor {anchor.description} (content {anchor.place})" for anchor in held.lost)
-    return tuple(items[index] for at in sorted(held.units) for index in parts[at].indices), notes
+    held = hold(anchors, parts, positions, tokens, ceiling=budget.ceiling, stay=stay)
+    return tuple(items[index] for at in sorted(held.units) for index in parts[at].indices), held.notes
 
 
 def _pressed(draft: Draft, budget: Budget, tokens: int, items: Sequence[Outgoing]) -> bool:
