@@ -6,7 +6,6 @@ import asyncio
 import logging
 import mimetypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import ESSENTIAL_MARK, session_key
+from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
 from aether_context.adk.evidence.offload import STORE_SECONDS
 from aether_context.adk.request.marks import cut_request
 from aether_context.adk.session.records import Declared, Records, put_record
@@ -28,7 +27,7 @@ from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.evidence.extracts import show, tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
-from aether_context.evidence.record import Form, size_words
+from aether_context.evidence.record import size_words
 from aether_context.state import EvidenceShape, Problems, StepShape, acceptance_of, current_step, knowledge, read_plan
 from aether_context.state.board import TaskBoard, change_plan
 from aether_context.store import PackStore
@@ -87,30 +86,22 @@ async def keep_evidence(
     data = await asyncio.to_thread(_read, content)
     source = source or (str(content) if isinstance(content, Path) else "")
     query = _query(context, covers)
-    found = await asyncio.to_thread(_described, data, source, media_type, query)
+    record, own_lines = await asyncio.to_thread(_described, data, source, media_type, query)
+    events = context.session.events
+    where = {"agent": context.agent_name, "invocation": context.invocation_id}
+    record = record.model_copy(update={**where, "time": events[-1].timestamp if events else None})
     if summary:
-        found, query = replace(found, form="described"), ""
-    record = _record(context, found, source, query)
-    said = summary or found.summary
+        record = record.model_copy(update={"form": "described", "query": ""})
+    said = summary or own_lines
     _add(Declared(context, dry=True), record, said, covers)
-    await _write(store, context, record, data)
+    writing = asyncio.to_thread(store.write_evidence, *session_key(context), record, data)
+    try:
+        await asyncio.wait_for(writing, STORE_SECONDS)
+    except TimeoutError as error:
+        raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
     shape = _add(Declared(context), record, said, covers)
     put_record(context, record)
     return shape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What bytes are; ``ending`` is that of their address."""
-
-    digest: str
-    size_bytes: int
-    media_type: str
-    ending: str
-    summary: str
-    lines: int = 1
-    tokens: int = 0
-    form: Form = "described"
 
 
 def _store_of(context: CallbackContext) -> PackStore:
@@ -136,15 +127,27 @@ def _read(content: str | bytes | Path) -> bytes:
     return data
 
 
-def _described(data: bytes, source: str, media_type: str | None, query: str) -> _Found:
-    """What bytes are, with a summary of their own lines where they are text."""
+def _described(data: bytes, source: str, media_type: str | None, query: str) -> tuple[EvidenceRecord, str]:
+    """The record of bytes, and a summary: of their own lines where they are text."""
     digest = hash_bytes(data)
     named = media_type or _TYPES.guess_type(source.partition("?")[0].rsplit("/", 1)[-1])[0] or ""
-    text = _text_of(data)
+    try:
+        text = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        text = None
     if text is None or (media_type and not is_text(media_type)):
         kind = MEDIA_TYPES["data"][0] if not named or is_text(named) else named
         said = f"{source or 'data'}: {kind}, {size_words(len(data))}"
-        return _Found(digest=digest, size_bytes=len(data), media_type=kind, ending=_BINARY, summary=said)
+        record = EvidenceRecord(
+            uri=evidence_uri(digest, _BINARY),
+            digest=digest,
+            size_bytes=len(data),
+            media_type=kind,
+            source=source[:_SOURCE_CHARACTERS],
+            form="described",
+            query=query,
+        )
+        return record, said
     counter = counter_for("")
     shown = show(
         text,
@@ -155,30 +158,23 @@ def _described(data: bytes, source: str, media_type: str | None, query: str) -> 
         query=query,
     )
     usual, ending = MEDIA_TYPES[shown.kind]
-    return _Found(
+    record = EvidenceRecord(
+        uri=evidence_uri(digest, ending),
         digest=digest,
         size_bytes=len(data),
-        media_type=named if is_text(named) and shown.kind != "data" else usual,
-        ending=ending,
-        summary=f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text,
         lines=shown.total,
         tokens=tokens_of(text, counter),
+        media_type=named if is_text(named) and shown.kind != "data" else usual,
+        source=source[:_SOURCE_CHARACTERS],
         form="whole" if shown.is_whole else "described" if shown.kind == "data" else "extract",
+        query=query,
     )
-
-
-def _text_of(data: bytes) -> str | None:
-    """The text that bytes are in UTF-8, None where they are not."""
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
+    return record, f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
 
 
 def _query(context: CallbackContext, covers: Sequence[str]) -> str:
     """What is asked of evidence: the user's request, the step, and the items that it covers, each cut short."""
-    parts = (context.user_content.parts if context.user_content is not None else None) or ()
-    asked = [" ".join(part.text for part in parts if part.text)]
+    asked = [words_of(context.user_content)]
     plan = read_plan(context.session.state.get("plan"), Problems()).plan
     if plan is not None:
         current = current_step(plan, context.agent_name)
@@ -189,35 +185,8 @@ def _query(context: CallbackContext, covers: Sequence[str]) -> str:
     return "\n".join(text[:_ASKED_CHARACTERS] for text in asked if text)
 
 
-def _record(context: CallbackContext, found: _Found, source: str, query: str) -> EvidenceRecord:
-    events = context.session.events
-    return EvidenceRecord(
-        uri=evidence_uri(found.digest, found.ending),
-        digest=found.digest,
-        size_bytes=found.size_bytes,
-        lines=found.lines,
-        tokens=found.tokens,
-        media_type=found.media_type,
-        source=source[:_SOURCE_CHARACTERS],
-        agent=context.agent_name,
-        invocation=context.invocation_id,
-        time=events[-1].timestamp if events else None,
-        form=found.form,
-        query=query,
-    )
-
-
 def _add(state: Declared, record: EvidenceRecord, summary: str, covers: Sequence[str]) -> EvidenceShape:
     return knowledge.add_evidence(state, uri=record.uri, summary=summary, covers=covers, time=record.time)
-
-
-async def _write(store: PackStore, context: CallbackContext, record: EvidenceRecord, data: bytes) -> None:
-    """Puts evidence into the store within a deadline."""
-    writing = asyncio.to_thread(store.write_evidence, *session_key(context), record, data)
-    try:
-        await asyncio.wait_for(writing, STORE_SECONDS)
-    except TimeoutError as error:
-        raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
 
 
 # Tools with which agents work on the session's task board and record what they found.
@@ -343,7 +312,7 @@ def claim_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     """
 
     def work() -> dict[str, Any]:
-        board = change_plan(Declared(tool_context), lambda board: board.claim(step_id, by=_worker(tool_context)))
+        board = change_plan(Declared(tool_context), lambda board: board.claim(step_id, by=tool_context.agent_name))
         return {"claimed": _summary(board, board.step(step_id))}
 
     return _answer(work)
@@ -362,7 +331,7 @@ def complete_step(
     """
 
     def complete(board: TaskBoard) -> TaskBoard:
-        done = board.complete(step_id, by=_worker(tool_context), notes=_lines(notes))
+        done = board.complete(step_id, by=tool_context.agent_name, notes=_lines(notes))
         lacking = [item.id for item in board.unproven(step_id, knowledge.covered(tool_context.state))]
         if lacking:
             raise BoardError(
@@ -387,7 +356,7 @@ def release_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     """
 
     def work() -> dict[str, Any]:
-        change_plan(Declared(tool_context), lambda board: board.release(step_id, by=_worker(tool_context)))
+        change_plan(Declared(tool_context), lambda board: board.release(step_id, by=tool_context.agent_name))
         return {"released": step_id}
 
     return _answer(work)
@@ -558,7 +527,7 @@ async def _kept(said: str, now: float | None, tool_context: ToolContext, prefere
     entry = MemoryEntry(
         id=name,
         content=types.Content(role="model", parts=[types.Part(text=said)]),
-        author=_worker(tool_context),
+        author=tool_context.agent_name,
         timestamp=datetime.fromtimestamp(now, UTC).isoformat() if now is not None else None,
         custom_metadata={"kind": "preference"} if preference else {},
     )
@@ -616,10 +585,6 @@ def _lines(values: object) -> list[str]:
     """What a model gave for a list of texts; a text stands for a list of it, and empty ones are left out."""
     given = values if isinstance(values, (list, tuple)) else [values]
     return [text for text in map(_text, given) if text]
-
-
-def _worker(context: ToolContext) -> str:
-    return context.agent_name
 
 
 def _now(context: ToolContext) -> float | None:

@@ -23,7 +23,7 @@ from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, words_of
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session.records import SessionRecords, put_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
@@ -458,10 +458,8 @@ def _requoted(content: types.Content, texts: Sequence[tuple[str, str]]) -> types
 
 def _asked(context: ToolContext, arguments: Mapping[str, Any]) -> str:
     """The user's request and the call's arguments, each cut short."""
-    said = " ".join(
-        part.text for part in (context.user_content.parts if context.user_content else None) or () if part.text
-    )
-    return f"{said[:_ASKED_CHARACTERS]}\n{canonical_json(plain(dict(arguments)))[:_ASKED_CHARACTERS]}"
+    pieces = (words_of(context.user_content), canonical_json(plain(dict(arguments))))
+    return "\n".join(piece[:_ASKED_CHARACTERS] for piece in pieces)
 
 
 def _characters(value: object) -> int:

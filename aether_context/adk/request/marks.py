@@ -183,7 +183,8 @@ def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Conte
         if found and event.content is not None:
             before = event
             break
-        if not found and _is_message(event) and event.content is not None and read(event.content).digest == digest:
+        is_message = event.author == "user" and not event.get_function_responses()
+        if not found and is_message and event.content is not None and read(event.content).digest == digest:
             left -= 1
             found = left == 0
     return before
@@ -197,7 +198,3 @@ def _first_sent(pack: Pack) -> int | None:
     if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
         return None
     return first
-
-
-def _is_message(event: Event) -> bool:
-    return event.author == "user" and not event.get_function_responses()

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel
 
@@ -62,9 +60,11 @@ class Authors:
         """
         if self._agents is None:
             self._agents = frozenset(event.author for event in self._events if event.author != "user")
-            own = [event.content for event in self._events if event.author == "user" and event.content is not None]
-            self._imitations = [one for one in (*own, *_given(self._asked)) if looks_quoted(one)]
-        if any(one.parts == raw.parts for one in self._imitations):
+            own = (event.content for event in self._events if event.author == "user")
+            self._imitations = [
+                content for content in (*own, self._asked) if content is not None and looks_quoted(content)
+            ]
+        if any(imitation.parts == raw.parts for imitation in self._imitations):
             return False
         named = {quote.agent for quote in content.quotes}
         return content.agent == NAMELESS or named <= self._agents | {_PERSON}
@@ -72,10 +72,6 @@ class Authors:
 
 _PERSON = "user"
 """Whose result ADK quotes where a person posts one to another agent's call."""
-
-
-def _given(content: types.Content | None) -> Iterable[types.Content]:
-    return () if content is None else (content,)
 
 
 def looks_quoted(content: types.Content) -> bool:
@@ -122,7 +118,7 @@ class Reader:
     def tools(self, config: types.GenerateContentConfig | None, essential: frozenset[str]) -> tuple[Tool, ...]:
         """The function declarations of a request, in order."""
         declared = [declaration for tool in _function_tools(config) for declaration in tool.function_declarations or ()]
-        key = (essential, tuple(_key(one) for one in declared))
+        key = (essential, tuple(structure(one) for one in declared))
         with self._lock:
             found = self._tools.get(key)
             if found is None:
@@ -145,12 +141,11 @@ def other_tools(config: types.GenerateContentConfig | None) -> tuple[str, ...]:
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
     """Tools that steer ADK itself or the task board, and are never narrowed away."""
-    return ESSENTIAL | {name for name, tool in request.tools_dict.items() if _steers(tool)}
-
-
-def _steers(tool: BaseTool) -> bool:
-    marks = getattr(tool, "custom_metadata", None) or ()
-    return type(tool).__name__ == "_TaskAgentTool" or ESSENTIAL_MARK in marks
+    return ESSENTIAL | {
+        name
+        for name, tool in request.tools_dict.items()
+        if type(tool).__name__ == "_TaskAgentTool" or ESSENTIAL_MARK in (getattr(tool, "custom_metadata", None) or ())
+    }
 
 
 def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
@@ -337,20 +332,16 @@ def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
     value = {name: _json(held) for name, held in _held(part)}
     size, tokens = 0, 0
-    for blob in _blobs(part):
+    inside = (part.function_response.parts if part.function_response is not None else None) or ()
+    for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
+        if blob is None:
+            continue
         data = blob.data or b""
         size += len(data)
         tokens += media_tokens(blob.mime_type, len(data), family=family, model=model, data=data)
     if part.file_data is not None:
         tokens += media_tokens(part.file_data.mime_type, 0, family=family, model=model)
     return part_of(value, size_bytes=size, media_tokens=tokens)
-
-
-def _blobs(part: types.Part) -> list[Any]:
-    found: list[Any] = [part.inline_data] if part.inline_data is not None else []
-    if part.function_response is not None:
-        found += [one.inline_data for one in part.function_response.parts or () if one.inline_data is not None]
-    return found
 
 
 def _held(model: BaseModel) -> list[tuple[str, object]]:
@@ -378,20 +369,15 @@ def _json(value: object, depth: int = 0) -> JSON:
     return plain(value)
 
 
-def structure(value: object) -> object:
-    """A hashable stand-in for a JSON value that differs wherever its JSON could."""
-    return _key(value)
-
-
 def _part_key(part: types.Part) -> object:
-    """`_key` of a part, without detours for one that is only text."""
+    """`structure` of a part, without detours for one that is only text."""
     names = part.__pydantic_fields_set__
     if len(names) == 1 and "text" in names:
         return part.__dict__["text"]
-    return _key(part)
+    return structure(part)
 
 
-def _key(value: object, depth: int = 0) -> object:
+def structure(value: object, depth: int = 0) -> object:
     """A hashable stand-in that differs wherever the JSON could."""
     kind = type(value)
     if kind is str or value is None:
@@ -406,12 +392,12 @@ def _key(value: object, depth: int = 0) -> object:
         ordered = names if len(names) == 1 else sorted(names)
         return (
             kind.__name__,
-            *[(name, _key(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None],
+            *[(name, structure(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None],
         )
     if kind is dict:
-        return ("{", *[(str(name), _key(held, depth + 1)) for name, held in value.items()])  # type: ignore[attr-defined]
+        return ("{", *[(str(name), structure(held, depth + 1)) for name, held in value.items()])  # type: ignore[attr-defined]
     if kind in (list, tuple):
-        return ("[", *[_key(one, depth + 1) for one in value])  # type: ignore[attr-defined]
+        return ("[", *[structure(one, depth + 1) for one in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
 
 
@@ -431,7 +417,7 @@ def mirror(value: object, depth: int = 0) -> object:
             return [mirror(held, depth + 1) for held in value]  # type: ignore[attr-defined]
         if isinstance(value, BaseModel):
             return _Model(value, depth + 1)
-    return _Leaf(_key(value))
+    return _Leaf(structure(value))
 
 
 class _Model:
@@ -450,7 +436,7 @@ class _Model:
 
 
 class _Leaf:
-    """The mirror of a number, or of a value of any other type, by its `_key`."""
+    """The mirror of a number, or of a value of any other type, by its `structure`."""
 
     __slots__ = ("_key",)
 
@@ -458,6 +444,6 @@ class _Leaf:
         self._key = key
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._key == _key(other))
+        return bool(self._key == structure(other))
 
     __hash__ = None  # type: ignore[assignment]

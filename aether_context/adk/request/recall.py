@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -167,8 +167,12 @@ class Recall:
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
             asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
             hits = self._search(source, settings, entries, embedder) if entries else []
-            fitting = _fitting(hits, room * _TOKEN_CHARACTERS)
-            turns = (_candidate(hit, frozen(history[_place(hit.id)], model)) for hit in fitting)
+            turns: list[Candidate] = []
+            characters = room * _TOKEN_CHARACTERS
+            for hit in hits:
+                if len(hit.text) <= characters:
+                    characters -= len(hit.text)
+                    turns.append(_candidate(hit, frozen(history[_place(hit.id)], model)))
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
         candidates, encoder, problems = await self._compared(source, policy, found)
@@ -391,24 +395,10 @@ def _characters(content: types.Content) -> int:
     """How long a content is, what it calls and answers included; at least 1."""
     size = 1
     for part in content.parts or ():
-        size += len(part.text or "") + sum(len(repr(held)) for held in _exchanged(part))
+        call, response = part.function_call, part.function_response
+        exchanged = (call and call.args, response and response.response)
+        size += len(part.text or "") + sum(len(repr(value)) for value in exchanged if value)
     return size
-
-
-def _exchanged(part: types.Part) -> list[dict[str, Any]]:
-    """What a part calls with or answers."""
-    call, response = part.function_call, part.function_response
-    if call is None and response is None:
-        return []
-    return [one for one in (call and call.args, response and response.response) if one]
-
-
-def _fitting(hits: Iterable[Hit], room: int) -> Iterator[Hit]:
-    """The hits that find room, in their order, so many characters in all."""
-    for hit in hits:
-        if len(hit.text) <= room:
-            room -= len(hit.text)
-            yield hit
 
 
 def _candidate(hit: Hit, content: Content) -> Candidate:

@@ -30,20 +30,27 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     declared = frozenset(tool.name for tool in pack.tools)
     finder = FindTools(pack.source.request.tools, declared, redact) if pack.scope_mode == "relevant" else None
     made = _contents(pack, contents)
-    tools, tools_dict = _tools(pack, request, finder)
-    tool_config = _tool_config(pack, request)
+    trimmed = {
+        tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
+        for tool in pack.tools
+        if tool.name in pack.epoch.trimmed
+    }
+    config = request.config
+    narrowed = None
+    if config is not None and (pack.tools_left_out or finder is not None or trimmed):
+        narrowed = _tools(pack, request, config, finder, trimmed)
     request.contents = made
-    if request.config is None:
+    if config is None:
         return
-    if isinstance(request.config.system_instruction, (str, type(None))) and pack.system != (
-        request.config.system_instruction or ""
-    ):
-        request.config.system_instruction = pack.system
-    if pack.tools_left_out or finder is not None or _trimmed(pack):
-        request.config.tools = tools
-        request.tools_dict = tools_dict
+    held = config.system_instruction
+    if isinstance(held, (str, type(None))) and pack.system != (held or ""):
+        config.system_instruction = pack.system
+    if narrowed is not None:
+        config.tools, request.tools_dict = narrowed
     if pack.allowed_tools is not None:
-        request.config.tool_config = tool_config
+        mode = types.FunctionCallingConfigMode.VALIDATED
+        calling = types.FunctionCallingConfig(mode=mode, allowed_function_names=list(pack.allowed_tools))
+        config.tool_config = types.ToolConfig(function_calling_config=calling)
 
 
 def _contents(pack: Pack, contents: list[types.Content]) -> list[types.Content]:
@@ -117,56 +124,38 @@ def _is_text(part: types.Part) -> bool:
 
 
 def _tools(
-    pack: Pack, request: LlmRequest, finder: FindTools | None
-) -> tuple[types.ToolListUnion | None, dict[str, BaseTool]]:
-    config = request.config
-    brief = _trimmed(pack)
-    if config is None or not (pack.tools_left_out or finder is not None or brief):
-        return (config.tools if config is not None else None), dict(request.tools_dict)
+    pack: Pack,
+    request: LlmRequest,
+    config: types.GenerateContentConfig,
+    finder: FindTools | None,
+    trimmed: dict[str, types.FunctionDeclaration],
+) -> tuple[types.ToolListUnion, dict[str, BaseTool]]:
+    """What is declared and what can be called; ``trimmed`` are the declarations that are sent in a shorter form."""
     tools: types.ToolListUnion = []
     for tool in config.tools or ():
         if not isinstance(tool, types.Tool) or not tool.function_declarations:
             tools.append(tool)
             continue
         inside = [
-            brief.get(one.name or "", one) for one in tool.function_declarations if one.name not in pack.tools_left_out
+            trimmed.get(declared.name or "", declared)
+            for declared in tool.function_declarations
+            if declared.name not in pack.tools_left_out
         ]
         narrowed = tool.model_copy(update={"function_declarations": inside or None})
         if any(value is not None for value in narrowed.__dict__.values()):
             tools.append(narrowed)
     if finder is None:
         return tools, {name: tool for name, tool in request.tools_dict.items() if name not in pack.tools_left_out}
-    _declare(tools, finder.declaration)
-    return tools, {**request.tools_dict, finder.name: finder}
-
-
-def _declare(tools: types.ToolListUnion, declaration: types.FunctionDeclaration) -> None:
-    """Puts a declaration behind the last of the others."""
+    # Behind the last of the other declarations.
     for at in range(len(tools) - 1, -1, -1):
-        tool = tools[at]
-        if isinstance(tool, types.Tool) and tool.function_declarations:
-            tools[at] = tool.model_copy(update={"function_declarations": [*tool.function_declarations, declaration]})
-            return
-    tools.append(types.Tool(function_declarations=[declaration]))
-
-
-def _trimmed(pack: Pack) -> dict[str, types.FunctionDeclaration]:
-    """The declarations that are sent in a shorter form, by name."""
-    return {
-        tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
-        for tool in pack.tools
-        if tool.name in pack.epoch.trimmed
-    }
-
-
-def _tool_config(pack: Pack, request: LlmRequest) -> types.ToolConfig | None:
-    held = request.config.tool_config if request.config is not None else None
-    if pack.allowed_tools is None:
-        return held
-    calling = types.FunctionCallingConfig(
-        mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.allowed_tools)
-    )
-    return types.ToolConfig(function_calling_config=calling)
+        last = tools[at]
+        if isinstance(last, types.Tool) and last.function_declarations:
+            declarations = [*last.function_declarations, finder.declaration]
+            tools[at] = last.model_copy(update={"function_declarations": declarations})
+            break
+    else:
+        tools.append(types.Tool(function_declarations=[finder.declaration]))
+    return tools, {**request.tools_dict, finder.name: finder}
 
 
 # The tool by which a model asks for tools that its request does not declare.
