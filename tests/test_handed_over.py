@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
+from matrix import but_slow
 from scripted import Chat, Sent, call
 from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
@@ -165,7 +166,7 @@ def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bo
     chat.replays()
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", but_slow(WINDOWS, 8_000))
 def test_what_was_said_stays_where_marks_alone_are_too_much(window: int) -> None:
     text = findings("desk", 3)
     writer = alone("writer", calls("w", 2, "written"))

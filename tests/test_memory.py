@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.cli.service_registry import get_service_registry
@@ -30,6 +31,7 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
+from aether_context.cli import main
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory
 from aether_context.retrieval.embedders import StaticEmbedder
@@ -447,13 +449,16 @@ def test_ten_thousand_memories_are_written_found_and_read_again(tmp_path):
 
 
 def test_the_command_line_searches_a_services_file(tmp_path):
-    from test_cli import run
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(main, ["search", "key", *arguments])
+        assert result.exit_code == code, result.output
+        return result
 
     memories = Memories(tmp_path / "m.sqlite")
     memories.add("app", "ann", said(3))
     memories.add("app", "ben", [Memory(name="key", text="The key is behind the clock.", author="Ben")])
     where = ("--memory", str(tmp_path / "m.sqlite"))
-    (hit,) = json.loads(run("search", "key", *where, "--user", "ben", "--json").stdout)
+    (hit,) = json.loads(run(*where, "--user", "ben", "--json").stdout)
     assert (hit["id"], hit["speaker"], hit["text"]) == ("key", "Ben", "The key is behind the clock.")
-    assert "holds the memories of 2 users that fit" in run("search", "key", *where, code=3).stderr
-    assert "--app app --user ben" in run("search", "key", *where, code=3).stderr
+    assert "holds the memories of 2 users that fit" in run(*where, code=3).stderr
+    assert "--app app --user ben" in run(*where, code=3).stderr

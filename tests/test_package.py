@@ -161,3 +161,10 @@ def test_a_store_that_no_extra_brings_names_its_package(monkeypatch):
 
 def test_module_names_say_something():
     assert [name for name in modules() if name.rpartition(".")[2].lstrip("_") in NAMELESS] == []
+
+
+def test_no_test_file_imports_another_one():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 90
+    imports = re.compile(r"^\s*(?:from|import) test_\w+", re.MULTILINE)
+    assert [path.name for path in files if imports.search(path.read_text(encoding="utf-8"))] == []

@@ -13,7 +13,7 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgen
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
-from matrix import half_slow
+from matrix import part_slow
 from scripted import Chat, call, new_store
 from teams import (
     COUNTER,
@@ -30,6 +30,7 @@ from teams import (
     team,
     within,
 )
+from writers import writer as summarizing
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
@@ -182,7 +183,7 @@ def policy_of(strategy: str, window: int) -> PackPolicy:
 
 
 @DEPRECATED
-@pytest.mark.parametrize(("make", "window", "strategy"), half_slow(TEAMS, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("make", "window", "strategy"), part_slow(4, TEAMS, WINDOWS, STRATEGIES))
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -241,8 +242,6 @@ def summaries_in(request: Any) -> list[str]:
 
 @DEPRECATED
 def test_a_model_that_summarizes_is_told_who_said_what() -> None:
-    from test_summaries import writer as summarizing
-
     made, llm = reader_and_writer(), summarizing()
     settings: dict[str, Any] = {"compress": {"summarizer": llm.model}, "retrieval": {"recall": False}}
     plugin = ContextPackPlugin(
@@ -328,7 +327,7 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "window", "strategy"), half_slow(LARGE, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("kind", "window", "strategy"), part_slow(3, LARGE, WINDOWS, STRATEGIES))
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])
