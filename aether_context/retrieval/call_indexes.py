@@ -52,8 +52,8 @@ def described(tool: Tool) -> str:
 
 def _parameters(schema: JSON) -> Iterator[str]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    for name, one in (properties if isinstance(properties, dict) else {}).items():
-        description = one.get("description") if isinstance(one, dict) else None
+    for name, schema in (properties if isinstance(properties, dict) else {}).items():
+        description = schema.get("description") if isinstance(schema, dict) else None
         yield f"{name}: {description}" if isinstance(description, str) else str(name)
 
 
@@ -90,16 +90,21 @@ def ranked(
         EmbeddingError: a local embedder failed.
     """
     layers: dict[Layer, list[Candidate]] = {}
-    for one in candidates:
-        if "similarity" not in one.scores:
-            layers.setdefault(one.layer, []).append(one)
+    for candidate in candidates:
+        if "similarity" not in candidate.scores:
+            layers.setdefault(candidate.layer, []).append(candidate)
     found: dict[str, Mapping[str, float]] = {}
     for pool in layers.values():
         index = HybridIndex(embedder or "none", redact=masker(redact))
-        index.add(Entry(id=one.id, text=one.text, time=one.time, speaker=one.speaker or None) for one in pool)
+        index.add(
+            Entry(id=candidate.id, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
+            for candidate in pool
+        )
         found |= {hit.id: told(hit) for hit in index.search(query, len(pool), asked=asked)}
-        found |= {one.id: {"similarity": 0.0} for one in pool if one.id not in found}
-    return tuple(replace(one, scores={**one.scores, **found.get(one.id, {})}) for one in candidates)
+        found |= {candidate.id: {"similarity": 0.0} for candidate in pool if candidate.id not in found}
+    return tuple(
+        replace(candidate, scores={**candidate.scores, **found.get(candidate.id, {})}) for candidate in candidates
+    )
 
 
 def told(hit: Hit) -> dict[str, float]:
@@ -127,13 +132,13 @@ class SessionIndexes:
     """
 
     def __init__(self, *, max_entries: int = 50_000) -> None:
-        self._held: LRUCache[Hashable, _SessionIndex] = LRUCache(
+        self._indexes: LRUCache[Hashable, _SessionIndex] = LRUCache(
             max_entries, lambda index: min(max(len(index), 1), max_entries)
         )
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._indexes)
 
     def search(
         self,
@@ -156,12 +161,12 @@ class SessionIndexes:
             EmbeddingError: a local embedder failed.
         """
         with self._lock:
-            index = self._held.get(session)
+            index = self._indexes.get(session)
             if index is None:
-                index = self._held[session] = _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
+                index = self._indexes[session] = _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
         found = index.search(history, query, limit, asked)
         with self._lock:
-            self._held[session] = index  # put again, since it has grown
+            self._indexes[session] = index  # put again, since it has grown
         return found
 
 

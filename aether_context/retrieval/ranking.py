@@ -68,7 +68,7 @@ def retrieve(
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
-    ordered = sorted(candidates, key=lambda one: (rank(one), one.id))
+    ordered = sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id))
     left: list[Left] = []
     fresh: list[Candidate] = []
     seen: set[str] = set()
@@ -84,31 +84,36 @@ def retrieve(
     scored = score(fresh, query, masker(settings.redact_before_retrieval))
     chosen: list[Candidate] = []
     further: list[Candidate] = []
-    standing = [one for one in scored if one.kind == "standing"]
+    standing = [candidate for candidate in scored if candidate.kind == "standing"]
     chosen += standing if k else ()
-    own = [one for one in scored if one.kind == "own"]
+    own = [candidate for candidate in scored if candidate.kind == "own"]
     chosen += diversify(own, weight=settings.mmr_lambda, k=k)
     further += _rest(own, chosen) if k else ()
-    found = [one for one in scored if not one.kind]
-    weak = {one.id for one in found if one.layer == "memory" and not answers(one, settings)}
+    found = [candidate for candidate in scored if not candidate.kind]
+    weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
     ranked = diversify(
-        [one for one in found if not (one.source == RECALLED and one.id in weak)], weight=settings.mmr_lambda, k=k
+        [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)],
+        weight=settings.mmr_lambda,
+        k=k,
     )
     chosen += ranked
-    further += _rest([one for one in found if one.id not in weak], ranked)[:more]
-    names = {one.id for one in (*chosen, *further)}
+    further += _rest([candidate for candidate in found if candidate.id not in weak], ranked)[:more]
+    names = {candidate.id for candidate in (*chosen, *further)}
     left += [
-        Left(candidate=one, reason="below_floor" if one.id in weak else "beyond_k")
-        for one in scored
-        if one.id not in names
+        Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
+        for candidate in scored
+        if candidate.id not in names
     ]
     return Found(chosen=tuple(chosen), left=tuple(left), more=tuple(further))
 
 
 def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[Candidate]:
     """Those that are not chosen, by relevance alone."""
-    names = {one.id for one in chosen}
-    return sorted((one for one in candidates if one.id not in names), key=lambda one: (-one.score, one.id))
+    names = {candidate.id for candidate in chosen}
+    return sorted(
+        (candidate for candidate in candidates if candidate.id not in names),
+        key=lambda candidate: (-candidate.score, candidate.id),
+    )
 
 
 def rank(candidate: Candidate) -> int:
@@ -123,9 +128,9 @@ def answers(candidate: Candidate, settings: RetrievalSettings) -> bool:
 
 def weakest(candidates: Sequence[Candidate], settings: RetrievalSettings) -> list[Candidate]:
     """Memories that a search found and that are under the floor beside the best of them."""
-    found = [one for one in candidates if not one.kind and one.layer == "memory"]
-    floor = settings.floor * max((one.score for one in found), default=0.0)
-    return [one for one in found if one.score < floor]
+    found = [candidate for candidate in candidates if not candidate.kind and candidate.layer == "memory"]
+    floor = settings.floor * max((candidate.score for candidate in found), default=0.0)
+    return [candidate for candidate in found if candidate.score < floor]
 
 
 def _outright(candidate: Candidate, seen: set[str], tail: str, now: float) -> Reason | None:
@@ -147,9 +152,9 @@ def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str
     missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
     if not missing:
         return list(candidates)
-    scores = bm25(tuple(mask(one.said) for one in missing), mask(query))
-    found = dict(zip((one.id for one in missing), scores, strict=True))
-    return [_scored(one, found[one.id]) if one.id in found else one for one in candidates]
+    scores = bm25(tuple(mask(candidate.said) for candidate in missing), mask(query))
+    found = dict(zip((candidate.id for candidate in missing), scores, strict=True))
+    return [_scored(candidate, found[candidate.id]) if candidate.id in found else candidate for candidate in candidates]
 
 
 def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
@@ -189,23 +194,26 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     scores = [candidate.score for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
-    held = [(not one.covers, -weight * scores[place], one.id, place) for place, one in enumerate(candidates)]
-    heapq.heapify(held)
+    queue = [
+        (not candidate.covers, -weight * scores[place], candidate.id, place)
+        for place, candidate in enumerate(candidates)
+    ]
+    heapq.heapify(queue)
     chosen: list[int] = []
     ranked: list[Candidate] = []
-    while held and len(chosen) < k:
-        covers, marginal, name, place = held[0]
+    while queue and len(chosen) < k:
+        covers, marginal, name, place = queue[0]
         if weight < 1 and compared[place] < len(chosen):
-            since = [words[one] for one in chosen[compared[place] :]]
+            since = [words[earlier] for earlier in chosen[compared[place] :]]
             overlap[place] = max(overlap[place], _overlap(words[place], since))
             compared[place] = len(chosen)
             marginal = (1 - weight) * overlap[place] - weight * scores[place]
-            heapq.heapreplace(held, (covers, marginal, name, place))
+            heapq.heapreplace(queue, (covers, marginal, name, place))
             continue
-        heapq.heappop(held)
+        heapq.heappop(queue)
         chosen.append(place)
-        one = candidates[place]
-        ranked.append(replace(one, scores={**one.scores, "mmr": round(-marginal, 6)}))
+        candidate = candidates[place]
+        ranked.append(replace(candidate, scores={**candidate.scores, "mmr": round(-marginal, 6)}))
     return ranked
 
 
