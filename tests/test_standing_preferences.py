@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from google.adk.memory.memory_entry import MemoryEntry
@@ -27,6 +30,42 @@ def test_a_users_preference_stands_first_and_is_nobody_elses(kind: str) -> None:
     other = Chat(memory=service, user="bob")
     other.say("Which language do you answer in, German?")
     assert WISH not in other.sent[-1].text
+
+
+def test_a_preference_is_found_beneath_thousands_of_newer_memories_that_only_speak_of_one(tmp_path: Path) -> None:
+    service = HybridMemoryService(tmp_path)
+    memories = [MemoryEntry(content=types.UserContent(WISH), author="clerk", custom_metadata={"kind": "preference"})]
+    memories += [
+        MemoryEntry(
+            content=types.UserContent(f"Berth {at} was asked for."),
+            author="clerk",
+            custom_metadata={"kind": "episode", "topic": "preferred berth"},
+        )
+        for at in range(3_000)
+    ]
+    asyncio.run(service.add_memory(app_name="shop", user_id="ann", memories=memories))
+    chat = Chat(memory=service)
+    chat.say("What is the harbour fee?")
+    assert f"MEMORY:\n{LINE}" in chat.sent[-1].text
+
+
+def test_a_file_from_before_the_index_of_preferences_is_read_while_another_process_writes(tmp_path: Path) -> None:
+    entry = MemoryEntry(content=types.UserContent(WISH), author="clerk", custom_metadata={"kind": "preference"})
+    asyncio.run(HybridMemoryService(tmp_path).add_memory(app_name="shop", user_id="ann", memories=[entry]))
+
+    def has_index() -> bool:
+        return bool(other.execute("SELECT 1 FROM sqlite_master WHERE name = 'memories_preferred'").fetchall())
+
+    with closing(sqlite3.connect(tmp_path / "memories.sqlite", isolation_level=None)) as other:
+        other.execute("DROP INDEX memories_preferred")
+        other.execute("BEGIN IMMEDIATE")
+        chat = Chat(memory=HybridMemoryService(tmp_path))
+        chat.say("What is the harbour fee?")
+        other.execute("COMMIT")
+        assert f"MEMORY:\n{LINE}" in chat.sent[-1].text
+        assert not has_index()
+        HybridMemoryService(tmp_path)
+        assert has_index()
 
 
 def test_an_agent_remembers_a_preference_for_later_sessions() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _FORMAT = 2
 _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
 _NEVER = 2**63 - 1
-_MOST_NAMED = 1_000
+_MOST_NAMED = 20_000
 _NO_METADATA = canonical_json({})
 _NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
 """What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
@@ -203,8 +204,8 @@ class MemoryFile:
         query = f"""SELECT {_COLUMNS} FROM memories
             WHERE app = ? AND user = ? AND {_NAMED} AND length(text) <= ? ORDER BY number DESC LIMIT ?"""
         with self._reading() as database:
-            rows = database.execute(query, (sound(app), sound(user), longest, _MOST_NAMED)).fetchall()
-        return [found for found in map(_memory, rows) if is_preference(found.metadata)][:limit]
+            rows = database.execute(query, (sound(app), sound(user), longest, _MOST_NAMED))
+            return list(islice((found for found in map(_memory, rows) if is_preference(found.metadata)), limit))
 
     def holds_more(self, app: str, user: str, count: int) -> bool:
         """Whether there are more rows of a user than so many."""
@@ -402,7 +403,7 @@ def _prepare(database: sqlite3.Connection, path: Path | None) -> None:
     """
     (held,) = database.execute("PRAGMA user_version").fetchone()
     if held == _FORMAT:
-        database.execute(_PREFERENCES)
+        _index_preferences(database)
         return
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if held not in (0, 1) or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
@@ -414,6 +415,18 @@ def _prepare(database: sqlite3.Connection, path: Path | None) -> None:
         database.execute(table)
     database.execute(f"PRAGMA user_version = {_FORMAT}")
     database.execute("COMMIT")
+
+
+def _index_preferences(database: sqlite3.Connection) -> None:
+    """Adds the index that older files lack. While another process writes, the file is read without it."""
+    database.execute("PRAGMA busy_timeout = 0")
+    try:
+        database.execute(_PREFERENCES)
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error):
+            raise
+    finally:
+        database.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
 
 
 def _forget_vectors(database: sqlite3.Connection, digest: bytes | None) -> None:
