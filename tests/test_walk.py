@@ -19,8 +19,8 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-FILES = 58
-FUNCTIONS = 465
+FILES = 57
+FUNCTIONS = 455
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 

@@ -208,8 +208,12 @@ class Offloader:
         media: list[types.Part | str] = []
         for part in parts:
             medium = medium_of(part)
-            said = await self._kept(medium, _media_tokens(medium, model), len(media) + 1, call) if medium else ""
-            media.append(said or part)
+            marked = ""
+            if medium is not None:
+                size, family = len(medium.data), family_of(model)
+                tokens = media_tokens(medium.media_type, size, family=family, model=model, data=medium.data)
+                marked = await self._kept(medium, tokens, len(media) + 1, call)
+            media.append(marked or part)
         inside = await self._at_once(response, lambda: list(media_in(response)))
         marks: list[str] = []
         for medium in inside:
@@ -290,25 +294,24 @@ class Offloader:
     # results in a request
 
     def _content(self, content: types.Content, known: _Known) -> types.Content:
-        parts = [self._part(part, known) for part in content.parts or ()]
-        if all(one is other for one, other in zip(parts, content.parts or (), strict=True)):
-            return content
-        return types.Content(role=content.role, parts=parts)
+        parts: list[types.Part] = []
+        changed = False
+        for part in content.parts or ():
+            answer = part.function_response
+            shown = self._shown_of(answer, known) if answer is not None else None
+            changed = changed or shown is not None
+            parts.append(part if shown is None else part.model_copy(update={"function_response": shown}))
+        return types.Content(role=content.role, parts=parts) if changed else content
 
     def _quoted(self, context: CallbackContext, known: _Known) -> list[tuple[str, str]]:
         """How ADK quotes the results of this session to other agents, and what is quoted in their place."""
         texts: list[tuple[str, str]] = []
         for event in context.session.events:
-            for held in event.get_function_responses():
-                shown = self._shown_of(held, known)
-                if shown is not None and shown.response != held.response:
-                    texts.append((str(held.response), str(shown.response)))
+            for answer in event.get_function_responses():
+                shown = self._shown_of(answer, known)
+                if shown is not None and shown.response != answer.response:
+                    texts.append((str(answer.response), str(shown.response)))
         return texts
-
-    def _part(self, part: types.Part, known: _Known) -> types.Part:
-        held = part.function_response
-        shown = self._shown_of(held, known) if held is not None else None
-        return part if shown is None else part.model_copy(update={"function_response": shown})
 
     def _shown_of(self, held: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
@@ -431,11 +434,6 @@ def _address(medium: Medium) -> tuple[str, str]:
     """The address and the hash of a medium."""
     digest = hash_bytes(medium.data)
     return evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]), digest
-
-
-def _media_tokens(medium: Medium, model: str) -> int:
-    family = family_of(model)
-    return media_tokens(medium.media_type, len(medium.data), family=family, model=model, data=medium.data)
 
 
 def _quotes(part: types.Part) -> bool:
