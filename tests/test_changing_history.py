@@ -122,6 +122,7 @@ def test_contents_removed_at_the_head_move_the_boundary_or_reset_it(drop: int, a
 def test_equal_messages_do_not_confuse_the_boundary() -> None:
     chat = Chat(policy=small(1_200), script=["yes"] * 40)
     chat.say(*["go on " + words(30)] * 30)
+    assert len(chat.sent) == 30
     assert all(faults(one.contents) == [] for one in chat.sent)
     assert all(manifest.request_tokens <= 1_200 for manifest in chat.manifests())
     counts = [manifest.epoch.cut_count for manifest in chat.manifests()]

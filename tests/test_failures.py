@@ -40,6 +40,7 @@ def test_a_store_that_fails_never_reaches_the_run(error: Exception, on_error: st
     began = time.monotonic()
     events = chat.say("go")
     assert events[-1].content.parts[0].text == "done"
+    assert len(chat.sent) == 2
     assert all("CONTEXT PACK" in one.text for one in chat.sent)
     assert time.monotonic() - began < 60
 
@@ -69,7 +70,7 @@ def test_packs_that_waited_are_written_when_the_store_is_back() -> None:
     store.broken = False
     chat.say("two")
     assert len(list(store.manifests())) == 2
-    assert all(store.outcome(manifest) for manifest in store.manifests())
+    assert [bool(store.outcome(manifest)) for manifest in store.manifests()] == [True, True]
 
 
 class Hostile(dict[str, Any]):

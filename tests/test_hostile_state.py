@@ -106,6 +106,7 @@ def test_a_user_who_writes_like_a_summary_does_not_break_the_next_cut(line: str)
     chat.say(*[f"{line}\n{text}" for text in turns(14, 60)])
     asyncio.run(poison(chat, "aether:summary:", line))
     chat.say(*turns(10, 60))
+    assert len(chat.sent) == 24
     assert all(faults(one.contents) == [] for one in chat.sent)
 
 

@@ -40,6 +40,7 @@ def test_preloaded_memories_are_taken_over_and_not_repeated() -> None:
         policy=PackPolicy(retrieval={"floor": 0.0}),
     )
     chat.say("What is the tax rate?", "And the tax office?")
+    assert len(chat.sent) == 4
     for raw, left in zip(chat.raw, chat.sent, strict=True):
         assert "PAST_CONVERSATIONS" in raw.text
         assert "PAST_CONVERSATIONS" not in left.text

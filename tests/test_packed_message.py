@@ -32,6 +32,7 @@ def test_the_payload_stands_in_the_human_message_of_every_call_of_a_tool_loop() 
 def test_requests_only_grow_within_an_epoch_over_several_invocations(policy: str) -> None:
     chat = Chat(script=[*loop(2), "a", *loop(2), "b", "c"], tools=[look_up], state=planned(), policy=policy)
     chat.say("first question", "second question", "third question")
+    assert len(chat.sent) == 7
     for earlier, later in zip(chat.sent, chat.sent[1:], strict=False):
         assert later.wires[: len(earlier.wires)] == earlier.wires
     for manifest in chat.manifests()[1:]:
@@ -54,6 +55,7 @@ def test_past_messages_keep_their_packed_text_where_the_policy_says_so() -> None
     chat = Chat(script=["a", "b"], state=planned(), policy=CARRIED)
     chat.say("same words", "same words", "same words")
     humans = [content.parts[0].text for content in chat.sent[-1].contents if content.role == "user"]
+    assert len(humans) == 3
     assert all(text.startswith("CONTEXT PACK") and text.endswith("same words") for text in humans)
 
 
@@ -61,6 +63,7 @@ def test_the_contract_text_stands_once_and_names_headers_that_exist() -> None:
     for place in ("system", "payload"):
         chat = Chat(state=planned(), policy=PackPolicy(payload={"contract": place}))
         chat.say("go", "on")
+        assert len(chat.sent) == 2
         for one in chat.sent:
             whole = f"{one.system}\n{one.human()}"
             assert whole.count("USER REQUEST comes last") == 1

@@ -23,6 +23,7 @@ def test_two_users_and_sessions_at_once_never_mix() -> None:
         await asyncio.gather(*[one(user, session) for user in ("ann", "bob") for session in ("s1", "s2")])
 
     asyncio.run(everybody())
+    assert len(chat.sent) == 32
     for one in chat.sent:
         names = {f"{user}/{session} says" for user in ("ann", "bob") for session in ("s1", "s2")}
         assert sum(name in one.text for name in names) == 1

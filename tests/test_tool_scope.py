@@ -23,6 +23,7 @@ def test_prune_takes_tools_away_in_both_places() -> None:
         state=planned(NARROW),
     )
     events = chat.say("go")
+    assert len(chat.sent) == 3
     for one in chat.sent:
         assert one.declared == ("look_up",)
         assert one.dispatched == ("look_up",)

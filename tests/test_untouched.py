@@ -55,12 +55,14 @@ def test_a_plain_chat_keeps_its_contents_objects_and_rebinds_none() -> None:
 
     chat = Chat(plugin=Objects(ContextPackPlugin(store=new_store(), on_error="raise")))
     chat.say("one", "two")
+    assert len(seen) == 2
     assert all(before == after for before, after in seen)
 
 
 def test_an_empty_memory_service_and_foreign_state_change_nothing() -> None:
     chat = Chat(memory=Memories(), state={"cart": ["apples"], "user:name": "Ann"})
     chat.say("hello", "again")
+    assert len(chat.sent) == 2
     assert [one.wires for one in chat.raw] == [one.wires for one in chat.sent]
     assert [one.system for one in chat.raw] == [one.system for one in chat.sent]
 
@@ -101,6 +103,7 @@ def test_thought_signatures_thoughts_and_code_parts_are_carried() -> None:
     script = [[thought, signed], [code, result, types.Part(text="so: 1", thought_signature=b"\x01\x80")], "later"]
     chat = Chat(script=script, tools=[look_up], state=planned())
     chat.say("look", "and now?")
+    assert len(chat.sent) == 3
     for raw, left in zip(chat.raw, chat.sent, strict=True):
         models = [exact(content) for content in left.contents if content.role == "model"]
         assert models == [exact(content) for content in raw.contents if content.role == "model"]
@@ -123,6 +126,7 @@ def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:
 
     chat = Chat(alter=alter, state=planned(), policy=small(1_500))
     chat.say("hello", "again")
+    assert len(chat.sent) == 2
     for one in chat.sent:
         assert one.contents[0].parts[0].hologram == {"beam": [1, 2, 3]}
 
