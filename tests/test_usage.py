@@ -438,15 +438,19 @@ def test_a_step_that_does_not_fit_is_caught_in_both_ways(as_callbacks: bool) -> 
         chat.say("hello")
 
 
-def test_a_limit_holds_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = Chat(policy=limited("stop", session={"total_tokens": 10}), on_error="passthrough")
+def test_a_limit_holds_where_packing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    class Unreadable(dict[str, Any]):
+        def items(self) -> Any:
+            raise Failure("packing is broken")
 
-    async def fails(*_: Any) -> Any:
-        raise Failure("packing is broken")
+    def alter(context: Any, _: Any) -> None:
+        context.session.state["plan"] = Unreadable(step="x")
 
-    chat.plugin._packer._gatherer.gather = fails  # type: ignore[union-attr]
+    policy = limited("stop", session={"total_tokens": 10})
+    chat = Chat(policy=policy, on_error="passthrough", alter=alter)
     assert chat.say("hello")[-1].error_code == "budget_exceeded"
     assert chat.llm.sent == []
+    assert "packing is broken" in caplog.text
 
 
 def test_warn_says_so_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
