@@ -517,7 +517,8 @@ class Epoch:
     trimmed: tuple[str, ...] = ()
     """Declarations that are sent without examples and with short descriptions, by name."""
     extracts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that the responses of a content, or its parts, were shortened to, by its hash."""
+    """Tokens that the responses of a content, or its parts, were shortened to, by its hash; from the second content of
+    a hash on followed by ``#`` and its number."""
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
     payloads: tuple[PackedMessage, ...] = ()

@@ -80,3 +80,25 @@ def test_a_response_at_the_edge_of_a_cut_stays_as_an_extract_that_later_calls_re
     ids = [one.pack_id for one in chat.manifests()]
     later = [at for at in extracts if ids[at] not in made]
     assert later, "calls after the cut send the same extract"
+
+
+def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:
+    def report(name: str) -> dict[str, Any]:
+        """Reads a report."""
+        return {"result": "\n".join(f"{at}: value {at * 37 % 1009} in {name}" for at in range(330))}
+
+    def lengths(at: int) -> list[int]:
+        parts = [part for content in chat.sent[at].contents for part in content.parts or ()]
+        return [len(str(part.function_response.response)) for part in parts if part.function_response]
+
+    script = [*(call("report", name=name) for name in "abc"), "read", call("report", name="b"), "again", "more"]
+    policy = PackPolicy(max_input_tokens=8_000, offload={"mode": "off"})
+    chat = Chat(script, tools=[report], policy=policy)
+    chat.say("Read them.", "Read b again.", "And?")
+    whole = lengths(1)[0]
+    assert lengths(3)[0] < whole
+    assert lengths(5)[0] == lengths(4)[0]
+    assert lengths(5)[-1] == whole
+    assert lengths(6)[-1] == whole
+    chat.check()
+    chat.replays()

@@ -118,9 +118,9 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
         if index in texts:
             content, members = packed_message(raw, index, texts[index], epoch.parts)
             made[index] = replace(_verbatim(raw, index, 0), content=content, outcome="payload", members=members)
-        elif raw.digest in epoch.extracts or raw.digest in parts:
-            question = asked(request.contents, index)
-            made[index] = reduced(_verbatim(raw, index, 0), epoch.extracts.get(raw.digest), parts, question, counter)
+        elif draft.keys[index] in epoch.extracts or raw.digest in parts:
+            question, ceiling = asked(request.contents, index), epoch.extracts.get(draft.keys[index])
+            made[index] = reduced(_verbatim(raw, index, 0), ceiling, parts, question, counter)
     sent = [made[index].content if index in made else raw for index, raw in enumerate(request.contents)]
     return tuple(
         replace(made[index], tokens=tokens) if index in made else _verbatim(request.contents[index], index, tokens)

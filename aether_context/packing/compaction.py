@@ -482,7 +482,7 @@ def _left(
             whole = item.content if item.members else item.raw
             content = shortened(whole, most, asked(raws, index), counter)
             stay.append(replace(item, content=content, outcome="extract", tokens=counter.content(content)))
-            extracts[item.raw.digest] = most
+            extracts[draft.key(item)] = most
         elif index not in out:
             stay.append(item)
     summary = ""
@@ -625,7 +625,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     extracts = dict(draft.extracts)
     for at in targets:
         item = items[at]
-        most = min(ceiling, extracts.get(item.raw.digest, ceiling))
+        most = min(ceiling, extracts.get(draft.key(item), ceiling))
         query = asked(raws, at)
         if item.outcome == "placeholder":
             made = replace(item, content=shortened(item.content, most, query, draft.counter))
@@ -643,7 +643,7 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     if not touched:
         return
     before = draft.spoken(draft.items, draft.summary)
-    extracts = {item.raw.digest: min(ceiling, draft.extracts.get(item.raw.digest, ceiling)) for item in touched}
+    extracts = {key: min(ceiling, draft.extracts.get(key, ceiling)) for key in map(draft.key, touched)}
     draft.items, draft.extracts = changed, {**draft.extracts, **extracts}
     _note(draft, before, [item.origin for item in touched])
 
@@ -721,7 +721,7 @@ def _thin(draft: Draft, over: int) -> None:
         for number, index in enumerate(indices):
             item = items[index]
             kept = turns.as_ranges({at for which, at in chosen if which == number})
-            ceiling = draft.extracts.get(item.raw.digest)
+            ceiling = draft.extracts.get(draft.key(item))
             found = reduced(item, ceiling, {item.raw.digest: kept}, asked([item.raw for item in items], index), counter)
             made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -115,7 +116,8 @@ class Draft:
     # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
     # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
     # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
-    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`.
+    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `keys` are what `extracts` knows
+    # the contents by that came in.
     incoming: tuple[Outgoing, ...] = ()
     items: tuple[Outgoing, ...] = ()
     hidden: frozenset[int] = frozenset()
@@ -125,6 +127,7 @@ class Draft:
     normalize: bool = False
     summary: str = ""
     summary_place: int = 0
+    keys: tuple[str, ...] = field(init=False)
     extracts: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     budget: Budget | None = None
@@ -223,6 +226,13 @@ class Draft:
         """The name of a content: its place in the host's list and the beginning of its hash."""
         return content_name(self.input.request.positions[index], self.input.request.contents[index])
 
+    def __post_init__(self) -> None:
+        self.keys = occurrence_keys(self.input.request.contents)
+
+    def key(self, item: Outgoing) -> str:
+        """What `extracts` knows a content by."""
+        return self.keys[item.origin] if item.origin >= 0 else item.raw.digest
+
     # What a summary and a payload cost.
 
     def summary_tokens(self, summary: str) -> int:
@@ -306,6 +316,20 @@ class Draft:
         net = self._net_bytes
         size = sent_bytes(contents) if net > 0 else 0
         return net / size if size > net else 1.0
+
+
+def occurrence_keys(contents: Sequence[Content]) -> tuple[str, ...]:
+    """A key for each content: its digest, from the second one of a digest on with its number.
+
+    A result that is read again is judged anew, whatever became of the reading before it.
+    """
+    counts: Counter[str] = Counter()
+    keys = []
+    for content in contents:
+        counts[content.digest] += 1
+        number = counts[content.digest]
+        keys.append(content.digest if number == 1 else f"{content.digest}#{number}")
+    return tuple(keys)
 
 
 def sent_bytes(contents: Iterable[Content]) -> int:

@@ -36,7 +36,7 @@ from aether_context.pack import (
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
 from aether_context.packing.carryover import plan_digest
-from aether_context.packing.draft import Draft, summary_content
+from aether_context.packing.draft import Draft, occurrence_keys, summary_content
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
 from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract
@@ -468,6 +468,16 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     return spend(draft.shares, real, lending=draft.policy.budget.lending)
 
 
+def _extracts(draft: Draft) -> dict[str, int]:
+    """The ceilings of what is still sent; where contents are cut, those after them are counted anew."""
+    gone = {item.origin for item in draft.cut}
+    live = [at for at in range(len(draft.keys)) if at not in gone]
+    later = occurrence_keys([draft.input.request.contents[at] for at in live])
+    keys = {draft.keys[at]: key for at, key in zip(live, later, strict=True)}
+    sent = {draft.key(item) for item in draft.items}
+    return {keys[key]: ceiling for key, ceiling in draft.extracts.items() if key in sent and key in keys}
+
+
 def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
     before, request = draft.input.epoch, draft.input.request
     live = {item.raw.digest for item in draft.items}
@@ -485,7 +495,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         strategies=draft.states,
         asked=draft.input.asked,
         tools=draft.scope.kept or before.tools,
-        extracts={digest: ceiling for digest, ceiling in draft.extracts.items() if digest in live},
+        extracts=_extracts(draft),
         parts={digest: kept for digest, kept in draft.parts.items() if digest in live},
     )
     if not draft.cut:
