@@ -25,7 +25,7 @@ from aether_context.errors import MissingExtra, PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
 from aether_context.tokens import Counters, Offer, Pick, TokenCounter, counter_for, framing_of, register
-from aether_context.tokens.cache import CachedCounter, TokenCache
+from aether_context.tokens.cache import PackCounter, TokenCache
 from aether_context.tokens.choice import CHAIN, OFFERS, RETRY_SECONDS
 from aether_context.tokens.counters import PATTERNS, RemoteCounter, TokenizerCounter, file_counter
 
@@ -654,7 +654,7 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
             "parameters_json_schema": schema,
         }
     )
-    counter = CachedCounter(Told(), framing=framing_of("gpt-4o"))
+    counter = PackCounter(Told(), framing=framing_of("gpt-4o"))
     system, user, _ = Told.counts
     tool = Tool(name="get_current_weather", signature="", wire=wire, digest=hash_text(wire))
     assert counter.system(system, declares=True) + counter.tool(tool) + counter.content(said(user)) == 101
@@ -674,7 +674,7 @@ def test_models_of_one_family_share_texts_but_not_images() -> None:
     cache, words = TokenCache(), Words()
     for tokens in (765, 25_501):
         parts = [part_of({"text": "what is this"}), part_of(image, media_tokens=tokens)]
-        counter = CachedCounter(words, cache, framing=framing_of("gpt-4o"))
+        counter = PackCounter(words, cache, framing=framing_of("gpt-4o"))
         assert counter.content(content_of_parts("user", parts)) == 4 + 4 + tokens
     assert len(words.asked) == 1
 
@@ -687,7 +687,7 @@ def test_sixty_declarations_are_written_out_once() -> None:
         Tool(name=f"t{at}", signature="", wire=f'{{"name":"t{at}"}}', digest=hash_text(str(at))) for at in range(60)
     ]
     words, cache = Words(), TokenCache()
-    first = CachedCounter(words, cache, framing=framing_of("gemini-2.5-flash")).tools(tools)
-    again = CachedCounter(words, cache, framing=framing_of("gemini-2.5-flash")).tools(tools)
+    first = PackCounter(words, cache, framing=framing_of("gemini-2.5-flash")).tools(tools)
+    again = PackCounter(words, cache, framing=framing_of("gemini-2.5-flash")).tools(tools)
     assert first == again
     assert [len(texts) for texts in words.asked] == [60]

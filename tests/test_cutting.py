@@ -12,9 +12,9 @@ from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
-TALLY = CachedCounter(counter_for("gemini-2.5-flash"))
+TALLY = PackCounter(counter_for("gemini-2.5-flash"))
 NONE = Summaries("", {})
 """No model writes summaries."""
 

@@ -44,7 +44,7 @@ from aether_context.errors import (
 from aether_context.pack import Content
 from aether_context.packing import build_pack
 from aether_context.tokens import counter_for
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 from aether_context.usage import LedgerReport
 
 SMALL = PackPolicy(max_input_tokens=3_000, usage={"gate": 0})
@@ -318,12 +318,12 @@ def test_summaries_are_optional() -> None:
 
 def test_a_hundred_messages_are_counted_in_well_under_100_milliseconds() -> None:
     contents = talk(25)[:100]
-    assert best_of(3, lambda: CachedCounter(counter_for("gemini-2.5-flash")).contents(contents)) < 100
+    assert best_of(3, lambda: PackCounter(counter_for("gemini-2.5-flash")).contents(contents)) < 100
 
 
 def test_counts_of_repeated_contents_are_remembered() -> None:
     contents = talk(250)
-    counter = CachedCounter(counter_for("gemini-2.5-flash"))
+    counter = PackCounter(counter_for("gemini-2.5-flash"))
     fresh = best_of(1, lambda: counter.contents(contents))
     again = best_of(3, lambda: counter.contents(contents))
     assert again < fresh

@@ -19,7 +19,7 @@ from aether_context.policy import PackPolicy, TokenSettings
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.choice import OFFERS
 
 DEFAULT_MODEL = "gemini-2.5-flash"
@@ -120,7 +120,7 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
 def _layers(counted: _Counted, counter: TokenCounter) -> dict[str, int]:
     if counted.pack is None:
         return {"text": counter.count_all([counted.text])[0]}
-    cached = CachedCounter(counter, recorded=counted.recorded, framing=framing_of(counted.model))
+    cached = PackCounter(counter, recorded=counted.recorded, framing=framing_of(counted.model))
     layers = recount(counted.pack, cached)
     return {layer: layers[layer] for layer in LAYERS if layer in layers}
 

@@ -14,7 +14,7 @@ from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Outgoing, Part
 from aether_context.text.compression import extract, level
 from aether_context.text.leaves import laid_out, parsed
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 _DOMINANT = 0.8
 _LEAST_TEXT = 8
@@ -70,7 +70,7 @@ def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(at for start, stop in kept for at in range(start, min(stop, len(raw.parts))))
 
 
-def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, counter: CachedCounter) -> Outgoing:
+def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, counter: PackCounter) -> Outgoing:
     """A content with those of its parts that are still sent, each at most about ``ceiling`` tokens; uncounted."""
     content, members = item.raw, item.members
     if item.raw.digest in parts:
@@ -81,7 +81,7 @@ def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, count
     return replace(item, content=content, outcome="extract", members=members)
 
 
-def shortened(raw: Content, ceiling: int, query: str, counter: CachedCounter) -> Content:
+def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> Content:
     """A content each of whose parts holds at most ``ceiling`` tokens, about: what is longer is an extract.
 
     Calls keep their names and the keys of their arguments; media and parts of unknown kinds that are larger leave a
@@ -107,13 +107,13 @@ def _like(raw: Content, parts: list[Part]) -> Content:
     return attributed(made) if raw.agent else made
 
 
-def response_tokens(content: Content, counter: CachedCounter) -> list[int]:
+def response_tokens(content: Content, counter: PackCounter) -> list[int]:
     """Tokens of each response in a content, media aside; of each quoted one where it is another agent's."""
     quoted = [quote.text for quote in content.quotes if quote.kind == "response"]
     return counter.count_all([*(part.text for part in content.responses), *quoted])
 
 
-def part_tokens(content: Content, counter: CachedCounter) -> list[int]:
+def part_tokens(content: Content, counter: PackCounter) -> list[int]:
     """Tokens of each part of a content that `shortened` can shorten, about."""
     if content.agent:
         # What a host does not quote, such as code, stands beside the quotes as it came.
@@ -122,12 +122,12 @@ def part_tokens(content: Content, counter: CachedCounter) -> list[int]:
     return _sizes(content.parts, counter)
 
 
-def _sizes(parts: Sequence[Part], counter: CachedCounter) -> list[int]:
+def _sizes(parts: Sequence[Part], counter: PackCounter) -> list[int]:
     texts = counter.count_all([part.text for part in parts])
     return [max(said, counter.media(part)) for said, part in zip(texts, parts, strict=True)]
 
 
-def _quoted(raw: Content, ceiling: int, query: str, counter: CachedCounter) -> list[Part]:
+def _quoted(raw: Content, ceiling: int, query: str, counter: PackCounter) -> list[Part]:
     parts = list(raw.parts)
     for quote in raw.quotes:
         if counter.count(quote.text) > ceiling:
@@ -138,7 +138,7 @@ def _quoted(raw: Content, ceiling: int, query: str, counter: CachedCounter) -> l
     ]
 
 
-def _shortened(part: Part, ceiling: int, query: str, counter: CachedCounter) -> Part:
+def _shortened(part: Part, ceiling: int, query: str, counter: PackCounter) -> Part:
     large, media = counter.count(part.text) > ceiling, counter.media(part)
     if not large and media <= ceiling:
         return part
@@ -175,14 +175,14 @@ def _with_text(part: Part, text: str) -> Part:
     return part_of({**json.loads(part.wire), "text": text})
 
 
-def _text_within(text: str, ceiling: int, query: str, counter: CachedCounter) -> str:
+def _text_within(text: str, ceiling: int, query: str, counter: PackCounter) -> str:
     """An extract of a text; where it is the text of a value, with records on lines of their own."""
     value = parsed(text)
     laid = text if value is None else laid_out(value)
     return extract(laid, max_tokens=max(1, ceiling), counter=counter, query=query).text
 
 
-def clipped(value: JSON, ceiling: int, counter: CachedCounter) -> JSON:
+def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
     """A JSON object of about ``ceiling`` tokens: its longest texts end early and say so, its keys stay.
 
     Where there are so many keys that they alone are too much, an extract of it stands under one key.
@@ -225,7 +225,7 @@ def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]
     return made
 
 
-def _extracted(response: JSON, ceiling: int, query: str, counter: CachedCounter) -> JSON:
+def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -> JSON:
     """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line."""
     whole = canonical_json(response)
     leaf = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=None)

@@ -19,7 +19,7 @@ from aether_context.conversation.summary import recap, summary_message
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
 from aether_context.tokens import TokenCounter, counter_for
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of
 
 
@@ -141,7 +141,7 @@ class Conversation:
             budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
             counter: counts tokens; the built-in estimate for ``model`` by default.
         """
-        cached = CachedCounter(counter or counter_for(model), framing=framing_of(model))
+        cached = PackCounter(counter or counter_for(model), framing=framing_of(model))
         fixed = cached.system(system, declares=bool(tools)) + sum(cached.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(

@@ -36,7 +36,7 @@ from aether_context.demo.script import (
     researcher,
 )
 from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 # Tools over a folder of Python files: they read, and reach nothing outside it.
 
@@ -113,7 +113,7 @@ class Meter:
         self.requests: list[Reached] = []
         self._model = model
         self._reader = Reader()
-        self._counter = CachedCounter(counter_for(model), framing=framing_of(model))
+        self._counter = PackCounter(counter_for(model), framing=framing_of(model))
         self._before: list[tuple[str, int]] = []
 
     def take(self, request: LlmRequest) -> None:

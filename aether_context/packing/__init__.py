@@ -26,7 +26,7 @@ from aether_context.packing.selection import choose, fill
 from aether_context.packing.tools import asks, select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
-from aether_context.tokens.cache import CachedCounter, TokenCache
+from aether_context.tokens.cache import PackCounter, TokenCache
 
 __all__ = ["build_pack", "extend_pack", "recount"]
 
@@ -60,7 +60,7 @@ def build_pack(
             ``warn``.
     """
     model = source.request.model
-    cached = CachedCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
+    cached = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
     draft = Draft(input=source, policy=policy, counter=cached)
     pack = _built(draft)
     for _ in range(_MOST_ROUNDS):
@@ -169,7 +169,7 @@ def extend_pack(
         before: the pack before it, of the same invocation, agent, policy, step, system instruction and declarations.
         source: what it is built from; its contents begin with those of ``before.source``.
     """
-    cached = CachedCounter(counter, cache, framing=framing_of(source.request.model))
+    cached = PackCounter(counter, cache, framing=framing_of(source.request.model))
     draft = Draft(input=source, policy=policy, counter=cached)
     have = len(before.source.request.contents)
     added = source.request.contents[have:]

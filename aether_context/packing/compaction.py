@@ -37,7 +37,7 @@ from aether_context.packing.draft import Draft, gain
 from aether_context.packing.selection import RECAP_SHARE
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries, extract, level
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 NET = "emergency"
 """What the net behind the strategies is called among them in a manifest."""
@@ -794,13 +794,13 @@ def _shorten_request(draft: Draft, over: int) -> int:
     return over - (size - made)
 
 
-def _least_request(raw: Content, counter: CachedCounter) -> int:
+def _least_request(raw: Content, counter: PackCounter) -> int:
     """Tokens that are left of a request at least; of another agent's turn as many beside the host's own words."""
     quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at), default=None)
     return _LEAST_REQUEST + (counter.count(_quoted_alone(raw, quoted.at, "")) if quoted is not None else 0)
 
 
-def _handed_within(raw: Content, room: int, counter: CachedCounter) -> str:
+def _handed_within(raw: Content, room: int, counter: PackCounter) -> str:
     """Another agent's turn in about ``room`` tokens, between the host's marks.
 
     Each thing that is quoted is cut to an extract; where there are too many of them, only what was said last stays.

@@ -28,7 +28,7 @@ from aether_context.packing.tools import trimmed
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import rank
 from aether_context.text.compression import Summaries, level, shorten
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 # Rungs three and four: what is always sent becomes shorter where it leaves others too little.
 #
@@ -370,12 +370,12 @@ def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     return candidate
 
 
-def _reworded(candidate: Candidate, text: str, counter: CachedCounter) -> Candidate:
+def _reworded(candidate: Candidate, text: str, counter: PackCounter) -> Candidate:
     line = render_line(replace(candidate, text=text))
     return replace(candidate, line=line, tokens=counter.count(line) + 1)
 
 
-def _overhead(candidate: Candidate, counter: CachedCounter) -> int:
+def _overhead(candidate: Candidate, counter: PackCounter) -> int:
     """Tokens of a line besides its text: bullet, date, URI."""
     return max(0, candidate.tokens - counter.count(candidate.text))
 

@@ -34,7 +34,7 @@ from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Found
 from aether_context.text.compression import Summaries
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 _MOST_BYTES = 4
 """Bytes of one character in UTF-8, at most."""
@@ -90,7 +90,7 @@ class Draft:
 
     input: PackInput
     policy: PackPolicy
-    counter: CachedCounter
+    counter: PackCounter
     reserve: int = 0
     payload_tokens: int = 0
     at_cut: bool = False

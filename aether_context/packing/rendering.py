@@ -40,14 +40,14 @@ from aether_context.packing.draft import Draft, occurrence_keys, summary_content
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
 from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
 
 def normalized(
-    contents: Sequence[Outgoing], settings: StablePrefixSettings, counter: CachedCounter
+    contents: Sequence[Outgoing], settings: StablePrefixSettings, counter: PackCounter
 ) -> tuple[Outgoing, ...]:
     """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
 
@@ -57,7 +57,7 @@ def normalized(
     return tuple(_outgoing(contents, normal, counter) for normal in found)
 
 
-def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: CachedCounter) -> Outgoing:
+def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter) -> Outgoing:
     first = contents[normal.sources[0]]
     if normal.content is first.content:
         return first
@@ -93,7 +93,7 @@ _SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
 """The sections of a payload that belong to another layer than the task."""
 
 
-def recount(pack: Pack, counter: CachedCounter) -> dict[Layer, int]:
+def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
     """Tokens of each layer as it is sent; they sum to those of the whole request."""
     other = pack.source.request.other_tools
     layers: dict[Layer, int] = {
@@ -116,7 +116,7 @@ def recount(pack: Pack, counter: CachedCounter) -> dict[Layer, int]:
     return layers
 
 
-def _inside(message: Outgoing, counter: CachedCounter) -> dict[Layer, int]:
+def _inside(message: Outgoing, counter: PackCounter) -> dict[Layer, int]:
     """What a packed message holds of other layers."""
     found = payload.sections(message.content.text) if message.outcome == "payload" else {}
     layers = [(layer, "".join(found.get(name, "") for name in names)) for layer, names in _SECTIONS]
@@ -209,7 +209,7 @@ def request_tokens(source: PackInput, counted: int) -> int:
     return estimated(source.calibration, counted) if source.calibration is not None else counted
 
 
-def method(source: PackInput, counter: CachedCounter) -> Accuracy:
+def method(source: PackInput, counter: PackCounter) -> Accuracy:
     """How the request's tokens were obtained."""
     anchored = source.calibration is not None and source.calibration.anchored
     return "anchored" if anchored and counter.method != "exact" else counter.method
@@ -236,7 +236,7 @@ def checksum(allowed: tuple[str, ...] | None, sent: Sent, running_hashes: Runnin
     return hash_json({"allowed": allowed, "contents": running_hashes.sent, "fixed": fixed})
 
 
-def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: CachedCounter) -> tuple[str, str]:
+def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
     """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
 
     The second half, where the acceptance list stands, stays whole while anything of the first finds room beside it.
@@ -415,7 +415,7 @@ def speaker(content: Content) -> str:
 
 
 def _candidate_outcome(
-    candidate: Candidate, state: State, reason: Reason | None, counter: CachedCounter, sent_tokens: int | None = None
+    candidate: Candidate, state: State, reason: Reason | None, counter: PackCounter, sent_tokens: int | None = None
 ) -> CandidateOutcome:
     return CandidateOutcome(
         id=candidate.id,

@@ -16,7 +16,7 @@ from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.policy import MEMORY_FILL
 from aether_context.retrieval import Found, Left, answers, weakest
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _DAY_SECONDS = 86_400
@@ -63,7 +63,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     draft.found_evidence = found("evidence", settings.evidence_k)
 
 
-def _placed(source: PackInput, counter: CachedCounter) -> list[Candidate]:
+def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     """The candidates. Of the wishes that hold always the newest have a place, the others are memories like any."""
     now = source.identity.last_event_time
     standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
@@ -96,7 +96,7 @@ def render_line(candidate: Candidate) -> str:
     return payload.memory_line(candidate) if candidate.layer == "memory" else payload.evidence_line(candidate)
 
 
-def _priced(candidates: Sequence[Candidate], counter: CachedCounter) -> tuple[Candidate, ...]:
+def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and what each costs with the line break behind it."""
     lines = [render_line(candidate) for candidate in candidates]
     counts = counter.count_all(lines)

@@ -51,7 +51,7 @@ class TokenCache:
             self._contents[key] = content
 
 
-class CachedCounter:
+class PackCounter:
     """Counts for one pack. ``counts`` holds every number by short digest, so that a replay needs no tokenizer.
 
     ``method`` is how sure a whole content's count is: never ``exact``, since no provider says all that it adds.

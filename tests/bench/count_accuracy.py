@@ -21,7 +21,7 @@ from typing import Any
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.tokens import EstimateCounter, TokenCounter, counter_for, framing_of
-from aether_context.tokens.cache import CachedCounter, TokenCache
+from aether_context.tokens.cache import PackCounter, TokenCache
 from aether_context.tokens.counters import file_counter
 
 VOCABULARIES = (("gemini-2.5-flash", "gemma3"), ("gpt-4o", "o200k"))
@@ -59,13 +59,13 @@ def speeds(rows: list[dict[str, Any]]) -> dict[str, float]:
     framing = framing_of("gemini-2.5-flash")
     contents = [content_of_parts("user", [part_of({"text": text})]) for text in messages]
     cache = TokenCache()
-    CachedCounter(cold, cache, framing=framing).contents(contents)
+    PackCounter(cold, cache, framing=framing).contents(contents)
     return {
         "100 messages of 1,000 characters, cold": median_ms(
-            lambda: CachedCounter(cold, framing=framing).contents(contents)
+            lambda: PackCounter(cold, framing=framing).contents(contents)
         ),
         "the same, one by one": median_ms(lambda: [cold.count(text) for text in messages]),
-        "the same, remembered": median_ms(lambda: CachedCounter(cold, cache, framing=framing).contents(contents)),
+        "the same, remembered": median_ms(lambda: PackCounter(cold, cache, framing=framing).contents(contents)),
         "1 MB of ASCII": median_ms(lambda: cold.count(megabyte)),
         "1 MB of Chinese": median_ms(lambda: cold.count(han)),
     }

@@ -24,7 +24,7 @@ import numpy as np
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content
 from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import CachedCounter
+from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import written_call
 from aether_context.usage.calibration import TokenRatio, calibration, estimated, report
 
@@ -50,7 +50,7 @@ def said(step: Mapping[str, Any]) -> list[Content]:
 
 def growth(run: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Counted and reported tokens that were added, for each two calls in a row."""
-    counter = CachedCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
+    counter = PackCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
     before, added = 0, 0
     for turn in run["turns"]:
         added += counter.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
@@ -63,7 +63,7 @@ def growth(run: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 def estimates(run: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
     """The report before each call, the estimate made of it, and the tokens then reported."""
-    counter = CachedCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
+    counter = PackCounter(counter_for(run["model"]), framing=framing_of(run["model"]))
     anchor, ratio, counted = None, TokenRatio(), 0
     for turn in run["turns"]:
         counted += counter.content(content_of_parts("user", [part_of({"text": turn["user"]})]))
