@@ -19,10 +19,10 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-FILES = 57
-FUNCTIONS = 455
+FILES = 60
+FUNCTIONS = 470
 PACKAGE = Path(aether_context.__file__).parent
-PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 class Walked(ContextPackPlugin):
