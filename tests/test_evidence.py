@@ -220,6 +220,10 @@ def test_what_is_no_json_is_not_read_up_to_its_fault(text):
     assert "".join(view_of(text).lines) == text.replace("\n", "")
 
 
+def test_json_with_half_of_a_surrogate_pair_is_read_as_far_as_it_goes() -> None:
+    assert read_json('{"name": "a\ud800b", "rest": "x') == ({"name": "a?b", "rest": "x"}, False)
+
+
 @given(JSON_VALUES, st.booleans(), st.integers(0, 40))
 def test_envelopes_come_off_and_their_text_is_what_the_tool_said(value, quoted, cut):
     said = json.dumps(value, indent=1) + " it's"

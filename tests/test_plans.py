@@ -447,3 +447,8 @@ def test_a_step_that_is_too_large_is_raised_as_what_it_is() -> None:
     with pytest.raises(StepTooLarge) as caught:
         planned(plan, policy=PackPolicy(on_invalid="raise", max_input_tokens=600))
     assert caught.value.needed > caught.value.budget
+
+
+def test_a_plan_that_stops_before_its_end_is_read_with_half_of_a_surrogate_pair_in_it() -> None:
+    state = read_state({"plan": '{"goal": "Write \ud800", "step": {"text": "Draft", "acceptance": ["One page"'})
+    assert (state.step.goal, state.step.text) == ("Write ?", "Draft")

@@ -71,13 +71,15 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
         pass
     if as_written:
         stripped = _NUMBER.sub(lambda found: found.group(1) or f'"{found.group()}"', stripped)
+    # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
+    readable = stripped.encode("utf-8", "replace")
     try:
-        from_json(stripped)
+        from_json(readable)
     except ValueError as error:
         # Where a comma is missing, partial reading would end without a word, although more follows.
         if not str(error).startswith("EOF while parsing"):
             return None
-    return from_json(stripped, allow_partial="trailing-strings"), False
+    return from_json(readable, allow_partial="trailing-strings"), False
 
 
 def closing(text: str) -> str:

@@ -138,7 +138,8 @@ def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
     try:
-        found = from_json(held, allow_partial=True)
+        # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
+        found = from_json(held.encode("utf-8", "replace"), allow_partial=True)
     except ValueError:
         return None, False
     return (found, True) if found else (None, False)
