@@ -677,7 +677,7 @@ class Outgoing:
     ``raw`` is what the host gave and ``origin`` its index in ``Request.contents``; for a content that was made here
     these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its. Where it was put together
     from several, or holds some of its parts alone, ``members`` says for each of its parts the origin and the index of
-    the part there, -1 for what was made here.
+    the part there, -1 for what was made here or in its place.
     """
 
     content: Content

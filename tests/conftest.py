@@ -15,8 +15,10 @@ import hypothesis
 import object_stores
 import pytest
 
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# The same examples in every run, so that a change is judged by itself; `long` draws new ones.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("long", deadline=None)
+hypothesis.settings.load_profile("long" if os.environ.get("HYPOTHESIS_PROFILE") == "long" else "repeatable")
 
 _numbers = itertools.count(1)
 

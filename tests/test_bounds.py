@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from matrix import half_slow
+from matrix import part_slow
 from scripted import Chat, Memories, call, faults, look_up, remembered
 
 from aether_context import PackPolicy
@@ -23,6 +23,7 @@ from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.registry import BUILT_IN
+from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import RemoteCounter
@@ -213,7 +214,7 @@ def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
     return {"key": key, "value": "v" * 40}
 
 
-@pytest.mark.parametrize(("strategy", "id"), half_slow(BUILT_IN, ["x", None]))
+@pytest.mark.parametrize(("strategy", "id"), part_slow(4, BUILT_IN, ["x", None]))
 def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))
@@ -327,3 +328,9 @@ def _said(part: types.Part) -> Any:
         return part.function_call.args
     assert part.function_response is not None
     return part.function_response.response
+
+
+def test_a_payload_beside_parts_that_left_is_still_known_as_its_message() -> None:
+    message = content_of_parts("user", [text_part("hello"), part_of({"inline_data": {"mime_type": "image/png"}})])
+    content, members = packed_message(message, 3, "CONTEXT PACK", {message.digest: ((0, 1),)})
+    assert (content.text, members) == ("CONTEXT PACK", ((3, -1),))

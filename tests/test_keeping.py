@@ -310,6 +310,7 @@ def test_a_later_text_from_the_same_place_supersedes_an_earlier_one(capsys):
     assert f"{old} by {new}" in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_results_that_a_cut_took_are_still_named_by_their_addresses():
     def read_part(name: str) -> str:
         """Reads a part of a log."""

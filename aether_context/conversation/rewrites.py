@@ -53,7 +53,7 @@ def packed_message(raw: Content, origin: int, text: str, parts: Parts) -> tuple[
     places = range(len(raw.parts)) if kept is None else _places(raw, kept)
     others = [at for at in places if raw.parts[at].kind != "text"]
     content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in others)])
-    return content, () if kept is None else ((-1, -1), *((origin, at) for at in others))
+    return content, () if kept is None else ((origin, -1), *((origin, at) for at in others))
 
 
 def thinned(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[Content, tuple[int, ...]]:
