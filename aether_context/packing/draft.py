@@ -116,8 +116,8 @@ class Draft:
     # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
     # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
     # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
-    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `keys` are what `extracts` knows
-    # the contents by that came in.
+    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `known_keys` are `keys`, once
+    # these are asked for.
     incoming: tuple[Outgoing, ...] = ()
     items: tuple[Outgoing, ...] = ()
     hidden: frozenset[int] = frozenset()
@@ -127,7 +127,7 @@ class Draft:
     normalize: bool = False
     summary: str = ""
     summary_place: int = 0
-    keys: tuple[str, ...] = field(init=False)
+    known_keys: tuple[str, ...] | None = None
     extracts: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     budget: Budget | None = None
@@ -226,8 +226,12 @@ class Draft:
         """The name of a content: its place in the host's list and the beginning of its hash."""
         return content_name(self.input.request.positions[index], self.input.request.contents[index])
 
-    def __post_init__(self) -> None:
-        self.keys = occurrence_keys(self.input.request.contents)
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What `extracts` knows each content by that came in."""
+        if self.known_keys is None:
+            self.known_keys = occurrence_keys(self.input.request.contents)
+        return self.known_keys
 
     def key(self, item: Outgoing) -> str:
         """What `extracts` knows a content by."""

@@ -329,10 +329,11 @@ def _loads_part(call: Call) -> str:
     """How much the host loads of a session's events, in words; empty where it has them all."""
     loads = getattr(call.invocation.run_config, "get_session_config", None)
     most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
-    # The message that began this invocation is appended to those that were loaded.
-    before = sum(event.invocation_id != call.invocation.invocation_id for event in call.context.session.events)
-    if most is not None and before >= most:
-        return f"only the last {most} events"
+    if most is not None:
+        # The message that began this invocation is appended to those that were loaded.
+        before = sum(event.invocation_id != call.invocation.invocation_id for event in call.context.session.events)
+        if before >= most:
+            return f"only the last {most} events"
     return "only later events" if after is not None else ""
 
 
