@@ -523,7 +523,7 @@ class PackPolicy(_Settings):
         return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
-        """This policy with another profile's ranges; settings that differ from their profile's stay."""
+        """This policy with another profile's ranges in the place of its own; all other settings stay."""
         if profile == self.profile:
             return self
         changed = self.model_dump(exclude_unset=True)
@@ -700,7 +700,7 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
     if name in CONSTANTS:
         value = canonical_json(CONSTANTS[name])
         return PolicyError(f"{name}{where} is a constant now ({value}): leave it out", field=name, source=origin)
-    if first["type"] == "extra_forbidden" and location[-1] in OLD_NAMES:
+    if first["type"] == "extra_forbidden" and location[:-1] == ["conversation"] and location[-1] in OLD_NAMES:
         cure = f"the old name of {OLD_NAMES[location[-1]]!r}, which is given, too"
         return PolicyError(f"{name}{where} is {cure}: leave it out", field=name, source=origin)
     if first["type"] == "extra_forbidden":

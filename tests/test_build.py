@@ -196,7 +196,7 @@ def test_a_mask_that_the_model_does_not_take_is_off_and_says_so():
     assert any("mask" in note for note in pack.degradations)
 
 
-def test_hands_off_changes_nothing():
+def test_a_request_that_is_passed_through_stays_as_it_came():
     contents = [human("x " * 9_000)]
     given_source = source(contents, 500, passthrough_reason="live mode", candidates=(memory("m", "x"),))
     pack = build_pack(given_source, PackPolicy())

@@ -7,7 +7,7 @@ from packs import answered, called, lines, pack_input, said
 from aether_context.conversation.summary import recap
 from aether_context.pack import Content, Outgoing
 from aether_context.packing.compaction import cut_to, pays
-from aether_context.packing.draft import Draft
+from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry
@@ -38,7 +38,8 @@ def work(count: int, size: int = 20) -> list[Content]:
 
 
 def left(contents: list[Content], low: int, room: int = 0, earlier: str = "", ceiling: int = 10_000):
-    draft = Draft(input=pack_input(contents), policy=PackPolicy(), counter=TALLY, summary=earlier)
+    keys = occurrence_keys(contents)
+    draft = Draft(input=pack_input(contents), policy=PackPolicy(), counter=TALLY, summary=earlier, keys=keys)
     return cut_to(draft, low, sent(contents), len(contents) - 1, ceiling=ceiling, room=room)
 
 

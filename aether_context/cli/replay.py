@@ -98,7 +98,7 @@ class Verifier:
                 self._store.parent(manifest)
 
     def _replayed(self, place: str) -> str:
-        broken = self._broken_line(place)
+        broken = self.broken_line(place)
         if broken:
             return broken
         manifest = self._manifests[place]
@@ -119,7 +119,7 @@ class Verifier:
             place = f"{self._session}/{manifest.parent}"
             yield place
 
-    def _broken_line(self, place: str) -> str:
+    def broken_line(self, place: str) -> str:
         """Which ancestor is broken; empty where the line is sound."""
         line = [place]
         for ancestor in self._ancestors(place):
@@ -194,7 +194,8 @@ def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool,
     manifest = store.read(place)
     replayer = Replayer(store)
     replayed = replayer.replay(manifest)
-    fault = Verifier(store).fault(place, replays=True)
+    verifier = Verifier(store)
+    fault = verifier.fault(place, replays=False) or verifier.broken_line(place)
     if other is not None:
         _show_other(replayed.pack, _rebuilt(replayer, manifest, other), other, as_json)
     elif as_json:

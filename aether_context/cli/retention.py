@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from aether_context.cli import packs as lookup
+from aether_context.cli import packs
 from aether_context.cli.terminal import cell, console, grid, number, print_json, print_line, progress, tell
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
@@ -21,7 +21,7 @@ def collect(url: str, rules: Rules, *, app: str | None, user: str | None, delete
     Raises:
         StoreError: the store is not there, or could not be read or written.
     """
-    store = lookup.require(PackStore(url))
+    store = packs.require(PackStore(url))
     plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
     if delete:
         with progress("deleting", sum(len(one.files) for one in plans)) as step:
@@ -40,9 +40,9 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
         PackNotFound: it keeps nothing of them.
         StoreError: the store could not be read or written.
     """
-    store = lookup.require(PackStore(url))
+    store = packs.require(PackStore(url))
     files = forget(store, app, user, session)
-    whose = lookup.whose(app=app, user=user, session=session)
+    whose = packs.whose(app=app, user=user, session=session)
     if not files:
         raise PackNotFound(f"nothing{whose} is in {store.url}")
     if delete:
@@ -65,9 +65,9 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
         PackNotFound: it, or a pack that it extends, is not there.
         StoreError: a store could not be read or written.
     """
-    store, other = lookup.require(PackStore(url)), PackStore(target)
+    store, other = packs.require(PackStore(url)), PackStore(target)
     other.files.is_there()  # a file in its place is told before anything is copied
-    exported = export_pack(store, store.read(lookup.find(store, pack_id)), other, raw=raw)
+    exported = export_pack(store, store.read(packs.find(store, pack_id)), other, raw=raw)
     names = [one.pack_id for one in exported.manifests]
     if as_json:
         print_json(
@@ -81,8 +81,8 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
             }
         )
         return
-    packs = number(len(exported.manifests))
-    text = f"{names[-1]} with its chain of {packs}: {number(exported.files)} files in {other.url}"
+    count = number(len(exported.manifests))
+    text = f"{names[-1]} with its chain of {count}: {number(exported.files)} files in {other.url}"
     out = console()
     print_line(out, text)
     if raw:

@@ -55,11 +55,12 @@ def _remembered(
 ) -> tuple[list[Hit], int]:
     """Hits among one user's memories, and how many of these there are."""
     with closing(Memories(path, embedder=embedder)) as memories:
-        if not memories.users():
+        users = memories.users()
+        if not users:
             raise SearchIndexError(f"{path} holds no memories")
-        fitting = [one for one in memories.users() if app in (None, one[0]) and user in (None, one[1])]
+        fitting = [one for one in users if app in (None, one[0]) and user in (None, one[1])]
         if len(fitting) != 1:
-            known = "; ".join(f"--app {one[0]} --user {one[1]}" for one in memories.users()[:10])
+            known = "; ".join(f"--app {one[0]} --user {one[1]}" for one in users[:10])
             raise SearchIndexError(f"{path} holds the memories of {len(fitting)} users that fit: name one of {known}")
         whose, of, count = fitting[0]
         return [_hit(one) for one in memories.search(whose, of, query, limit)], count

@@ -1,7 +1,7 @@
 """What a strategy is given and what it gives back: plain values, so that each works alone and inside a pack.
 
     conversation = Conversation.of(contents, window=16_000)
-    result = HeadsTails(ConversationSettings()).trim(conversation)
+    result = HeadsTails(settings=ConversationSettings()).trim(conversation)
     result.kept, result.removed, result.freed_tokens, result.anchors
 
 Indices are places in ``Conversation.contents``. Nothing is changed in place.
@@ -223,10 +223,11 @@ class Conversation:
 
 def summary_tokens(counter: Counts, summary: str) -> int:
     """What a summary costs as a message of its own."""
-    return counter.content(_summary_content(summary)) if summary else 0
+    return counter.content(summary_content(summary)) if summary else 0
 
 
-def _summary_content(summary: str) -> Content:
+def summary_content(summary: str) -> Content:
+    """The message that a summary stands in before the turns that are kept."""
     return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 
@@ -385,4 +386,4 @@ def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]
     if not summary:
         return contents
     at = sum(index < result.summary_at for index in result.kept)
-    return (*contents[:at], _summary_content(summary), *contents[at:])
+    return (*contents[:at], summary_content(summary), *contents[at:])

@@ -117,13 +117,13 @@ class Meter:
         self._before: list[tuple[str, int]] = []
 
     def take(self, request: LlmRequest) -> None:
-        """Counts a request: its declarations, its instruction, and its contents, in the order of the cache."""
+        """Counts a request: its instruction, its declarations and its contents, in the order of `Sent.blocks`."""
         system, _ = system_text(request.config)
         tools = self._reader.tools(request.config, frozenset())
         contents = [self._reader.content(one, self._model) for one in request.contents]
         pieces = [
-            *zip((tool.digest for tool in tools), self._counter.tools(tools), strict=True),
             (system, self._counter.system(system, declares=bool(tools))),
+            *zip((tool.digest for tool in tools), self._counter.tools(tools), strict=True),
             *zip((one.digest for one in contents), self._counter.contents(contents), strict=True),
         ]
         shared = 0

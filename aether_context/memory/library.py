@@ -363,7 +363,8 @@ class Memories:
             StoreError: the file could not be written.
         """
         deleted = self.file.delete(app, user, name=name, session=session)
-        scope = self._scopes.get((app, user))
+        with self._lock:
+            scope = self._scopes.get((app, user))
         if deleted and scope is not None:
             scope.follow()
             self._save_soon(scope)

@@ -12,6 +12,7 @@ from itertools import chain
 
 from aether_context.canonical import fold
 from aether_context.conversation import Budget, strategies_of
+from aether_context.conversation.strategies import mark
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
@@ -285,7 +286,8 @@ def extend_pack(
 def _request_was_shortened(before: Pack, source: PackInput) -> bool:
     """Whether the user's request is sent in part: what it may hold is then measured anew as the conversation grows."""
     human = source.request.human
-    payload = next((item for item in before.contents if item.origin == human and item.outcome == "payload"), None)
+    made = (before.contents[at] for at in before.made)
+    payload = next((item for item in made if item.origin == human and item.outcome == "payload"), None)
     return (
         human is not None
         and payload is not None
@@ -302,5 +304,4 @@ def _quiet(policy: PackPolicy, budget: Budget) -> int:
     settings = policy.conversation
     if "summarize" not in settings.strategy:
         return budget.high
-    trigger = settings.summarize.trigger
-    return min(budget.high, max(int(trigger * budget.input) - budget.fixed, int(trigger * budget.ceiling)))
+    return min(budget.high, mark(budget, settings.summarize.trigger))

@@ -12,7 +12,7 @@ from aether_context.conversation.rewrites import Parts, asked, packed_message, r
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
 from aether_context.packing import payload
-from aether_context.packing.draft import Draft, gain
+from aether_context.packing.draft import Draft, gain, occurrence_keys
 
 
 def carry(draft: Draft) -> None:
@@ -38,6 +38,7 @@ def carry(draft: Draft) -> None:
         key = (draft.raw_human.digest, source.identity.invocation)
         draft.packed = next((packed for packed in epoch.payloads if (packed.of, packed.invocation) == key), None)
     texts = _packed_texts(draft)
+    draft.keys = occurrence_keys(request.contents)
     draft.incoming = draft.items = _items(draft, texts)
     draft.states = epoch.strategies
     draft.summary, draft.summary_place = epoch.summary, epoch.summary_place
@@ -60,7 +61,6 @@ def measure(draft: Draft) -> None:
     human_tokens = draft.incoming[draft.human].tokens if draft.human is not None else 0
     used = sum(draft.packed_tokens.values())
     draft.earlier_summary_tokens = draft.summary_tokens(source.epoch.summary)
-    draft.unseen = source.calibration.unseen if source.calibration is not None else 0
     other_tools = source.request.other_tools
     draft.measured = {
         "system": counter.system(draft.system, declares=bool(draft.scope.tools or other_tools)) + draft.unseen,

@@ -172,9 +172,8 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     )
     if request.human is not None and request.human not in packed:
         tokens = tuple(count + draft.payload_tokens * (at == request.human) for at, count in enumerate(tokens))
-    unseen = source.calibration.unseen if source.calibration is not None else 0
     declares = bool(request.tools or request.other_tools)
-    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + unseen
+    fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.unseen
     fixed += sum(counter.count_all(request.other_tools))
     budget = Budget.of(
         source.window,
@@ -566,7 +565,12 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
 def _note_task(draft: Draft, before: int, after: int) -> None:
     """Adds the event of an act on the human message."""
     event = TruncationEvent(
-        layer="task", stage="emergency", reason="window", item_ids=(), tokens_before=before, tokens_after=after
+        layer="task",
+        stage="emergency",
+        reason="window",
+        item_ids=(draft.content_id(draft.human),) if draft.human is not None else (),
+        tokens_before=before,
+        tokens_after=after,
     )
     draft.events = (*draft.events, event)
 

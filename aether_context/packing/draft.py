@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from aether_context.canonical import JSON
 from aether_context.conversation import Budget
-from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.summary import summary_message
+from aether_context.conversation.strategy import summary_tokens
 from aether_context.errors import StepTooLarge
 from aether_context.pack import (
     Act,
@@ -101,7 +100,6 @@ class Draft:
     # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
     # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of
     # the human message, if anything, and `past` are the messages of earlier invocations that stay packed.
-    # `unseen` are tokens of the system layer that the provider counts beyond the count here.
     system: str = ""
     contract: bool = False
     epoch_marks: Mapping[str, str] = field(default_factory=dict)
@@ -109,15 +107,14 @@ class Draft:
     keeps: bool = False
     packed: PackedMessage | None = None
     past: tuple[PackedMessage, ...] = ()
-    unseen: int = 0
     measured: Mapping[Layer, int] = field(default_factory=dict)
     earlier_summary_tokens: int = 0
 
     # The conversation. `incoming` are all contents that came in, in the form in which they would be sent; `items` are
     # those that are sent. `hidden` are the origins of what strategies leave out this time, `cut` are the contents that
     # are left out for good, and `reasons` say why, for both and for what is replaced. `states` is what strategies keep
-    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `known_keys` are `keys`, once
-    # these are asked for.
+    # from call to call. `extracts`, `parts`, and `summary_place` are those of `Epoch`; `keys` are what `extracts`
+    # knows the contents by that came in.
     incoming: tuple[Outgoing, ...] = ()
     items: tuple[Outgoing, ...] = ()
     hidden: frozenset[int] = frozenset()
@@ -127,7 +124,7 @@ class Draft:
     normalize: bool = False
     summary: str = ""
     summary_place: int = 0
-    known_keys: tuple[str, ...] | None = None
+    keys: tuple[str, ...] = ()
     extracts: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     budget: Budget | None = None
@@ -209,6 +206,11 @@ class Draft:
         return self.input.window - self.slack
 
     @property
+    def unseen(self) -> int:
+        """Tokens of the system layer that the provider counts beyond the count here."""
+        return self.input.calibration.unseen if self.input.calibration is not None else 0
+
+    @property
     def overcounted(self) -> int:
         return self.input.calibration.overcounted if self.input.calibration is not None else 0
 
@@ -226,13 +228,6 @@ class Draft:
         """The name of a content: its place in the host's list and the beginning of its hash."""
         return content_name(self.input.request.positions[index], self.input.request.contents[index])
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """What `extracts` knows each content by that came in."""
-        if self.known_keys is None:
-            self.known_keys = occurrence_keys(self.input.request.contents)
-        return self.known_keys
-
     def key(self, item: Outgoing) -> str:
         """What `extracts` knows a content by."""
         return self.keys[item.origin] if item.origin >= 0 else item.raw.digest
@@ -241,9 +236,7 @@ class Draft:
 
     def summary_tokens(self, summary: str) -> int:
         """What a summary costs, as a message of its own."""
-        if not summary or self.policy.conversation.summary == "off":
-            return 0
-        return self.counter.content(summary_content(summary))
+        return 0 if self.policy.conversation.summary == "off" else summary_tokens(self.counter, summary)
 
     def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
         """Tokens of a conversation layer: every content but the human message, and the summary."""
@@ -340,11 +333,6 @@ def sent_bytes(contents: Iterable[Content]) -> int:
     """Bytes of contents as JSON in UTF-8."""
     wires = (content.wire for content in contents)
     return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
-
-
-def summary_content(summary: str) -> Content:
-    """The message that a summary stands in before the turns that are kept."""
-    return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 
 def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> float:

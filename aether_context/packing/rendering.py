@@ -9,6 +9,7 @@ from functools import lru_cache
 from aether_context.canonical import JSON, fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.rewrites import packed_message
+from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import as_ranges, live_positions
 from aether_context.pack import (
@@ -31,12 +32,11 @@ from aether_context.pack import (
     RunningHashes,
     Sent,
     State,
-    TruncationEvent,
 )
 from aether_context.packing import payload
 from aether_context.packing.allocation import spend
 from aether_context.packing.carryover import plan_digest
-from aether_context.packing.draft import Draft, occurrence_keys, summary_content
+from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
 from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract
@@ -180,7 +180,7 @@ def render(draft: Draft) -> Pack:
         signals=draft.signals,
         allocation=_spent(draft, plain, contents),
         outcomes=outcomes,
-        events=_named_events(draft),
+        events=draft.events,
         acts=draft.acts,
         epoch=epoch,
         epoch_reason=reason,
@@ -435,17 +435,6 @@ def _candidate_outcome(
     )
 
 
-def _named_events(draft: Draft) -> tuple[TruncationEvent, ...]:
-    """The events with the names of the contents they concern."""
-    extracts = tuple(draft.content_id(item.origin) for item in draft.items if item.outcome == "extract")
-    task = (draft.content_id(draft.human),) if draft.human is not None else ()
-    names = {("conversation", "emergency"): extracts, ("task", "emergency"): task}
-    return tuple(
-        event if event.item_ids else replace(event, item_ids=names.get((event.layer, event.stage), ()))
-        for event in draft.events
-    )
-
-
 def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> Allocation:
     """The allocation with what each layer really used.
 
@@ -470,6 +459,8 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
 
 def _extracts(draft: Draft) -> dict[str, int]:
     """The ceilings of what is still sent; where contents are cut, those after them are counted anew."""
+    if not draft.extracts:
+        return {}
     gone = {item.origin for item in draft.cut}
     live = [at for at in range(len(draft.keys)) if at not in gone]
     later = occurrence_keys([draft.input.request.contents[at] for at in live])

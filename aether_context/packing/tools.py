@@ -55,6 +55,10 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     share = int(source.window * draft.policy.budget.floors.tools)
     if sum(costs.values()) <= share:
         return None
+    if any(tool.name == FIND_TOOLS.name for tool in tools):
+        return ToolSelection(
+            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
+        )
     key = _key(source)
     earlier = source.epoch.tools
     renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
@@ -71,10 +75,6 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
         names = [tool.name for tool in tools if tool.name not in kept]
         kept |= dict.fromkeys(_best(names, scores, costs, room, settings.least - len(kept)), "relevant")
-    if any(tool.name == FIND_TOOLS.name for tool in tools):
-        return ToolSelection(
-            tools=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
-        )
     return ToolSelection(
         tools=(*(tool for tool in tools if tool.name in kept), FIND_TOOLS),
         mode="relevant",

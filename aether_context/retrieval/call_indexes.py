@@ -166,7 +166,8 @@ class SessionIndexes:
                 index = self._indexes[session] = _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
         found = index.search(history, query, limit, asked)
         with self._lock:
-            self._indexes[session] = index  # put again, since it has grown
+            self._indexes.pop(session, None)  # or its old size would count as well
+            self._indexes[session] = index
         return found
 
 

@@ -242,6 +242,6 @@ def tokenize(text: str) -> tuple[str, ...]:
 def query_for(source: PackInput) -> str:
     """What is looked for: the request or what another agent said in its place, the step and its checklist."""
     request, step = source.request, source.step
-    wish = request.contents[request.human].words if request.human is not None else ""
-    pieces = (wish, step.text, step.goal, *(item.text for item in step.acceptance))
+    user_message = request.contents[request.human].words if request.human is not None else ""
+    pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
     return "\n".join(piece for piece in pieces if piece)

@@ -330,19 +330,19 @@ class Summaries:
     """The summarizer of one build: texts that a model has written by now, and requests for those it has not.
 
     Args:
-        by: the model's name; empty where there is none, and nothing is wished for.
+        by: the model's name; empty where there is none, and nothing is requested.
         written: texts by the keys of earlier requests.
     """
 
     def __init__(self, by: str, written: Mapping[str, str]) -> None:
         self._by = by
         self._written = written
-        self._wishes: dict[str, SummaryRequest] = {}
+        self._requests: dict[str, SummaryRequest] = {}
 
     @property
     def summary_requests(self) -> tuple[SummaryRequest, ...]:
         """What was asked for and not there, in that order."""
-        return tuple(self._wishes.values())
+        return tuple(self._requests.values())
 
     def line(self, kind: Literal["memory", "evidence"], text: str, *, max_tokens: int, query: str) -> str | None:
         """A model's summary of a text as one line, None where there is none."""
@@ -383,7 +383,7 @@ class Summaries:
         text = text[:_MOST_CHARACTERS]
         key = hash_json([_PROMPT_VERSION, self._by, kind, text, max_tokens, query, earlier])
         if key not in self._written:
-            self._wishes[key] = SummaryRequest(
+            self._requests[key] = SummaryRequest(
                 key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier
             )
         return self._written.get(key)

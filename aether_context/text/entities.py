@@ -19,10 +19,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import Content
+from aether_context.text.compression import Counts
 from aether_context.text.leaves import (
     NUMBER,
     is_id,
@@ -77,12 +78,6 @@ _ANSWER = 60
 """Characters of a result that is an answer about what its call names."""
 _NOTE = 200
 """Characters of a text in a record that is about that record."""
-
-
-class Counts(Protocol):
-    """Counts the tokens of a text."""
-
-    def count(self, text: str) -> int: ...
 
 
 def entity_table(

