@@ -56,13 +56,13 @@ class FloorSettings(_Settings):
     """Shares of the window that layers are promised, 0 to 1 each."""
 
     system: float = Field(default=0.06, ge=0, le=1)
-    """For the system instruction (6-8% in the tables that this starts from)."""
+    """For the system instruction."""
     task: float = Field(default=0.08, ge=0, le=1)
-    """For the task, the step, its checklist and the user's request (6-10%)."""
+    """For the task, the step, its checklist and the user's request."""
     tools: float = Field(default=0.05, ge=0, le=1)
-    """For the function declarations (4-6%)."""
+    """For the function declarations."""
     slack: float = Field(default=0.10, ge=0, lt=1)
-    """Kept free for the answer, never spent on input (10-15%)."""
+    """Kept free for the answer, never spent on input."""
 
     @model_validator(mode="after")
     def _leave_room(self) -> Self:
@@ -585,7 +585,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings in which each profile differs from the defaults; ranges as (low, high).
 
-The middles of ``research``, ``requirements`` and ``test_cases`` are those of the founding table."""
+The middles of ``research``, ``requirements`` and ``test_cases`` are those of the narrow ranges that they widen."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

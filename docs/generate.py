@@ -69,7 +69,7 @@ def profiles() -> str:
     for name in policy.PROFILES:
         shares = policy.PackPolicy.load(name).budget.shares
         ranges = [getattr(shares, layer) for layer in pack.FLEXIBLE_LAYERS]
-        rows.append([f"`{name}`", *(f"{one.low:.0%}–{one.high:.0%}".replace("%–", "–") for one in ranges)])
+        rows.append([f"`{name}`", *(f"{100 * one.low:g}–{100 * one.high:g}%" for one in ranges)])
     return _table(["profile", *pack.FLEXIBLE_LAYERS], rows)
 
 

@@ -199,7 +199,7 @@ def test_a_step_of_proof_and_one_of_talk_differ(profile):
     ("profile", "middles"),
     [("research", (0.60, 0.225, 0.125)), ("requirements", (0.50, 0.275, 0.175)), ("test_cases", (0.55, 0.225, 0.125))],
 )
-def test_without_signals_the_founding_table_decides(profile, middles):
+def test_without_signals_the_middles_decide(profile, middles):
     settings = budget(profile)
     shares = settings.shares
     assert (shares.evidence.middle, shares.memory.middle, shares.conversation.middle) == pytest.approx(middles)

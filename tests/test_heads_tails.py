@@ -1,4 +1,4 @@
-"""Anchors, frozen heads and tails, and summaries, line by line; budgets and errors are in `test_token_budget`."""
+"""Anchors, frozen heads and tails, and summaries; budgets and errors are in `test_token_budget`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Working sessions at every window from 2,000 to 64,000 tokens: what gives way, in which order, and what never does.
 
-The rules are stated here once more, apart from the code, from the tables of the founding document: compress memory,
+The rules are stated here once more, apart from the code, as tables: compress memory,
 evidence, tool examples and the step, then drop memory by score, evidence by coverage and age, conversation by age.
 """
 

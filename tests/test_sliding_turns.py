@@ -1,4 +1,4 @@
-"""`sliding_turns`, line by line: whole turns under a ceiling, kept nowhere, with a cut-off that anyone can compute."""
+"""`sliding_turns`: whole turns under a ceiling, kept nowhere, with a cut-off that anyone can compute."""
 
 from __future__ import annotations
 

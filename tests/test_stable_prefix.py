@@ -1,4 +1,4 @@
-"""`stable_prefix`, line by line: the goals, rules, estimates and edge cases of budget-aware trimming with a prefix that
+"""`stable_prefix`: the goals, rules, estimates and edge cases of budget-aware trimming with a prefix that
 stays the same."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A context manager with a token budget, line by line: budgets, counting, errors, degradation, previews, summaries.
+"""A context manager with a token budget: budgets, counting, errors, degradation, previews, summaries.
 
 Anchors, heads and tails themselves are in `test_heads_tails`; the arithmetic of accounts is in `test_ledger`.
 """

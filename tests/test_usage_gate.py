@@ -1,4 +1,4 @@
-"""The usage gate, line by line: the input tokens that a provider last reported decide whether anything is cut at all.
+"""The usage gate: the input tokens that a provider last reported decide whether anything is cut at all.
 
 A net of bytes stands behind it for calls before which nothing was reported.
 """

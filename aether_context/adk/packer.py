@@ -43,6 +43,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
+from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Pick, counter_for
 
 logger = logging.getLogger("aether_context")
@@ -141,15 +142,15 @@ class RequestPacker:
         self._failures = Failures(on_error)
         self._policies = Policies(policy, summarizer, critic)
         if not isinstance(store, PackStore):
-            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or "artifacts")
+            store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
         self.policy = policy = self._policies.own
         self.store = store
         strategies_of(policy.conversation)
-        self._mirror = Mirror(self._failures.report) if mirror_artifacts else None
+        self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
-        self._meters = Meters(store, self._recorder.calibration)
+        self._meters = Meters(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
-        self._summarizer = ModelSummarizer(store, self._recorder.summary, summarizer)
+        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)
@@ -158,7 +159,7 @@ class RequestPacker:
         self._gatherer = Gatherer(self._records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, self._records, self._failures.report, self._step)
+        self._offloader = Offloader(policy, store, self._recorder, self._records, self._failures.warn_once, self._step)
         library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         self._builder = Builder(policy.tokens)
@@ -187,7 +188,7 @@ class RequestPacker:
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
         if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
-            self._failures.report(f"packs are still waiting for {self.store.url}")
+            self._failures.warn_once(f"packs are still waiting for {self.store.url}")
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 

@@ -204,15 +204,15 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    edge = RequestPacker(
+    packer = RequestPacker(
         policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
     )
 
     async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
-        return await edge.before_model(callback_context, llm_request)
+        return await packer.before_model(callback_context, llm_request)
 
     async def after_model(callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
-        await edge.after_model(callback_context, llm_response)
+        await packer.after_model(callback_context, llm_response)
         return None
 
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
@@ -221,10 +221,10 @@ def context_pack_callbacks(
     async def after_tool(
         tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: dict[str, Any]
     ) -> dict[str, Any] | None:
-        return await edge.after_tool(tool, args, tool_context, tool_response)
+        return await packer.after_tool(tool, args, tool_context, tool_response)
 
     async def after_agent(callback_context: CallbackContext) -> types.Content | None:
-        await edge.flush(invocation=callback_context.get_invocation_context())
+        await packer.flush(invocation=callback_context.get_invocation_context())
         return None
 
     return {

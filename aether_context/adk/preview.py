@@ -3,7 +3,7 @@
     pack = preview(read_session("session.json"), policy="research", message="Please go on.")
     print(pack.request_tokens, pack.contents[-1].content.text)
 
-ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's edge packs it,
+ADK itself assembles the request, from a copy of the session and a stand-in for the agent; the plugin's packer packs it,
 and the call ends before the model. Memory and artifact services are not asked.
 """
 

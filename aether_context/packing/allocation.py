@@ -1,6 +1,6 @@
 """Tokens per layer: floors, slack, a remainder split by signals inside a profile's ranges, and lending.
 
-The split follows the window-proportional allocator of the project's founding document: floors first, the remainder by
+The split is window-proportional: floors first, the remainder by
 weights, weights from eight signals. Two departures: the weighted shares are *projected* onto the ranges, so that they
 sum to one without leaking at a clamp, and unspent tokens are lent. Signals move a weight up and down around the middle
 of its range, so that where nothing is known the middles decide.

@@ -246,7 +246,7 @@ def _texts(draft: Draft) -> dict[str, int]:
 
 # The two ladders for memory and evidence: compress first, oldest or least worth first, then drop by rank.
 #
-# Order and rules are those of the founding document: memory to a summary, older evidence to a query-focused summary,
+# Order and rules: memory to a summary, older evidence to a query-focused summary,
 # then memory out by lowest score and evidence by lowest coverage and age. A layer inside its ceiling is never
 # touched, and each rung goes only as far as needed.
 

@@ -51,12 +51,7 @@ class Version:
 
 
 class ArtifactFiles:
-    """Artifacts below a base URL.
-
-    Raises:
-        MissingExtra: the protocol needs a package that is not installed.
-        StoreError: the protocol is unknown.
-    """
+    """Artifacts below a base URL."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -127,7 +122,7 @@ class ArtifactFiles:
     def paths(self, scope: ArtifactOwner, name: str, number: int | None) -> list[str]:
         """The file of a version, the last one where ``number`` is None, behind those that hold names on the way to it.
 
-        None where there is no such version.
+        Empty where there is no such version.
 
         Raises:
             StoreError: the folder could not be listed.

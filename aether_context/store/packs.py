@@ -41,7 +41,7 @@ __all__ = ["DEFAULT_STORE", "HOUR", "PackStore", "segment"]
 _NO_SESSIONS = ("blobs", "summaries", "vectors", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
 DEFAULT_STORE = "artifacts"
-"""The store of a command that names none."""
+"""The store where a plugin names none; the command line has the same."""
 HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 """How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")

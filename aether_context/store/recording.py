@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
@@ -22,11 +21,21 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import Allocation, Candidate, Epoch, Identity, Layer, Pack, PackInput, Signals, Step, Tool
+from aether_context.pack import (
+    Allocation,
+    Candidate,
+    CandidateOutcome,
+    Epoch,
+    Identity,
+    Layer,
+    Pack,
+    PackInput,
+    Signals,
+    Step,
+    Tool,
+)
+from aether_context.policy import PackPolicy
 from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
-
-if TYPE_CHECKING:
-    from aether_context.policy import PackPolicy
 
 _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(known.name for known in fields(Candidate) if known.name not in _RARE)
@@ -100,9 +109,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
     known = parent.rows if parent is not None else frozenset()
     rows = tuple(
-        outcome
-        for outcome, key in zip(outcomes, keys, strict=True)
-        if key not in known or outcome.layer not in ("conversation", "task")
+        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known or not is_content(outcome)
     )
     contents = _content_list(source, parent, grown)
     blobs: dict[str, bytes] = {}
@@ -133,7 +140,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         homes |= {digest: own for digest in needed if digest not in homes}
     counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
     for outcome in outcomes:
-        if outcome.layer in ("conversation", "task"):
+        if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
     identity = pack.identity
     uris = tuple(sorted(pack.artifact_uris))
@@ -337,3 +344,8 @@ def _plain(candidate: Candidate) -> dict[str, JSON]:
 def _epoch_texts(epoch: Epoch) -> dict[str, str]:
     texts = [packed.text for packed in epoch.payloads]
     return {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}
+
+
+def is_content(row: CandidateOutcome) -> bool:
+    """Whether a row is one of the host's own contents."""
+    return row.layer in ("conversation", "task")

@@ -18,7 +18,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, SETTING, epoch_of_texts, splice, stage_hashes
+from aether_context.store.recording import GIVEN, SETTING, epoch_of_texts, is_content, splice, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
@@ -27,7 +27,7 @@ _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A manifest with what its ancestors hold: contents that went in, rows by id, counts, and texts by hash."""
+    """A manifest with what its ancestors hold: contents that went in, rows by id, and counts."""
 
     manifest: Manifest
     contents: tuple[str, ...]
@@ -79,11 +79,6 @@ class Resolver:
             rows={row.id: row for row in rows},
             counts={**counts, **_row_counts(manifest.rows)},
         )
-
-
-def is_content(row: CandidateOutcome) -> bool:
-    """Whether a row is one of the host's own contents."""
-    return row.layer in ("conversation", "task")
 
 
 def _standing(resolved: Resolved) -> list[str]:

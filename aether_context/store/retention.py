@@ -116,9 +116,10 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     spared = sum(file.size for file in beside)
     kept, named, unreadable = _kept(store, held, rules, now, spared)
     blobs = tuple(file for file in held.blobs if not unreadable and _digest(file) not in named and old(file, 0.0))
+    swept = set(blobs)
     stay = [
         *(file for pack in kept for file in held.packs[pack]),
-        *(file for file in held.blobs if file not in set(blobs)),
+        *(file for file in held.blobs if file not in swept),
     ]
     return Plan(
         owner=owner,
@@ -306,7 +307,8 @@ def _old_evidence(
 ) -> tuple[File, ...]:
     """What sessions say of old evidence, and the bytes that nothing younger speaks of."""
     gone = [file for file in held.evidence if old(file, rules.evidence_seconds)]
-    named = _evidence_of(store, [file for file in held.evidence if file not in set(gone)])
+    old_ones = set(gone)
+    named = _evidence_of(store, [file for file in held.evidence if file not in old_ones])
     raw = [file for file in held.raw if old(file, rules.evidence_seconds) and _digest(file) not in named]
     return (*gone, *raw)
 

@@ -476,7 +476,7 @@ def _is_json(value: object, depth: int = 0) -> bool:
         return True
     if isinstance(value, float):
         return value == value and abs(value) != float("inf")
-    if depth > 50:
+    if depth > _DEEPEST:
         return False
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(one, depth + 1) for key, one in value.items())

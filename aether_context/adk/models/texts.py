@@ -245,7 +245,7 @@ class ModelSummarizer:
 
 
 def _batches(summary_requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
-    """Wishes in requests of bounded length."""
+    """Summary requests in batches of bounded length."""
     batches: list[list[SummaryRequest]] = []
     size = _BATCH_CHARACTERS
     for summary_request in summary_requests:

@@ -1,6 +1,6 @@
 """The epoch in session state: small, plain JSON under ``aether:`` keys, written only where it changed.
 
-    aether:epoch:{scope}                 boundary, marks, extract ceilings, names of packed messages
+    aether:epoch:{scope}                 boundary, marks, extract ceilings, the number of packed messages
     aether:summary:{scope}               the summary of what was cut, written once an epoch
     aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
     aether:payload:{scope}:{number}      a packed message, written once an invocation
