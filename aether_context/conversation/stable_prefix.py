@@ -24,7 +24,7 @@ from aether_context.conversation.strategy import Conversation, Replaced, Trimmed
 from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.tokens.cache import TokenCache
+from aether_context.tokens.counters import SharedLRU
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
@@ -34,7 +34,8 @@ _Blank: TypeAlias = Callable[[int], Content | None]
 
 _LAST = "last_hash"
 _CALL_BYTES = 30
-_KNOWN = TokenCache(counts=50_000, contents=20_000)
+_BLANKED: SharedLRU[str, Content] = SharedLRU(20_000)
+_ESTIMATES: SharedLRU[str, int] = SharedLRU(50_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,12 @@ def _replacements(blank: _Blank, indices: range, reason: Reason, *, new: bool) -
 def placeholder(content: Content, text: str) -> Content:
     """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
     key = f"{text}\0{content.digest}"
-    found = _KNOWN.content(key)
+    found = _BLANKED.get(key)
     if found is None:
         parts = [_blank(part, text) for part in content.parts]
         changed = any(one is not other for one, other in zip(parts, content.parts, strict=True))
         found = content_of_parts(content.role, parts) if changed else content
-        _KNOWN.put_content(key, found)
+        _BLANKED.put(key, found)
     return found
 
 
@@ -153,12 +154,12 @@ def estimate(content: Content, settings: StablePrefixSettings) -> int:
     """The estimate of one message, before the safety factor."""
     rates = (settings.bytes_per_token, settings.message_tokens, settings.part_tokens, settings.image_tokens)
     key = f"{rates}{content.digest}"
-    found = _KNOWN.tokens(key)
+    found = _ESTIMATES.get(key)
     if found is None:
         found = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
         if not _plain(content):
             found += settings.part_tokens * len(content.parts)
-        _KNOWN.put_tokens(key, found)
+        _ESTIMATES.put(key, found)
     return found
 
 

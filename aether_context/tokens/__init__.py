@@ -2,7 +2,7 @@
 
 from aether_context.tokens.choice import Counters, Offer, Pick, counter_for, register
 from aether_context.tokens.counters import CachedCounter, TokenCounter
-from aether_context.tokens.estimate import EstimateCounter, family_of
+from aether_context.tokens.families import EstimateCounter, family_of
 from aether_context.tokens.framing import Framing, framing_of
 from aether_context.tokens.media import media_tokens
 

@@ -6,14 +6,11 @@ What is counted is what is sent: the texts as the model's provider writes them o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
 from typing import TypeVar
-
-from cachetools import LRUCache
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
-from aether_context.tokens.counters import TokenCounter
+from aether_context.tokens.counters import SharedLRU, TokenCounter
 from aether_context.tokens.framing import (
     Framing,
     argument_count,
@@ -29,26 +26,9 @@ _Piece = TypeVar("_Piece")
 class TokenCache:
     """Counts and shortened contents by digest. Safe to share between threads."""
 
-    def __init__(self, counts: int = 50_000, contents: int = 500) -> None:
-        self._counts: LRUCache[str, int] = LRUCache(counts)
-        self._contents: LRUCache[str, Content] = LRUCache(contents)
-        self._lock = Lock()
-
-    def tokens(self, key: str) -> int | None:
-        with self._lock:
-            return self._counts.get(key)
-
-    def content(self, key: str) -> Content | None:
-        with self._lock:
-            return self._contents.get(key)
-
-    def put_tokens(self, key: str, tokens: int) -> None:
-        with self._lock:
-            self._counts[key] = tokens
-
-    def put_content(self, key: str, content: Content) -> None:
-        with self._lock:
-            self._contents[key] = content
+    def __init__(self) -> None:
+        self.counts: SharedLRU[str, int] = SharedLRU(50_000)
+        self.contents: SharedLRU[str, Content] = SharedLRU(500)
 
 
 class PackCounter:
@@ -88,7 +68,7 @@ class PackCounter:
             found = self._found(key)
             if found is None:
                 found = self.counter.count(text)
-                self._remember(key, found)
+                self._cache.counts.put(f"{self._scope}:{key}", found)
             self.counts[key] = self._texts[text] = found
         return found
 
@@ -102,8 +82,13 @@ class PackCounter:
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """The same for many contents; those that are not known are counted at once."""
-        pieces = [(short(one.digest, 16), sum(part.media_tokens for part in one.parts), one) for one in contents]
-        return self._pieces(pieces, self._written)
+        return self._pieces(
+            [
+                (short(content.digest, 16), sum(part.media_tokens for part in content.parts), content)
+                for content in contents
+            ],
+            self._written,
+        )
 
     def tool(self, tool: Tool) -> int:
         """Tokens of a declaration as the provider writes it out."""
@@ -111,7 +96,9 @@ class PackCounter:
 
     def tools(self, tools: Sequence[Tool]) -> list[int]:
         """The same for many declarations at once."""
-        return self._pieces([(short(tool.digest, 16), 0, tool) for tool in tools], self._declared)
+        framing = self.framing
+        pieces = [(short(tool.digest, 16), 0, tool) for tool in tools]
+        return self._pieces(pieces, lambda tool: (written_declaration(tool.wire, framing), framing.tool))
 
     def system(self, text: str, *, declares: bool) -> int:
         """Tokens of a system instruction, with what the provider adds once to a request.
@@ -134,10 +121,10 @@ class PackCounter:
 
     def remembered(self, key: str) -> Content | None:
         """A content that was made from this key before, with this counter."""
-        return self._cache.content(f"{self._scope}:{key}")
+        return self._cache.contents.get(f"{self._scope}:{key}")
 
     def remember(self, key: str, content: Content) -> None:
-        self._cache.put_content(f"{self._scope}:{key}", content)
+        self._cache.contents.put(f"{self._scope}:{key}", content)
 
     def _pieces(
         self, pieces: Sequence[tuple[str, int, _Piece]], write: Callable[[_Piece], tuple[str, int]]
@@ -146,37 +133,34 @@ class PackCounter:
 
         Args:
             pieces: key, tokens of media, and the piece. Media are not remembered: models of one family differ in them.
+            write: a piece as it is counted, and the tokens that are added to it.
         """
         found = {key: self._found(key, media) for key, media, _ in pieces}
         new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
-        told = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
-        for (key, (media, _, frame)), tokens in zip(new.items(), told, strict=True):
-            self._remember(key, tokens + frame)
+        counted = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
+        for (key, (media, _, frame)), tokens in zip(new.items(), counted, strict=True):
+            self._cache.counts.put(f"{self._scope}:{key}", tokens + frame)
             found[key] = tokens + frame + media
         counts = {key: tokens or 0 for key, tokens in found.items()}
         self.counts.update(counts)
         return [counts[key] for key, _, _ in pieces]
 
     def _written(self, content: Content) -> tuple[str, int]:
-        """A content as it is counted, and what is added to it."""
-        return "\n".join(filter(None, map(self._said, content.parts))), frame_of(content, self.framing)
-
-    def _said(self, part: Part) -> str:
-        if part.kind == "call":
-            return written_call(part.name, part.text, self.framing)
-        return written_response(part.name, part.text, self.framing) if part.kind == "response" else part.text
-
-    def _declared(self, tool: Tool) -> tuple[str, int]:
-        return written_declaration(tool.wire, self.framing), self.framing.tool
+        texts = []
+        for part in content.parts:
+            if part.kind == "call":
+                texts.append(written_call(part.name, part.text, self.framing))
+            elif part.kind == "response":
+                texts.append(written_response(part.name, part.text, self.framing))
+            else:
+                texts.append(part.text)
+        return "\n".join(filter(None, texts)), frame_of(content, self.framing)
 
     def _found(self, key: str, media: int = 0) -> int | None:
         if key in self._recorded:
             return self._recorded[key]
-        known = self._cache.tokens(f"{self._scope}:{key}")
+        known = self._cache.counts.get(f"{self._scope}:{key}")
         return None if known is None else known + media
-
-    def _remember(self, key: str, tokens: int) -> None:
-        self._cache.put_tokens(f"{self._scope}:{key}", tokens)
 
 
 def frame_of(content: Content, framing: Framing) -> int:

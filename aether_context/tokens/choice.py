@@ -15,12 +15,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError
 from aether_context.policy import TokenSettings
 from aether_context.tokens.counters import (
-    REMOTE_SECONDS,
     CachedCounter,
     TokenCounter,
     TokenizerCounter,
@@ -28,12 +27,9 @@ from aether_context.tokens.counters import (
     encoding_name,
     file_counter,
 )
-from aether_context.tokens.estimate import estimate_for, family_of
+from aether_context.tokens.families import estimate_for, family_of
 from aether_context.tokens.framing import through_litellm
 from aether_context.tokens.model_limits import bare_model_name
-
-Network: TypeAlias = Literal["none", "once", "always"]
-"""When a counter uses the network: never, to fetch its vocabulary, or for every new text."""
 
 RETRY_SECONDS = 30.0
 """So long a counter that failed is passed over."""
@@ -52,14 +48,14 @@ class Offer:
         about: what it counts by and for which models, in a line.
         suits: whether ``auto`` may take it for a model.
         make: the counter of a model. Raises `MissingExtra` or `TokenCountingError` where it cannot be had.
-        network: when it uses the network.
+        network: when it uses the network: never, to fetch its vocabulary, or for every new text.
     """
 
     name: str
     about: str
     suits: Callable[[str, TokenSettings], bool]
     make: Callable[[str, TokenSettings], TokenCounter]
-    network: Network = "none"
+    network: Literal["none", "once", "always"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +72,6 @@ class Pick:
     offer: str
     remote: bool
     problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """Until when a counter is passed over, and why; ``told`` unless nobody has asked for it."""
-
-    until: float
-    reason: str
-    told: bool = True
-
-
-OFFERS: dict[str, Offer] = {}
-"""By name."""
 
 
 def register(offer: Offer) -> None:
@@ -117,43 +100,45 @@ class Counters:
         self._settings = settings
         self._clock = clock
         self._made: dict[tuple[str, str], TokenCounter] = {}
-        self._resting: dict[tuple[str, str], _Rest] = {}
-        self._picks: dict[str, tuple[float, Pick]] = {}
+        self._failed: dict[tuple[str, str], tuple[float, str]] = {}
+        """Until when a counter is passed over, and why; "" where nobody has asked for it."""
         self._lock = threading.Lock()
 
     def ready(self, model: str) -> Pick | None:
         """The model's counter where it can be had at once; None where `pick` may have to load something."""
-        until, pick = self._picks.get(model, (0.0, None))
-        if pick is not None and self._clock() < until:
-            return pick
-        return self.pick(model) if next(self._chain(model)).name == "estimate" else None
+        return self._first(model, load=False)
 
     def pick(self, model: str) -> Pick:
         """The first counter in the model's chain that works."""
         with self._lock:
-            problems: list[str] = []
-            until = math.inf
-            for offer in self._chain(model):
-                rest = self._rest(offer, model)
-                if rest is None:
-                    pick = Pick(
-                        counter=self._made[offer.name, model],
-                        offer=offer.name,
-                        remote=offer.network == "always",
-                        problems=tuple(problems),
-                    )
-                    self._picks[model] = (until, pick)
-                    return pick
-                until = min(until, rest.until)
-                if rest.told:
-                    problems.append(rest.reason)
-        raise AssertionError("the estimate always counts")
+            pick = self._first(model, load=True)
+        assert pick is not None, "the estimate always counts"
+        return pick
 
     def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
         """Passes over a counter that could not count, for a while."""
-        with self._lock:
-            self._resting[pick.offer, model] = _Rest(self._clock() + RETRY_SECONDS, str(error))
-            self._picks.pop(model, None)
+        self._failed[pick.offer, model] = self._clock() + RETRY_SECONDS, str(error)
+
+    def _first(self, model: str, *, load: bool) -> Pick | None:
+        problems: list[str] = []
+        for offer in self._chain(model):
+            key = offer.name, model
+            until, reason = self._failed.get(key, (-math.inf, ""))
+            if self._clock() >= until:
+                if key not in self._made and not load and offer.name != "estimate":
+                    return None
+                try:
+                    if key not in self._made:
+                        self._made[key] = _made(offer, model, self._settings)
+                    counter, remote = self._made[key], offer.network == "always"
+                    return Pick(counter=counter, offer=offer.name, remote=remote, problems=tuple(problems))
+                except AetherContextError as error:
+                    asked_for = self._settings.counter != "auto" or offer.name == "file"
+                    reason = str(error) if asked_for or not isinstance(error, MissingExtra) else ""
+                    self._failed[key] = self._clock() + RETRY_SECONDS, reason
+            if reason:
+                problems.append(reason)
+        return None
 
     def _chain(self, model: str) -> Iterator[Offer]:
         settings = self._settings
@@ -164,22 +149,6 @@ class Counters:
         for offer in (OFFERS[name] for name in CHAIN if name in OFFERS):
             if offer.suits(model, settings) and (settings.network or offer.network == "none"):
                 yield offer
-
-    def _rest(self, offer: Offer, model: str) -> _Rest | None:
-        """Why a counter does not count now, None where it does; it is made at the first call."""
-        key = (offer.name, model)
-        rest = self._resting.get(key)
-        if rest is not None and self._clock() < rest.until:
-            return rest
-        self._resting.pop(key, None)
-        if key not in self._made:
-            try:
-                self._made[key] = _made(offer, model, self._settings)
-            except AetherContextError as error:
-                missed = self._settings.counter == "auto" and isinstance(error, MissingExtra) and offer.name != "file"
-                rest = self._resting[key] = _Rest(self._clock() + RETRY_SECONDS, str(error), told=not missed)
-                return rest
-        return None
 
 
 def _made(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
@@ -245,11 +214,10 @@ def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:  # whatever the download raises
         raise TokenCountingError("tiktoken", f"{name} could not be downloaded: {error}") from error
-    own = _is_openai(model)
     counter = TokenizerCounter(
         f"tiktoken/{name}",
-        lambda texts: [len(one) for one in encoding.encode_ordinary_batch(list(texts))],
-        accuracy="exact" if own else "heuristic",
+        lambda texts: [len(tokens) for tokens in encoding.encode_ordinary_batch(list(texts))],
+        accuracy="exact" if _is_openai(model) else "heuristic",
     )
     return CachedCounter(counter)
 
@@ -274,55 +242,46 @@ def _is_openai(model: str) -> bool:
     return family_of(model) == "openai" or bare_model_name(model).startswith(("gpt-4", "gpt-3"))
 
 
-def _is_anthropic(model: str) -> bool:
-    """Whether a model is Claude at Anthropic itself, not at another provider."""
-    at_home = model.startswith("anthropic/") or not through_litellm(model)
-    return at_home and family_of(model).startswith("claude")
-
-
-register(
-    Offer(
-        name="file",
-        about="The vocabulary file that `tokens.files` names for the model or its family.",
-        suits=lambda model, settings: file_of(model, settings) is not None,
-        make=_from_file,
-    )
-)
-register(
-    Offer(
-        name="tiktoken",
-        about="OpenAI's vocabularies, for OpenAI's models, and as a stand-in for xAI's, which are not published. "
-        "Downloads them, unless a file is given.",
-        suits=lambda model, settings: _is_openai(model) or bare_model_name(model).startswith("grok"),
-        make=_by_tiktoken,
-        network="once",
-    )
-)
-register(
-    Offer(
-        name="anthropic-api",
-        about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
-        suits=lambda model, settings: _is_anthropic(model),
-        make=lambda model, settings: anthropic_counter(
-            model, estimate=estimate_for(model), timeout_seconds=REMOTE_SECONDS
+OFFERS: dict[str, Offer] = {
+    offer.name: offer
+    for offer in (
+        Offer(
+            name="file",
+            about="The vocabulary file that `tokens.files` names for the model or its family.",
+            suits=lambda model, settings: file_of(model, settings) is not None,
+            make=_from_file,
         ),
-        network="always",
+        Offer(
+            name="tiktoken",
+            about="OpenAI's vocabularies, for OpenAI's models, and as a stand-in for xAI's, which are not published. "
+            "Downloads them, unless a file is given.",
+            suits=lambda model, settings: _is_openai(model) or bare_model_name(model).startswith("grok"),
+            make=_by_tiktoken,
+            network="once",
+        ),
+        Offer(
+            name="anthropic-api",
+            about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
+            # At Anthropic itself, not at another provider.
+            suits=lambda model, settings: (
+                family_of(model).startswith("claude") and (model.startswith("anthropic/") or not through_litellm(model))
+            ),
+            make=lambda model, settings: anthropic_counter(model, estimate_for(model)),
+            network="always",
+        ),
+        Offer(
+            name="litellm",
+            about="LiteLLM's `token_counter`, for OpenAI's models that ADK calls through LiteLLM, once that is loaded; "
+            "by name for any model.",
+            suits=lambda model, settings: "litellm" in sys.modules and through_litellm(model) and _is_openai(model),
+            make=_by_litellm,
+        ),
+        Offer(
+            name="estimate",
+            about="A table per family of models. Needs nothing, and never fails.",
+            suits=lambda model, settings: True,
+            make=lambda model, settings: estimate_for(model),
+        ),
     )
-)
-register(
-    Offer(
-        name="litellm",
-        about="LiteLLM's `token_counter`, for OpenAI's models that ADK calls through LiteLLM, once that is loaded; by "
-        "name for any model.",
-        suits=lambda model, settings: "litellm" in sys.modules and through_litellm(model) and _is_openai(model),
-        make=_by_litellm,
-    )
-)
-register(
-    Offer(
-        name="estimate",
-        about="A table per family of models. Needs nothing, and never fails.",
-        suits=lambda model, settings: True,
-        make=lambda model, settings: estimate_for(model),
-    )
-)
+}
+"""By name."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 
@@ -24,8 +23,11 @@ from aether_context.tokens.model_limits import bare_model_name
 if TYPE_CHECKING:
     import httpx
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
-# What counts tokens, and how sure it is.
+_LONGEST_KEY = 1_024
+"""Characters."""
 
 
 class TokenCounter(Protocol):
@@ -51,37 +53,27 @@ class TokenCounter(Protocol):
         return [self.count(text) for text in texts]
 
 
-class Remembered:
-    """Counts by text, the least recently used forgotten first. Threads may share it.
+class SharedLRU(Generic[_Key, _Value]):
+    """A bounded cache that threads may share; the least recently used entry is forgotten first."""
 
-    Args:
-        max_texts: so many are kept.
-        max_key_characters: longer texts are kept by their 16-byte hash, so that memory stays bounded.
-    """
-
-    def __init__(self, *, max_texts: int = 8192, max_key_characters: int = 1_024) -> None:
-        self._max_key_characters = max_key_characters
-        self._counts: LRUCache[str | bytes, int] = LRUCache(max_texts)
+    def __init__(self, size: int) -> None:
+        self._entries: LRUCache[_Key, _Value] = LRUCache(size)
         self._lock = threading.Lock()
 
-    def known(self, texts: Sequence[str]) -> dict[str, int]:
-        """The counts of those among the texts that are remembered."""
-        keys = [self._key(text) for text in texts]
-        found: dict[str, int] = {}
+    def get(self, key: _Key) -> _Value | None:
         with self._lock:
-            for text, key in zip(texts, keys, strict=True):
-                if (tokens := self._counts.get(key)) is not None:
-                    found[text] = tokens
-        return found
+            return self._entries.get(key)
 
-    def put(self, counts: Mapping[str, int]) -> None:
-        keys = [self._key(text) for text in counts]
+    def put(self, key: _Key, value: _Value) -> None:
         with self._lock:
-            for key, tokens in zip(keys, counts.values(), strict=True):
-                self._counts[key] = tokens
+            self._entries[key] = value
 
-    def _key(self, text: str) -> str | bytes:
-        return text if len(text) <= self._max_key_characters else _digest(text)
+
+def _key(text: str) -> str | bytes:
+    """What the count of a text is remembered by: a hash of a long one, so that memory stays bounded."""
+    if len(text) <= _LONGEST_KEY:
+        return text
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class CachedCounter:
@@ -90,12 +82,11 @@ class CachedCounter:
     Args:
         counter: counts the texts that are not remembered.
         max_texts: texts that are remembered at most; those asked for last stay.
-        max_key_characters: a longer text is remembered by a hash instead of itself.
     """
 
-    def __init__(self, counter: TokenCounter, *, max_texts: int = 8192, max_key_characters: int = 1_024) -> None:
+    def __init__(self, counter: TokenCounter, *, max_texts: int = 8192) -> None:
         self.counter = counter
-        self._remembered = Remembered(max_texts=max_texts, max_key_characters=max_key_characters)
+        self._counts: SharedLRU[str | bytes, int] = SharedLRU(max_texts)
 
     @property
     def name(self) -> str:
@@ -117,17 +108,13 @@ class CachedCounter:
         Raises:
             TokenCountingError: the counter could not count them.
         """
-        counts = self._remembered.known(texts)
-        new = [text for text in dict.fromkeys(texts) if text not in counts]
-        if new:
-            fresh = dict(zip(new, self.counter.count_all(new), strict=True))
-            self._remembered.put(fresh)
-            counts |= fresh
+        keys = {text: _key(text) for text in texts}
+        counts = {text: known for text, key in keys.items() if (known := self._counts.get(key)) is not None}
+        if new := [text for text in keys if text not in counts]:
+            for text, tokens in zip(new, self.counter.count_all(new), strict=True):
+                counts[text] = tokens
+                self._counts.put(keys[text], tokens)
         return [counts[text] for text in texts]
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 # Counters by a model's own vocabulary, read from a file.
@@ -135,10 +122,8 @@ def _digest(text: str) -> bytes:
 Lengths: TypeAlias = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text. The texts hold no lone surrogates."""
 
-O200K = "o200k_base"
-
 PATTERNS = {
-    O200K: (
+    "o200k_base": (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -149,9 +134,6 @@ PATTERNS = {
     ),
 }
 """How tiktoken parts a text before it looks into the vocabulary, which its files do not say. From `tiktoken_ext`."""
-
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TokenizerCounter:
@@ -177,7 +159,7 @@ class TokenizerCounter:
 
 def sound(text: str) -> str:
     """The text with U+FFFD for each lone surrogate, which no tokenizer takes."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def file_counter(path: str, model: str) -> TokenizerCounter:
@@ -201,39 +183,39 @@ def file_counter(path: str, model: str) -> TokenizerCounter:
 
 def encoding_name(model: str) -> str:
     """tiktoken's name for how the model parts a text."""
-    return "cl100k_base" if re.match(r"gpt-(?:4(?:-|$)|3)", bare_model_name(model)) else O200K
+    return "cl100k_base" if re.match(r"gpt-(?:4(?:-|$)|3)", bare_model_name(model)) else "o200k_base"
 
 
 @functools.lru_cache(maxsize=8)
 def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) -> TokenizerCounter:
     """The counter of a file as it was at that size and time."""
     data = place.read_bytes()
-    mark = hashlib.sha256(data).hexdigest()[:12]
     try:
         if data.lstrip()[:1] == b"{":
-            return TokenizerCounter(f"tokenizer.json-{mark}", _tokenizer_json(data), accuracy="exact")
-        if _TIKTOKEN_LINE.match(data):
-            return TokenizerCounter(f"{encoding}-{mark}", _tiktoken(data, encoding), accuracy="exact")
-        return TokenizerCounter(f"sentencepiece-{mark}", _sentencepiece(data), accuracy="exact")
-    except (ValueError, RuntimeError, binascii.Error) as error:
+            kind, lengths = "tokenizer.json", _tokenizer_json(data)
+        elif re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", data):
+            kind, lengths = encoding, _tiktoken(data, encoding)
+        else:
+            kind, lengths = "sentencepiece", _sentencepiece(data)
+    except MissingExtra:
+        raise
+    except Exception as error:  # whatever the packages raise for a file that they cannot read
         reason = f"{place} is no tokenizer.json, tiktoken file or SentencePiece model: {error}"
         raise TokenCountingError("file", reason) from error
+    return TokenizerCounter(f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}", lengths, accuracy="exact")
 
 
 def _tokenizer_json(data: bytes) -> Lengths:
     from tokenizers import Tokenizer
 
-    try:
-        tokenizer = Tokenizer.from_str(data.decode())
-    except Exception as error:  # the package raises no narrower class
-        raise ValueError(error) from error
+    tokenizer = Tokenizer.from_str(data.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
     def lengths(texts: Sequence[str]) -> list[int]:
         if len(texts) == 1:
             return [len(tokenizer.encode(texts[0], add_special_tokens=False))]
-        return [len(one) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [len(encoded) for encoded in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     return lengths
 
@@ -246,7 +228,7 @@ def _tiktoken(data: bytes, encoding: str) -> Lengths:
     lines = (line.split() for line in data.splitlines() if line)
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     tokenizer = Encoding(encoding, pat_str=PATTERNS[encoding], mergeable_ranks=ranks, special_tokens={})
-    return lambda texts: [len(one) for one in tokenizer.encode_ordinary_batch(list(texts))]
+    return lambda texts: [len(tokens) for tokens in tokenizer.encode_ordinary_batch(list(texts))]
 
 
 def _sentencepiece(data: bytes) -> Lengths:
@@ -257,7 +239,7 @@ def _sentencepiece(data: bytes) -> Lengths:
     if not data:
         raise ValueError("it is empty")
     tokenizer = SentencePieceProcessor(model_proto=data)
-    return lambda texts: [len(one) for one in tokenizer.encode(list(texts), out_type=int)]
+    return lambda texts: [len(tokens) for tokens in tokenizer.encode(list(texts), out_type=int)]
 
 
 # Counters that ask a provider over the network.
@@ -265,13 +247,8 @@ def _sentencepiece(data: bytes) -> Lengths:
 Ask: TypeAlias = Callable[[str], int]
 """A provider's count of one text without any framing; called from several threads."""
 
-ANTHROPIC_URL = "https://api.anthropic.com"
-ANTHROPIC_VERSION = "2023-06-01"
-
 REMOTE_SECONDS = 2.0
 """Deadline for asking a provider about all new texts of one request."""
-
-_MOST_AT_ONCE = 8
 
 
 class RemoteCounter:
@@ -295,17 +272,17 @@ class RemoteCounter:
         connect: Callable[[], AbstractContextManager[Ask]],
         *,
         estimate: TokenCounter,
-        timeout_seconds: float,
+        timeout_seconds: float = REMOTE_SECONDS,
     ) -> None:
         self.name = name
         self._connect = connect
         self._estimate = estimate
         self._timeout_seconds = timeout_seconds
-        self._remembered = Remembered()
+        self._counts: SharedLRU[str | bytes, int] = SharedLRU(8192)
 
     def count(self, text: str) -> int:
-        known = self._remembered.known((text,))
-        return known[text] if text in known else self._estimate.count(text)
+        known = self._counts.get(_key(text))
+        return self._estimate.count(text) if known is None else known
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of the texts, as the provider counts them.
@@ -313,23 +290,24 @@ class RemoteCounter:
         Raises:
             TokenCountingError: the provider refused, could not be reached, or took too long.
         """
-        counts = {"": 0} | self._remembered.known(texts)
-        new = [text for text in dict.fromkeys(texts) if text not in counts]
-        if new:
+        found = {text: self._counts.get(_key(text)) for text in texts} | {"": 0}
+        counts = {text: tokens for text, tokens in found.items() if tokens is not None}
+        if new := [text for text in found if text not in counts]:
             with self._connect() as ask:
                 counts |= self._asked(new, ask)
         return [counts[text] for text in texts]
 
     def _asked(self, texts: Sequence[str], ask: Ask) -> dict[str, int]:
-        pool = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="aether-context-tokens")
+        pool = ThreadPoolExecutor(8, thread_name_prefix="aether-context-tokens")
         try:
             asked = {pool.submit(ask, text): text for text in texts}
             done, _ = wait(asked, timeout=self._timeout_seconds, return_when=FIRST_EXCEPTION)
-            faults = [error for one in done if (error := one.exception()) is not None]
-            counts = {asked[one]: max(1, one.result()) for one in done if one.exception() is None}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self._remembered.put(counts)
+        faults = [error for future in done if (error := future.exception()) is not None]
+        counts = {asked[future]: max(1, future.result()) for future in done if future.exception() is None}
+        for text, tokens in counts.items():
+            self._counts.put(_key(text), tokens)
         for fault in faults:
             if not isinstance(fault, Exception):  # an exit ends the program, in whatever thread it was raised
                 raise fault
@@ -341,43 +319,10 @@ class RemoteCounter:
         return counts
 
 
-class AnthropicTokens:
-    """Anthropic's count of texts, by ``POST /v1/messages/count_tokens``, without what it adds to a message."""
+def anthropic_counter(model: str, estimate: TokenCounter) -> RemoteCounter:
+    """Anthropic's count of texts, by ``POST /v1/messages/count_tokens``, without what it adds to a message.
 
-    def __init__(self, model: str, *, key: str, url: str, timeout_seconds: float) -> None:
-        self._model = model
-        self._key = key
-        self._url = url
-        self._timeout_seconds = timeout_seconds
-        self._frame: int | None = None
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def connect(self) -> Iterator[Ask]:
-        import httpx
-
-        headers = {"x-api-key": self._key, "anthropic-version": ANTHROPIC_VERSION}
-        with httpx.Client(base_url=self._url, headers=headers, timeout=self._timeout_seconds) as client:
-            yield lambda text: self._tokens(text, client)
-
-    def _tokens(self, text: str, client: httpx.Client) -> int:
-        with self._lock:
-            if self._frame is None:  # what is added to a message, from one that is a single token
-                self._frame = self._total("a", client) - 1
-        if text.strip():
-            return self._total(text, client) - self._frame
-        # A message of white space alone is refused.
-        return self._total(f"a{text}", client) - self._frame - 1
-
-    def _total(self, text: str, client: httpx.Client) -> int:
-        message = {"role": "user", "content": sound(text)}
-        body = {"model": self._model, "messages": [message]}
-        response = client.post("/v1/messages/count_tokens", json=body).raise_for_status()
-        return int(response.json()["input_tokens"])
-
-
-def anthropic_counter(model: str, *, estimate: TokenCounter, timeout_seconds: float) -> RemoteCounter:
-    """The counter of a Claude model, with the key in ``ANTHROPIC_API_KEY``; ``ANTHROPIC_BASE_URL`` is another address.
+    The key is in ``ANTHROPIC_API_KEY``; ``ANTHROPIC_BASE_URL`` is another address.
 
     Raises:
         TokenCountingError: there is no key.
@@ -385,7 +330,31 @@ def anthropic_counter(model: str, *, estimate: TokenCounter, timeout_seconds: fl
     key = os.environ.get("ANTHROPIC_API_KEY")
     if not key:
         raise TokenCountingError("anthropic-api", "it needs a key: set the environment variable ANTHROPIC_API_KEY")
-    bare = bare_model_name(model)
-    url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
-    tokens = AnthropicTokens(bare, key=key, url=url, timeout_seconds=timeout_seconds)
-    return RemoteCounter(f"anthropic-api/{bare}", tokens.connect, estimate=estimate, timeout_seconds=timeout_seconds)
+    url = os.environ.get("ANTHROPIC_BASE_URL") or "https://api.anthropic.com"
+    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+    bare, lock = bare_model_name(model), threading.Lock()
+    frame: int | None = None
+
+    def total(text: str, client: httpx.Client) -> int:
+        message = {"role": "user", "content": sound(text)}
+        response = client.post("/v1/messages/count_tokens", json={"model": bare, "messages": [message]})
+        return int(response.raise_for_status().json()["input_tokens"])
+
+    def tokens(text: str, client: httpx.Client) -> int:
+        nonlocal frame
+        with lock:
+            if frame is None:  # what is added to a message, from one that is a single token
+                frame = total("a", client) - 1
+        if text.strip():
+            return total(text, client) - frame
+        # A message of white space alone is refused.
+        return total(f"a{text}", client) - frame - 1
+
+    @contextmanager
+    def connect() -> Iterator[Ask]:
+        import httpx
+
+        with httpx.Client(base_url=url, headers=headers, timeout=REMOTE_SECONDS) as client:
+            yield lambda text: tokens(text, client)
+
+    return RemoteCounter(f"anthropic-api/{bare}", connect, estimate=estimate)

@@ -9,17 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.tokens.estimate import family_of
+from aether_context.tokens.families import family_of
 from aether_context.tokens.model_limits import bare_model_name
-
-Written: TypeAlias = Literal["json", "plain"]
-"""Whether values stand as JSON, quoted and escaped, or as the texts they hold."""
-
 
 _RUN = re.compile(r"([\n\r\t])\1{15,}")
 """Sixteen or more of one line end or tab."""
@@ -37,7 +33,7 @@ class Framing:
         tool: each declaration.
         call: each call; `argument` each of its arguments.
         response: each response of a function.
-        calls: how arguments are written out.
+        calls: how arguments are written out: as JSON, quoted and escaped, or as the texts that they hold.
         responses: how responses are.
         declarations: how functions are declared: their JSON, or TypeScript.
     """
@@ -51,23 +47,12 @@ class Framing:
     call: int
     argument: int = 0
     response: int
-    calls: Written = "json"
-    responses: Written = "json"
+    calls: Literal["json", "plain"] = "json"
+    responses: Literal["json", "plain"] = "json"
     declarations: Literal["json", "typescript"] = "json"
 
 
 _GEMINI = Framing(name="gemini", request=0, message=1, system=0, tools=0, tool=4, call=6, response=6)
-_OPENAI = Framing(
-    name="openai",
-    request=3,
-    message=4,
-    system=4,
-    tools=11,
-    tool=0,
-    call=3,
-    response=4,
-    declarations="typescript",
-)
 _CLAUDE = Framing(
     name="claude",
     request=4,
@@ -81,15 +66,16 @@ _CLAUDE = Framing(
     calls="plain",
     responses="plain",
 )
-_GENERIC = Framing(name="generic", request=4, message=4, system=4, tools=0, tool=6, call=6, response=6)
 
 FRAMINGS: Mapping[str, Framing] = {
     "gemini": _GEMINI,
     "gemini-3": replace(_GEMINI, name="gemini-3"),
-    "openai": _OPENAI,
+    "openai": Framing(
+        name="openai", request=3, message=4, system=4, tools=11, tool=0, call=3, response=4, declarations="typescript"
+    ),
     "claude": _CLAUDE,
     "claude-4.7": replace(_CLAUDE, name="claude-4.7", tools=675),
-    "generic": _GENERIC,
+    "generic": Framing(name="generic", request=4, message=4, system=4, tools=0, tool=6, call=6, response=6),
 }
 """By family of models.
 
@@ -134,11 +120,10 @@ def framing_of(model: str) -> Framing:
     Through LiteLLM (`provider/model`) responses are JSON for every provider.
     """
     framing = FRAMINGS[family_of(model)]
-    bare = bare_model_name(model)
-    for pattern, tools in CLAUDE_TOOLS if framing.name.startswith("claude") else ():
-        if re.match(pattern, bare):
-            framing = replace(framing, tools=tools)
-            break
+    if framing.name.startswith("claude"):
+        bare = bare_model_name(model)
+        tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, bare)), framing.tools)
+        framing = replace(framing, tools=tools)
     if through_litellm(model) and framing.responses != "json":
         framing = replace(framing, name=f"{framing.name}/litellm", responses="json")
     return framing
@@ -157,11 +142,26 @@ def written_call(name: str, arguments: str, framing: Framing) -> str:
 
 
 def written_response(name: str, response: str, framing: Framing) -> str:
-    """A response as it is counted: `response` is its JSON, of which ADK sends Claude what Claude should read."""
+    """A response as it is counted: `response` is its JSON, of which ADK sends Claude what Claude should read.
+
+    As `google.adk.models.anthropic_llm` does: content or a lone result as text, anything else as JSON.
+    """
     if framing.responses == "json":
         return f"{name} {response}"
     value = json.loads(response)
-    return _with_written_runs(value if isinstance(value, str) else _said_to_claude(value))
+    if isinstance(value, dict):
+        content = value.get("content")
+        if isinstance(content, list) and content:
+            texts = []
+            for item in content:
+                text = item.get("text") if isinstance(item, dict) and item.get("type") == "text" else item
+                texts.append(text if isinstance(text, str) else canonical_json(item))
+            value = "\n".join(texts)
+        elif isinstance(content, str) and content:
+            value = content
+        elif value.keys() == {"result"} and value["result"] is not None:
+            value = value["result"]
+    return _with_written_runs(value if isinstance(value, str) else canonical_json(value))
 
 
 def _with_written_runs(text: str) -> str:
@@ -179,51 +179,30 @@ def argument_count(arguments: str) -> int:
     return len(value) if isinstance(value, dict) else 0
 
 
-def written_declaration(wire: str, framing: Framing) -> str:
-    """A function's declaration as it is counted, from its JSON."""
-    return _typescript(json.loads(wire)) if framing.declarations == "typescript" else wire
-
-
 def _plain(value: JSON) -> Iterator[str]:
     """Names and values of a JSON value, without quotes and escapes."""
     if isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             yield name
-            yield from _plain(one)
+            yield from _plain(item)
     elif isinstance(value, list):
-        for one in value:
-            yield from _plain(one)
+        for item in value:
+            yield from _plain(item)
     else:
         yield _with_written_runs(value) if isinstance(value, str) else canonical_json(value)
 
 
-def _said_to_claude(response: JSON) -> str:
-    """As `google.adk.models.anthropic_llm` does: content or a lone result as text, anything else as JSON."""
-    if not isinstance(response, dict):
-        return canonical_json(response)
-    content = response.get("content")
-    if content and isinstance(content, str):
-        return content
-    if content and isinstance(content, list):
-        return "\n".join(_content_text(one) for one in content)
-    if response.keys() == {"result"} and response["result"] is not None:
-        result = response["result"]
-        return result if isinstance(result, str) else canonical_json(result)
-    return canonical_json(response)
+def written_declaration(wire: str, framing: Framing) -> str:
+    """A function's declaration as it is counted, from its JSON.
 
-
-def _content_text(item: JSON) -> str:
-    if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str):
-        return str(item["text"])
-    return item if isinstance(item, str) else canonical_json(item)
-
-
-def _typescript(declaration: Mapping[str, Any]) -> str:
-    """A declaration as OpenAI's models are seen to read it: a comment and a function type, a line an argument."""
-    schema = declaration.get("parameters_json_schema") or declaration.get("parameters") or {}
+    As OpenAI's models are seen to read it, that is a comment and a function type, a line an argument.
+    """
+    if framing.declarations == "json":
+        return wire
+    declaration = json.loads(wire)
     about = declaration.get("description")
     comment = f"// {about}\n" if about else ""
-    lines = _members(schema)
+    lines = _members(declaration.get("parameters_json_schema") or declaration.get("parameters"))
     arguments = "_: {\n" + lines + "\n}" if lines else ""
     return f"{comment}type {declaration.get('name', '')} = ({arguments}) => any;\n\n"
 
@@ -234,10 +213,10 @@ def _members(schema: JSON) -> str:
         return ""
     required = schema.get("required") or ()
     lines = []
-    for name, one in properties.items():
-        if isinstance(one, dict) and one.get("description"):
-            lines.append(f"// {one['description']}")
-        lines.append(f"{name}{'' if name in required else '?'}: {_type(one)},")
+    for name, member in properties.items():
+        if isinstance(member, dict) and member.get("description"):
+            lines.append(f"// {member['description']}")
+        lines.append(f"{name}{'' if name in required else '?'}: {_type(member)},")
     return "\n".join(lines)
 
 
@@ -245,13 +224,12 @@ def _type(schema: JSON) -> str:
     if not isinstance(schema, dict):
         return "any"
     if choices := schema.get("enum"):
-        return " | ".join(canonical_json(one) for one in choices)
+        return " | ".join(map(canonical_json, choices))
     if several := schema.get("anyOf") or schema.get("any_of") or schema.get("oneOf"):
-        return " | ".join(_type(one) for one in several)
-    kinds: Mapping[str, Callable[[], str]] = {
-        "array": lambda: f"{_type(schema.get('items'))}[]",
-        "object": lambda: "{\n" + _members(schema) + "\n}" if schema.get("properties") else "object",
-        "integer": lambda: "number",
-    }
+        return " | ".join(map(_type, several))
     kind = str(schema.get("type") or "any").lower()
-    return kinds.get(kind, lambda: kind)()
+    if kind == "array":
+        return f"{_type(schema.get('items'))}[]"
+    if kind == "object":
+        return "{\n" + _members(schema) + "\n}" if schema.get("properties") else "object"
+    return "number" if kind == "integer" else kind

@@ -20,25 +20,6 @@ from aether_context.tokens.model_limits import bare_model_name
 UNKNOWN_IMAGE_TOKENS = 2_000
 """For an image whose size in pixels is not known, and for data of no known kind."""
 
-UNKNOWN_SECONDS = 60.0
-UNKNOWN_PAGES = 10
-"""For sound, video and documents that are given by reference, without their size."""
-
-SOUND_BYTES_PER_SECOND = 4_000
-"""32 kbit/s, a low rate for compressed speech: a file is rarely longer than this makes it."""
-
-PLAIN_SOUND_BYTES_PER_SECOND = 32_000
-"""16,000 samples of 16 bits a second."""
-
-VIDEO_BYTES_PER_SECOND = 62_500
-"""500 kbit/s, a low rate for 480 lines."""
-
-BYTES_PER_PAGE = 25_000
-MOST_PAGES = 1_000
-"""A document longer than this is refused by every provider."""
-
-BYTES_PER_TEXT_TOKEN = 3
-
 _PLAIN_SOUND = ("audio/wav", "audio/x-wav", "audio/wave", "audio/l16", "audio/pcm", "audio/aiff", "audio/x-aiff")
 _HEADER_BYTES = 1 << 18
 
@@ -106,8 +87,8 @@ def media_tokens(
 ) -> int:
     """Tokens that a piece of media counts for a model of the family (a name that `family_of` returns).
 
-    Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side. It never raises,
-    whatever the data.
+    Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side; where not even the
+    size is known, ten pages or a minute. It never raises, whatever the data.
 
     Args:
         mime_type: None or empty is told from the data's first bytes.
@@ -121,46 +102,49 @@ def media_tokens(
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
     if kind.startswith("image/"):
         size = image_size(data)
-        return max(_image(*size, one, model) if size else UNKNOWN_IMAGE_TOKENS for one in families)
+        return max(_image(*size, name, model) for name in families) if size else UNKNOWN_IMAGE_TOKENS
     if kind.startswith(("audio/", "video/")):
-        seconds = _seconds(kind, size_bytes) if duration_seconds is None else max(0.0, duration_seconds)
-        return max(max(1, math.ceil(seconds * _rate(kind, one))) for one in families)
+        if duration_seconds is None:
+            # 500 kbit/s, a low rate for 480 lines; 16,000 samples of 16 bits a second; 32 kbit/s, a low rate for
+            # compressed speech: a file is rarely longer than these make it.
+            bytes_a_second = 62_500 if kind.startswith("video/") else 32_000 if kind in _PLAIN_SOUND else 4_000
+            duration_seconds = size_bytes / bytes_a_second if size_bytes > 0 else 60.0
+        seconds = max(0.0, duration_seconds)
+        return max(max(1, math.ceil(seconds * _rate(kind, name))) for name in families)
     if kind == "application/pdf":
-        return max(pdf_pages(data, size_bytes) * _page(one) for one in families)
+        # By the file's own page tree, else, where that is compressed, one for each 25,000 bytes. A document of more
+        # than 1,000 pages is refused by every provider.
+        pages = len(re.findall(rb"/Type\s*/Page(?![a-zA-Z])", data)) if data else 0
+        pages = pages or (math.ceil(size_bytes / 25_000) if size_bytes > 0 else 10)
+        # Tokens a page: Gemini 258, from version 3 on 560. Anthropic 1,500 to 3,000, the page's image included here.
+        # OpenAI sends text and image and publishes no figure: an image of two by three tiles and 900 of text.
+        page_tokens = {"gemini": 258, "gemini-3": 560, "openai": 2_005}
+        return min(pages, 1_000) * max(page_tokens.get(name, 3_000) for name in families)
     if kind.startswith("text/") or kind.endswith(("json", "xml", "yaml", "javascript")):
-        return size_bytes // BYTES_PER_TEXT_TOKEN + 1
+        return size_bytes // 3 + 1
     return UNKNOWN_IMAGE_TOKENS
 
 
 def _image(width: int, height: int, family: str, model: str) -> int:
     if family == "gemini-3":
         return 1_120
+    if family == "openai":
+        rule = next(rule for pattern, rule in OPENAI_IMAGES if re.match(pattern, bare_model_name(model)))
+        return rule.tokens(width, height)
     if family.startswith("claude"):
-        return _claude_image(width, height, *((1_568, 1_568) if family == "claude" else (2_576, 4_784)))
-    if family != "openai":
-        return _gemini_image(width, height)
-    rule = next(rule for pattern, rule in OPENAI_IMAGES if re.match(pattern, bare_model_name(model)))
-    return rule.tokens(width, height)
-
-
-def _gemini_image(width: int, height: int) -> int:
-    """258 where both sides are at most 384 pixels, else 258 a tile, tiles being two thirds of the shorter side.
-
-    Departure: tiles are at least 256 pixels, and at most nine count, near the 2,048 tokens documented for pan and scan.
-    """
+        # One for each patch of 28 pixels after fitting the longer side, and no more than the limit of the model's tier.
+        most_pixels, most_tokens = (1_568, 1_568) if family == "claude" else (2_576, 4_784)
+        scale = min(1.0, most_pixels / max(width, height))
+        return min(most_tokens, math.ceil(width * scale / 28) * math.ceil(height * scale / 28))
+    # 258 where both sides are at most 384 pixels, else 258 a tile, tiles being two thirds of the shorter side.
+    # Departure: tiles are at least 256 pixels, and at most nine count, near the 2,048 documented for pan and scan.
     if width <= 384 and height <= 384:
         return 258
     tile = max(256, int(min(width, height) / 1.5))
     return 258 * min(9, math.ceil(width / tile) * math.ceil(height / tile))
 
 
-def _claude_image(width: int, height: int, most_pixels: int, most_tokens: int) -> int:
-    """One for each patch of 28 pixels after fitting the longer side, and no more than the limit of the model's tier."""
-    scale = min(1.0, most_pixels / max(width, height))
-    return min(most_tokens, math.ceil(width * scale / 28) * math.ceil(height * scale / 28))
-
-
-def _rate(kind: str, family: str) -> float:
+def _rate(kind: str, family: str) -> int:
     """Tokens a second.
 
     Gemini: sound 32; video about 300 (258 a frame, one frame a second, and its sound), from version 3 on 70 a frame.
@@ -169,43 +153,6 @@ def _rate(kind: str, family: str) -> float:
     if kind.startswith("video/"):
         return 110 if family == "gemini-3" else 300
     return 10 if family == "openai" else 32
-
-
-def _page(family: str) -> int:
-    """Tokens a page of a PDF.
-
-    Gemini 258, from version 3 on 560. Anthropic 1,500 to 3,000, the page's image included here. OpenAI sends text and
-    image and publishes no figure: an image of two by three tiles and 900 of text.
-    """
-    return {"gemini": 258, "gemini-3": 560, "openai": 2_005}.get(family, 3_000)
-
-
-def _seconds(kind: str, size_bytes: int) -> float:
-    if size_bytes <= 0:
-        return UNKNOWN_SECONDS
-    if kind.startswith("video/"):
-        return size_bytes / VIDEO_BYTES_PER_SECOND
-    return size_bytes / (PLAIN_SOUND_BYTES_PER_SECOND if kind in _PLAIN_SOUND else SOUND_BYTES_PER_SECOND)
-
-
-def pdf_pages(data: bytes | None, size_bytes: int) -> int:
-    """Pages by the file's own page tree, else, where that is compressed, one for each 25,000 bytes; 1 to 1,000."""
-    pages = len(re.findall(rb"/Type\s*/Page(?![a-zA-Z])", data)) if data else 0
-    if pages == 0:
-        pages = math.ceil(size_bytes / BYTES_PER_PAGE) if size_bytes > 0 else UNKNOWN_PAGES
-    return min(pages, MOST_PAGES)
-
-
-def image_size(data: bytes | None) -> tuple[int, int] | None:
-    """Width and height in pixels, from the header of a PNG, JPEG, GIF or WebP; None where they cannot be told."""
-    head = data[:_HEADER_BYTES] if data else b""
-    readers = {"image/png": _png_size, "image/jpeg": _jpeg_size, "image/gif": _gif_size, "image/webp": _webp_size}
-    reader = readers.get(sniffed(head))
-    try:
-        size = reader(head) if reader else None
-    except (struct.error, IndexError):
-        return None
-    return size if size and min(size) > 0 else None
 
 
 def sniffed(data: bytes | None) -> str:
@@ -217,43 +164,40 @@ def sniffed(data: bytes | None) -> str:
     return next((kind for start, kind in starts.items() if head.startswith(start)), "")
 
 
-def _png_size(head: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from(">II", head, 16)
-    return width, height
+def image_size(data: bytes | None) -> tuple[int, int] | None:
+    """Width and height in pixels, from the header of a PNG, JPEG, GIF or WebP; None where they cannot be told."""
+    try:
+        width, height = _header_size(data[:_HEADER_BYTES] if data else b"")
+    except (struct.error, IndexError):
+        return None
+    return (width, height) if width > 0 and height > 0 else None
 
 
-def _gif_size(head: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from("<HH", head, 6)
-    return width, height
-
-
-def _jpeg_size(head: bytes) -> tuple[int, int] | None:
-    """Walks the segments up to the first start of a frame, whose markers are C0 to CF without C4, C8 and CC."""
-    place = 2
-    while place < len(head):
-        if head[place] != 0xFF:
-            return None
-        marker = head[place + 1]
-        if marker == 0xFF:
-            place += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", head, place + 5)
-            return width, height
-        else:
-            (length,) = struct.unpack_from(">H", head, place + 2)
-            place += 2 + length
-    return None
-
-
-def _webp_size(head: bytes) -> tuple[int, int] | None:
-    """Of the extended, the lossless and the lossy form."""
-    form = head[12:16]
-    if form == b"VP8X":
-        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
-    if form == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if form == b"VP8 ":
-        width, height = struct.unpack_from("<HH", head, 26)
-        return width & 0x3FFF, height & 0x3FFF
-    return None
+def _header_size(head: bytes) -> tuple[int, int]:
+    kind = sniffed(head)
+    if kind == "image/png":
+        return struct.unpack_from(">II", head, 16)
+    if kind == "image/gif":
+        return struct.unpack_from("<HH", head, 6)
+    if kind == "image/jpeg":
+        place = 2
+        while head[place] == 0xFF:  # segments, up to the first start of a frame: C0 to CF without C4, C8 and CC
+            marker = head[place + 1]
+            if marker == 0xFF:
+                place += 1
+            elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+                height, width = struct.unpack_from(">HH", head, place + 5)
+                return width, height
+            else:
+                place += 2 + struct.unpack_from(">H", head, place + 2)[0]
+    if kind == "image/webp":
+        form = head[12:16]
+        if form == b"VP8X":
+            return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+        if form == b"VP8L":
+            bits = int.from_bytes(head[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        if form == b"VP8 ":
+            width, height = struct.unpack_from("<HH", head, 26)
+            return width & 0x3FFF, height & 0x3FFF
+    return 0, 0

@@ -9,10 +9,9 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo
 
 logger = logging.getLogger("aether_context")
@@ -20,14 +19,8 @@ logger = logging.getLogger("aether_context")
 DEFAULT_INPUT_TOKENS = 32_768
 """Assumed for a model that nothing is known about: small enough for nearly every model in use."""
 
-WindowSource: TypeAlias = Literal["policy", "genai-prices", "table", "default"]
-"""Who says so: the policy's cap, the list of the `genai-prices` package, the table here, or nobody."""
-
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
 """LiteLLM providers whose window is what the server was started with, not what the model could read."""
-
-_NO_PROVIDERS = frozenset({"models", "projects", "publishers"})
-"""What Google's resource names begin with."""
 
 INPUT_TOKENS = (
     ("gemini*-tts*", 8_192),
@@ -104,16 +97,17 @@ class ModelWindow:
         input_tokens: the most tokens it can read; where `shared`, answer included.
         output_tokens: the most tokens it can answer with; None where that is not known.
         shared: whether the answer takes room in the same window.
-        source: who says so.
+        source: who says so: the policy's cap, the list of the `genai-prices` package, the table here, or nobody.
     """
 
     model: str
     input_tokens: int
     output_tokens: int | None
     shared: bool
-    source: WindowSource
+    source: Literal["policy", "genai-prices", "table", "default"]
 
 
+@functools.lru_cache(maxsize=4096)
 def bare_model_name(model: str) -> str:
     """The model's own name, in lower case, from `models/x`, Vertex resource paths, `provider/x` or a Bedrock id.
 
@@ -122,7 +116,7 @@ def bare_model_name(model: str) -> str:
     name = model.strip().lower().rsplit("/", 1)[-1]
     name = re.sub(r"^(?:[a-z]{2,6}\.)?(?:anthropic|meta|mistral|cohere|deepseek|google|openai)\.", "", name)
     name = re.sub(r"-v\d+:\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
-    return re.sub(r"@(?:default|latest|\d+)$", lambda found: f"-{found[0][1:]}" if found[0][1:].isdigit() else "", name)
+    return re.sub(r"@(?:default|latest)$", "", re.sub(r"@(\d+)$", r"-\1", name))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,15 +124,16 @@ def model_window(model: str | None) -> ModelWindow:
     """What the model can hold, by the list, else the table, else a small default with one warning for each name."""
     name = model or ""
     bare = bare_model_name(name)
-    tokens, source = _input_tokens(name, bare)
-    if source == "default":
-        logger.warning("No context window is known for model %r: %d tokens are assumed.", name, tokens)
+    listed = next((info.context_window for info in listed_models(name) if info.context_window is not None), None)
+    tabled = None if _provider(name) in SERVED_LOCALLY else _matching(bare, INPUT_TOKENS)
+    if listed is None and tabled is None:
+        logger.warning("No context window is known for model %r: %d tokens are assumed.", name, DEFAULT_INPUT_TOKENS)
     return ModelWindow(
         model=name,
-        input_tokens=tokens,
+        input_tokens=int(listed or tabled or DEFAULT_INPUT_TOKENS),
         output_tokens=_matching(bare, OUTPUT_TOKENS),
         shared=not bare.startswith(("gemini", "learnlm")),
-        source=source,
+        source="genai-prices" if listed is not None else "table" if tabled is not None else "default",
     )
 
 
@@ -148,39 +143,25 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
     Args:
         any_provider: where the provider that the name begins with does not have the model, asks whoever makes it.
     """
-    name = model.strip().lower()
-    provider = name.split("/", 1)[0] if "/" in name else ""
-    bare = bare_model_name(name)
+    from genai_prices.data_snapshot import get_snapshot
+
+    name, bare, provider = model.strip().lower(), bare_model_name(model), _provider(model)
     if not bare or provider in SERVED_LOCALLY:
         return
     attempts: list[tuple[str, str | None]] = []
-    if provider and provider not in _NO_PROVIDERS:
+    if provider not in ("", "models", "projects", "publishers"):  # as Google's resource names begin
         attempts += [(name.split("/", 1)[-1], provider), (bare, provider)]
     if any_provider or not attempts:
         attempts.append((bare, None))
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
-            yield _snapshot().find_provider_model(reference, None, provider_id, None)[1]
+            yield get_snapshot().find_provider_model(reference, None, provider_id, None)[1]
 
 
-def _input_tokens(name: str, bare: str) -> tuple[int, WindowSource]:
-    provider = name.lower().split("/", 1)[0] if "/" in name else ""
-    if not bare or provider in SERVED_LOCALLY:
-        return DEFAULT_INPUT_TOKENS, "default"
-    listed = next((one.context_window for one in listed_models(name) if one.context_window is not None), None)
-    if listed is not None:
-        return int(listed), "genai-prices"
-    if (tabled := _matching(bare, INPUT_TOKENS)) is not None:
-        return tabled, "table"
-    return DEFAULT_INPUT_TOKENS, "default"
+def _provider(model: str) -> str:
+    """What stands before the first slash of a name."""
+    return model.strip().lower().rpartition("/")[0].partition("/")[0]
 
 
 def _matching(bare: str, table: tuple[tuple[str, int], ...]) -> int | None:
     return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(bare, pattern)), None)
-
-
-@functools.cache
-def _snapshot() -> DataSnapshot:
-    from genai_prices.data_snapshot import get_snapshot
-
-    return get_snapshot()
