@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import answered, called, said
 
-from aether_context.text.entities import entity_table, is_entry, mentions, parse, ranked
+from aether_context.text.entities import entity_table, is_entry, mentions, parse
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -59,8 +59,8 @@ def test_who_mentioned_it_decides_the_line():
 
 def test_the_latest_mention_comes_first_and_a_stronger_one_wins():
     contents = [said("aa/1 bb/2"), answered("read", "1", "aa/1"), answered("read", "2", "cc/3")]
-    assert ranked(contents, {}) == {"used": ["aa/1", "bb/2"], "written": [], "seen": ["cc/3"]}
-    assert ranked([called("read", "1", path="cc/3")], {"seen": ["cc/3", "dd/4"]})["used"] == ["cc/3"]
+    assert table(*contents).splitlines() == ["- used: aa/1, bb/2", "- seen: cc/3"]
+    assert table(called("read", "1", path="cc/3"), earlier="- seen: cc/3, dd/4").splitlines()[0] == "- used: cc/3"
 
 
 def test_an_argument_of_several_words_stands_once_calls_repeat_it():

@@ -99,33 +99,43 @@ def entity_table(
         present: contents that stay; what they mention needs no place in the table.
         known: text that stands beside the table; what is in it needs no place either.
     """
-    here = {entity for found in _mentioned((*contents, *present))[len(contents) :] for entity, _ in found}
-    here.update(text for content in present if _calls(content) for text in whole_arguments(content))
-    said, left = known, max_tokens
-    for_addresses = int(_ADDRESSES * max_tokens)
+    repeated = Counter(text for content in (*contents, *present) for text in set(whole_arguments(content)))
+    mentioned = _mentioned((*contents, *present))
+    later = mentioned[len(contents) :]
+    here = {entity for found in later for entity, _ in found}
+    here.update(text for content in present for text in whole_arguments(content))
+    best: dict[str, Rank] = {}  # each entity in its strongest rank, the latest mentioned first
+    for content, found in zip(reversed(contents), reversed(mentioned[: len(contents)]), strict=True):
+        again: list[tuple[str, Rank]] = [(text, "used") for text in whole_arguments(content) if repeated[text] > 1]
+        for entity, rank in (*reversed(again), *found):
+            best[entity] = _stronger(best.get(entity, rank), rank)
+    for rank, entities in parse(earlier).items():
+        for entity in entities:
+            best[entity] = _stronger(best.get(entity, rank), rank)
+    before = [entity for entities in parse(known).values() for entity in entities]
+    stale = _stale([*(entity for found in reversed(later) for entity, _ in found), *best, *before])
+    seen, left, left_for_addresses = known, max_tokens, int(_ADDRESSES * max_tokens)
     too_long = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
-    for rank, entities in ranked(contents, parse(earlier), present, known).items():
+    for rank in RANKS:
         chosen: list[str] = []
         left -= counter.count(_TITLES[rank])
-        for entity in entities:
-            if entity in here or entity in said:
-                continue
+        for entity in (entity for entity, held in best.items() if held == rank and entity not in stale):
             is_address = _FOLDER in entity
-            if is_address and len(entity) >= too_long:
+            if entity in here or entity in seen or (is_address and len(entity) >= too_long):
                 continue
             cost = counter.count(_BETWEEN + entity)
-            if is_address:
-                if cost > for_addresses:
-                    too_long = len(entity)
-                    continue
-                for_addresses -= cost
-            elif cost > left:
-                break
-            else:
+            if not is_address:
+                if cost > left:
+                    break
                 left -= cost
+            elif cost > left_for_addresses:
+                too_long = len(entity)
+                continue
+            else:
+                left_for_addresses -= cost
             chosen.append(entity)
-            said += f"\n{entity}"
+            seen += f"\n{entity}"
         if chosen:
             lines.append(_TITLES[rank] + _BETWEEN.join(chosen))
     return "\n".join(lines)
@@ -144,43 +154,6 @@ def parse(tables: str) -> dict[Rank, list[str]]:
             if line.startswith(title):
                 found[rank] += line.removeprefix(title).split(_BETWEEN)
     return found
-
-
-def ranked(
-    contents: Sequence[Content],
-    earlier: Mapping[Rank, Sequence[str]],
-    present: Sequence[Content] = (),
-    known: str = "",
-) -> dict[Rank, list[str]]:
-    """Every entity once, in its strongest rank, the latest mentioned first.
-
-    Args:
-        present: contents after these, where an argument may be repeated and a number may have changed.
-        known: tables that stay; a key that has another number there is not known by its key alone.
-    """
-    calls = [content for content in (*contents, *present) if _calls(content)]
-    repeated = Counter(text for content in calls for text in set(whole_arguments(content)))
-    mentioned = _mentioned((*contents, *present))
-    best: dict[str, Rank] = {}
-    for content, found in zip(reversed(contents), reversed(mentioned[: len(contents)]), strict=True):
-        again = [(text, RANKS[0]) for text in whole_arguments(content) if repeated[text] > 1] if _calls(content) else []
-        for entity, rank in (*reversed(again), *found):
-            held = best.get(entity)
-            if held is None:
-                best[entity] = rank
-            elif held != rank:
-                best[entity] = _stronger(held, rank)
-    for rank in RANKS:
-        for entity in earlier.get(rank, ()):
-            best[entity] = _stronger(best.get(entity, rank), rank)
-    later = [entity for found in reversed(mentioned[len(contents) :]) for entity, _ in found]
-    before = [entity for entities in parse(known).values() for entity in entities]
-    stale = _stale([*later, *best, *before])
-    ranks: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
-    for entity, rank in best.items():
-        if entity not in stale:
-            ranks[rank].append(entity)
-    return ranks
 
 
 def _stronger(one: Rank, other: Rank) -> Rank:
@@ -210,19 +183,15 @@ def _stale(entities: Sequence[str]) -> set[str]:
     Args:
         entities: the latest mentioned first.
     """
-    numbers: dict[str, dict[str, str]] = defaultdict(dict)
-    named: set[str] = set()
+    numbers: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
     for entity in entities:
-        found = _number(entity)
-        if found is not None:
-            numbers[found.subject].setdefault(found.number, entity)
-            if found.named:
-                named.add(found.subject)
+        if (found := _number(entity)) is not None:
+            numbers[found.subject, found.named].setdefault(found.number, entity)
     return {
         entity
-        for subject, held in numbers.items()
-        if len(held) > 1
-        for entity in list(held.values())[1 if subject in named else 0 :]
+        for (_, named), by_number in numbers.items()
+        if len(by_number) > 1
+        for entity in list(by_number.values())[1 if named else 0 :]
     }
 
 
@@ -230,7 +199,7 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
     """What each content mentions, its results as those of the calls among the contents before."""
     waiting: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     called: set[tuple[str, str]] = set()
-    found: list[tuple[tuple[str, Rank], ...]] = []
+    mentioned: list[tuple[tuple[str, Rank], ...]] = []
     for content in contents:
         exchanged: list[tuple[str, tuple[str, str, str], str]]
         if content.agent:
@@ -249,41 +218,39 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
                 waiting[call].append(label_of(parsed(text)))
             elif kind == "response":
                 owners.append(waiting[call].pop(0) if call in clear else "")
-        for call in answers.keys() - clear:
+        unclear = answers.keys() - clear
+        for call in unclear:
             waiting[call].clear()
         entities = mentions(content, tuple(owners) if any(owners) else ())
-        if any(call[:2] in called for call in answers.keys() - clear):
+        if any(call[:2] in called for call in unclear):
             # The call that it answers is not here: what it asked about is not known, and others ask about other things.
-            entities = tuple(one for one in entities if (number := _number(one[0])) is None or " " in number.subject)
-        found.append(entities)
-    return found
+            entities = tuple(held for held in entities if (number := _number(held[0])) is None or " " in number.subject)
+        mentioned.append(entities)
+    return mentioned
 
 
 @lru_cache(maxsize=4_096)
-def mentions(content: Content, owners: Sequence[str] = ()) -> tuple[tuple[str, Rank], ...]:
+def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each in its strongest rank.
 
     Args:
-        owners: a tuple of what each of its results belongs to; empty where that is not known.
+        owners: what each of its results belongs to; empty where that is not known.
     """
     found: dict[str, Rank] = {}
-    responses = 0
-    for held in _held(content):
-        owner = ""
-        if held.kind == "response":
-            owner = owners[responses] if owners else ""
-            responses += 1
-        for leaf in leaves(held.value, owner):
+    names = iter(owners)
+    for kind, tool, value, usual_rank in _said(content):
+        owner = next(names, "") if kind == "response" else ""
+        for leaf in leaves(value, owner):
             if leaf.key:
                 entity = f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 if len(entity) <= _LONGEST:
-                    found[entity] = _stronger(found.get(entity, held.rank), held.rank)
+                    found[entity] = _stronger(found.get(entity, usual_rank), usual_rank)
                 continue
-            rank = "seen" if held.kind == "call" and len(leaf.text) > _LONG_ARGUMENT else held.rank
+            rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
             about = leaf.record if leaf.record != owner or len(leaf.text) <= _ANSWER else ""
             for entity in _of_text(_ESCAPED.sub(r"\1", leaf.text), about, sparing=rank == "seen"):
-                if held.kind == "response" and _ADDRESS.fullmatch(entity):
-                    found.setdefault(f"{held.name}: {entity}" if held.name else entity, RANKS[0])
+                if kind == "response" and _ADDRESS.fullmatch(entity):
+                    found.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
                 found[entity] = _stronger(found.get(entity, rank), rank)
     numbers: dict[str, list[str]] = defaultdict(list)
@@ -311,41 +278,41 @@ def _of_text(text: str, record: str, sparing: bool) -> Iterator[str]:
         if not bare:
             label = opener = ""
             continue
-        if bare[0] in "{[":
-            value = read(bare.rstrip(","))
-            if value is not None:
-                for leaf in leaves(value, record):
-                    if leaf.key:
-                        yield f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
-                    else:
-                        yield from (entity for entity in entities_of(leaf.text) if not is_number(entity))
-                continue
+        if bare[0] in "{[" and (value := read(bare.rstrip(","))) is not None:
+            for leaf in leaves(value, record):
+                if leaf.key:
+                    yield f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
+                else:
+                    yield from (entity for entity in entities_of(leaf.text) if not is_number(entity))
+            continue
         field = _FIELD.match(line)
+        opens = False
         if field is None or field["entry"]:
             label = opener = ""
-        opens = field is not None and is_id(field["key"]) and (not label or field["key"] == opener)
-        if opens and field is not None:
-            label, opener = "", field["key"]
+        if field is not None and is_id(field["key"]) and (not label or field["key"] == opener):
+            opens, label, opener = True, "", field["key"]
+        if not _TELLING.search(line):
+            continue  # every entity and every name has one of these characters
         name, name_end = "", 0
         for match in _ENTITY.finditer(line):
-            if match["key"]:
-                key, number = match["key"], match["number"].rstrip(".,:")
-                if not _AMOUNT.fullmatch(number):
-                    yield f"{key}: {number}"
-                elif is_id(key):
-                    yield f"{key}: {number}"
-                    if opens and not label:
-                        label = f"{key} {number}"
-                elif is_label(key):
-                    yield f"{key}: {number}"
-                    if line[match.start() - 1 : match.start()] not in ("'", '"'):
-                        name, name_end = key, match.end()
-                else:
-                    if name and not _follows(line, name_end, match.start()):
-                        name = label = ""
-                    yield f"{short_label(name or label) or record} {key}: {number}".lstrip()
-            elif match["word"]:
-                word = match["word"].rstrip(_MARKS).strip(".:-=&?")
+            if key := match["key"]:
+                number = match["number"].rstrip(".,:")
+                entity = f"{key}: {number}"
+                if _AMOUNT.fullmatch(number):
+                    if is_id(key):
+                        if opens and not label:
+                            label = f"{key} {number}"
+                    elif is_label(key):
+                        if line[match.start() - 1 : match.start()] not in ("'", '"'):
+                            name, name_end = key, match.end()
+                    else:
+                        between = line[name_end : match.start()]
+                        if name and (len(between) > _NEAR or "{" in between or "}" in between):
+                            name = label = ""
+                        entity = f"{short_label(name or label) or record} {entity}".lstrip()
+                yield entity
+            elif (word := match["word"]) and _TELLING.search(word):
+                word = word.rstrip(_MARKS).strip(".:-=&?")
                 if is_number(word.lstrip("~=")):
                     if len(word) >= _SHORTEST:
                         words = _words_before(line, match.start(), name, name_end)
@@ -356,23 +323,13 @@ def _of_text(text: str, record: str, sparing: bool) -> Iterator[str]:
                     continue
                 if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
                     yield word
-                if is_label(word) and _names(line, match.start(), match.end()):
-                    name, name_end = word, match.end()
-                    if not label and (opens or field is None):
-                        label = word
-
-
-def _names(line: str, start: int, end: int) -> bool:
-    """Whether a word at a place of a line may name what follows: in the notation of JSON only as the value of an id."""
-    if _JSON_KEY.match(line, end):
-        return False
-    field = _JSON_FIELD.search(line, max(0, start - _BEFORE), start)
-    return field is None or is_id(field["key"])
-
-
-def _follows(line: str, end: int, start: int) -> bool:
-    """Whether what starts at a place of a line may belong to the name that ends at another."""
-    return start - end <= _NEAR and line.find("{", end, start) < 0 and line.find("}", end, start) < 0
+                if is_label(word) and not _JSON_KEY.match(line, match.end()):
+                    # In the notation of JSON only the value of an id names what follows.
+                    of_key = _JSON_FIELD.search(line, max(0, match.start() - _BEFORE), match.start())
+                    if of_key is None or is_id(of_key["key"]):
+                        name, name_end = word, match.end()
+                        if not label and (opens or field is None):
+                            label = word
 
 
 def _words_before(line: str, start: int, name: str, name_end: int) -> str:
@@ -385,54 +342,48 @@ def _words_before(line: str, start: int, name: str, name_end: int) -> str:
     if begin and clause is None:
         words = words[1:]  # the first one may be cut
     if name and start - name_end < len(before) + len(name):
-        near = [at for at, word in enumerate(words[-_MOST_WORDS_TO_LABEL:]) if name in word]
-        if near:
-            return " ".join(words[-_MOST_WORDS_TO_LABEL:][near[-1] :])
-    words = words[-_MOST_WORDS:]
-    return " ".join(words) if any(str.isalpha(letter) for word in words for letter in word) else ""
+        nearest = words[-_MOST_WORDS_TO_LABEL:]
+        named = [at for at, word in enumerate(nearest) if name in word]
+        if named:
+            return " ".join(nearest[named[-1] :])
+    found = " ".join(words[-_MOST_WORDS:])
+    return found if any(map(str.isalpha, found)) else ""
 
 
 @lru_cache(maxsize=4_096)
 def whole_arguments(content: Content) -> tuple[str, ...]:
     """The arguments of calls that are a line of several words: commands, queries."""
-    arguments = [text for held in _held(content) if held.kind == "call" for text in texts(held.value)]
+    calls = [part.text for part in content.calls] + [quote.text for quote in content.quotes if quote.kind == "call"]
     return tuple(
         text
-        for text in arguments
+        for call in calls
+        for text in texts(_value(call))
         if len(text) <= _LONGEST and " " in text and "\n" not in text and _BETWEEN not in text and ": " not in text
     )
 
 
-class _Held(NamedTuple):
-    """What a part of a content says, calls with or answers, whoever's it is, with the rank of what it mentions."""
-
-    kind: Literal["said", "call", "response"]
-    rank: Rank
-    value: JSON
-    name: str = ""
+def _value(text: str) -> JSON:
+    value = parsed(text)
+    return text if value is None else value
 
 
-def _held(content: Content) -> Iterator[_Held]:
-    """What a content holds; of another agent's turn what is quoted, and nothing of what the host wrote around it."""
+_Kind: TypeAlias = Literal["said", "call", "response"]
+_TOOL_RANKS: Mapping[_Kind, Rank] = {"call": "used", "response": "seen"}
+
+
+def _said(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]]:
+    """What each part of a content is: words, a call's arguments or a tool's answer, with its tool's name and its rank.
+
+    Of another agent's turn that is what is quoted, and nothing of what the host wrote around it.
+    """
     for quote in content.quotes:
-        if quote.kind == "said":
-            yield _Held("said", "written", quote.text)
-        else:
-            value = parsed(quote.text)
-            yield _of_tool(quote.kind, quote.name, quote.text if value is None else value)
+        value = quote.text if quote.kind == "said" else _value(quote.text)
+        yield quote.kind, quote.name, value, _TOOL_RANKS.get(quote.kind, "written")
     for part in () if content.agent else content.parts:
         if part.kind == "text":
-            yield _Held("said", "used" if content.role == "user" else "written", part.text)
+            yield "said", "", part.text, "used" if content.role == "user" else "written"
         elif part.kind == "call" or part.kind == "response":
-            yield _of_tool(part.kind, part.name, json.loads(part.text))
-
-
-def _of_tool(kind: Literal["call", "response"], name: str, value: JSON) -> _Held:
-    return _Held(kind, "used" if kind == "call" else "seen", value, name)
-
-
-def _calls(content: Content) -> bool:
-    return bool(content.calls) or any(quote.kind == "call" for quote in content.quotes)
+            yield part.kind, part.name, json.loads(part.text), _TOOL_RANKS[part.kind]
 
 
 def entities_of(text: str) -> Iterator[str]:
@@ -440,7 +391,7 @@ def entities_of(text: str) -> Iterator[str]:
     for match in _ENTITY.finditer(text):
         if match["key"]:
             yield f"{match['key']}: {match['number'].rstrip('.,:')}"
-        elif match["word"]:
-            word = match["word"].rstrip(_MARKS).strip(".:-=&?")
+        elif (word := match["word"]) and _TELLING.search(word):
+            word = word.rstrip(_MARKS).strip(".:-=&?")
             if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
                 yield word
