@@ -179,7 +179,7 @@ def _text_within(text: str, ceiling: int, query: str, counter: PackCounter) -> s
     """An extract of a text; where it is the text of a value, with records on lines of their own."""
     value = parsed(text)
     laid = text if value is None else laid_out(value)
-    return extract(laid, max_tokens=max(1, ceiling), counter=counter, query=query).text
+    return extract(laid, max_tokens=max(1, ceiling), counter=counter, query=query)
 
 
 def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
@@ -199,7 +199,7 @@ def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
         if used <= ceiling:
             return made
         room -= max(used - ceiling, 1 + room // 8)
-    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter).text
+    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter)
     return {"left_out": said} if isinstance(value, dict) and not _NAMES.intersection(value) else value
 
 
@@ -237,7 +237,7 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
         response, path, text = {"extract": ""}, ("extract",), laid_out(response)
     budget = ceiling
     while True:
-        chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query).text
+        chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query)
         result = replaced(response, path, chosen)
         used = counter.count(canonical_json(result))
         if used <= ceiling or (budget <= 1 and path == ("extract",)):

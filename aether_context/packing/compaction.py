@@ -791,7 +791,7 @@ def _shorten_request(draft: Draft, over: int) -> int:
     if raw.agent:
         text = f"{note}\n{_handed_within(raw, room, counter)}"
     else:
-        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter).text}"
+        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter)}"
     made = counter.count(text)
     draft.request, draft.saved = text, {uri: raw.text} if records else {}
     _note_task(draft, size, made)
@@ -817,13 +817,13 @@ def _handed_within(raw: Content, room: int, counter: PackCounter) -> str:
         parts = []
         for at, part in enumerate(raw.parts):
             if at in whole and counter.count(whole[at]) > ceiling:
-                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=counter).text))
+                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=counter)))
             elif part.kind == "text":
                 parts.append(part.text)
         return "\n".join(parts)
     quoted = max(raw.quotes, key=lambda quote: (quote.kind == "said", quote.at))
     room -= counter.count(_quoted_alone(raw, quoted.at, ""))
-    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=counter).text)
+    return _quoted_alone(raw, quoted.at, extract(quoted.text, max_tokens=max(8, room), counter=counter))
 
 
 def _quoted_alone(raw: Content, at: int, text: str) -> str:

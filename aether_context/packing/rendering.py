@@ -246,9 +246,9 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
-        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter).text}\n", rendered.after
+        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter)}\n", rendered.after
     text = f"{rendered.before}{checklist}".rstrip()
-    return f"{extract(text, max_tokens=ceiling, counter=counter).text}\n", request
+    return f"{extract(text, max_tokens=ceiling, counter=counter)}\n", request
 
 
 def _packed(draft: Draft) -> PackedMessage | None:

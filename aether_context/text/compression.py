@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -24,16 +24,10 @@ class Counts(Protocol):
     def count(self, text: str) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extract:
-    """Lines of a longer text, in order, with notes of what is missing. ``kept`` of ``total`` lines stand in it."""
-
-    text: str
-    kept: int
-    total: int
+# Lines of a long text.
 
 
-def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> Extract:
+def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> str:
     """The head, the tail and the most relevant lines of a text, within a budget.
 
     Half of the budget goes to lines that share rare words with ``query``, the other half to the head and the tail,
@@ -45,30 +39,22 @@ def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     """
     whole = counter.count(text)
     if whole <= max_tokens:
-        total = text.count("\n") + 1
-        return Extract(text=text, kept=total, total=total)
+        return text
     lines = lines_of(text)
     per_character = whole / max(1, len(text))
     cost = [len(line) * per_character + 1 for line in lines]
-    wanted = relevance(lines, query)
-    ranked = sorted((at for at in range(len(lines)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
+    rankings = [(0.5, most_relevant(lines, query))]
     found = fitting(
-        lambda budget: pick(cost, [(0.5, ranked)], budget),
-        lambda chosen: _rendered(lines, chosen),
+        lambda budget: pick(cost, rankings, budget),
+        lambda chosen: with_gaps(lines, range(len(lines)), len(lines), chosen, f" of {len(lines)} left out"),
         max_tokens=max_tokens,
         counter=counter,
     )
-    if found is not None:
-        return Extract(text=found[0], kept=len(found[1]), total=len(lines))
-    return Extract(text=f"[{len(lines)} lines left out]", kept=0, total=len(lines))
+    return found[0] if found is not None else f"[{len(lines)} lines left out]"
 
 
 def fitting(
-    choose: Callable[[float], set[int]],
-    render: Callable[[set[int]], str],
-    *,
-    max_tokens: int,
-    counter: Counts,
+    choose: Callable[[float], set[int]], render: Callable[[set[int]], str], *, max_tokens: int, counter: Counts
 ) -> tuple[str, set[int]] | None:
     """The text of what is chosen for the largest budget whose text fits, with that choice; None where none does."""
     budget = float(max_tokens)
@@ -83,6 +69,7 @@ def fitting(
 
 
 def lines_of(text: str) -> list[str]:
+    """The lines of a text, those of more than 2,000 characters in pieces of 400."""
     lines: list[str] = []
     for line in text.split("\n"):
         if len(line) <= LONG_LINE:
@@ -92,17 +79,13 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-NOTE_TOKENS = 14.0
-"""What the note of a gap takes, about."""
-
-
 def pick(
     cost: Sequence[float],
     rankings: Sequence[tuple[float, Sequence[int]]],
     budget: float,
     *,
     last: Sequence[int] = (),
-    note: float = NOTE_TOKENS,
+    note: float = 14.0,
     first_whole: bool = False,
 ) -> set[int]:
     """Lines by each ranking for its share of the budget; the head and the tail, two to one, for the rest.
@@ -116,60 +99,61 @@ def pick(
     """
     chosen: set[int] = set()
     left = budget - note
+
+    def take_best(ranked: Sequence[int], room: float) -> float:
+        """Takes the best lines that fit, with the notes of the gaps that they make; returns what they cost."""
+        unused = room
+        for at in ranked:
+            if unused < note:
+                break
+            extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
+            if at not in chosen and extra <= unused:
+                chosen.add(at)
+                unused -= extra
+        return room - unused
+
+    def take_in_order(order: Iterable[int], room: float) -> float:
+        """Takes lines until one does not fit; returns what they cost."""
+        used = 0.0
+        for at in order:
+            if at in chosen:
+                continue
+            if used + cost[at] > room:
+                break
+            chosen.add(at)
+            used += cost[at]
+        return used
+
     most = left
     for part, ranked in rankings:
         if first_whole:
-            left -= _best(ranked[:1], cost, left / 2, note, chosen)
-        left -= _best(ranked, cost, min(most * part, left), note, chosen)
-    left -= _take(range(len(cost)), cost, left * 2 / 3, chosen)
-    left -= _take(range(len(cost) - 1, -1, -1), cost, left, chosen)
-    _best(last, cost, left, note, chosen)
+            left -= take_best(ranked[:1], left / 2)
+        left -= take_best(ranked, min(most * part, left))
+    left -= take_in_order(range(len(cost)), left * 2 / 3)
+    left -= take_in_order(range(len(cost) - 1, -1, -1), left)
+    take_best(last, left)
     return chosen
-
-
-def _best(ranked: Iterable[int], cost: Sequence[float], budget: float, note: float, chosen: set[int]) -> float:
-    """Takes the best lines that fit, with the notes of the gaps that they make; returns what they cost."""
-    left = budget
-    for at in ranked:
-        if left < note:
-            break
-        extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
-        if at not in chosen and extra <= left:
-            chosen.add(at)
-            left -= extra
-    return budget - left
-
-
-def _take(order: Iterable[int], cost: Sequence[float], budget: float, chosen: set[int]) -> float:
-    """Takes lines in order until one does not fit; returns what they cost."""
-    used = 0.0
-    for at in order:
-        if at in chosen:
-            continue
-        if used + cost[at] > budget:
-            break
-        chosen.add(at)
-        used += cost[at]
-    return used
 
 
 def relevance(lines: Sequence[str], query: str) -> list[float]:
     """How many of the query's words a line holds, each weighed by how rare it is in the text."""
     wanted = _vocabulary(query)
-    found = [_held(wanted, line) for line in lines]
-    frequency: dict[str, int] = {}
-    for words in found:
-        for word in words:
-            frequency[word] = frequency.get(word, 0) + 1
+    few = len(wanted) <= _FEW_WORDS
+    found: list[Sequence[str]] = []
+    for line in lines:
+        folded = line.casefold()
+        if few and not any(word in folded for word in wanted):
+            found.append(())
+        else:
+            found.append(sorted({word.casefold() for word in _WORD.findall(line)} & wanted))
+    frequency = Counter(word for words in found for word in words)
     return [sum(1 / frequency[word] for word in words) for words in found]
 
 
-def _held(wanted: Collection[str], line: str) -> tuple[str, ...]:
-    """The words that a line holds, sorted."""
-    folded = line.casefold()
-    if len(wanted) <= _FEW_WORDS and not any(word in folded for word in wanted):
-        return ()
-    return tuple(sorted({word.casefold() for word in _WORD.findall(line)}.intersection(wanted)))
+def most_relevant(lines: Sequence[str], query: str) -> list[int]:
+    """The places of the lines that share words with the query, the most relevant first."""
+    worth = relevance(lines, query)
+    return sorted((at for at in range(len(lines)) if worth[at] > 0), key=lambda at: (-worth[at], at))
 
 
 @lru_cache(maxsize=64)
@@ -177,18 +161,22 @@ def _vocabulary(query: str) -> frozenset[str]:
     return frozenset(word.casefold() for word in _WORD.findall(query))
 
 
-def _rendered(lines: Sequence[str], chosen: set[int]) -> str:
+def with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen: set[int], note: str = "") -> str:
+    """Chosen lines, and a note in each gap with the numbers of those that are missing.
+
+    Args:
+        numbers: those of the lines among all of the ``total`` lines, from 0.
+        note: what a gap says after the numbers.
+    """
     out: list[str] = []
-    at = 0
-    while at < len(lines):
-        if at in chosen:
-            out.append(lines[at])
-            at += 1
-            continue
-        start = at
-        while at < len(lines) and at not in chosen:
-            at += 1
-        out.append(f"[… {span(start, at)} of {len(lines)} left out …]")
+    following = 0
+    for at in sorted(chosen):
+        if numbers[at] > following:
+            out.append(f"[… {span(following, numbers[at])}{note} …]")
+        out.append(texts[at])
+        following = numbers[at] + 1
+    if following < total:
+        out.append(f"[… {span(following, total)}{note} …]")
     return "\n".join(out)
 
 
@@ -197,8 +185,9 @@ def span(start: int, stop: int) -> str:
     return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
 
 
+# Sentences of a short text.
+
 _SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
-_GAP = " … "
 
 
 def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> str:
@@ -209,16 +198,16 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
     """
     if counter.count(text) <= max_tokens:
         return text
-    pieces, ranked = _sentences(text, query)
+    sentences, ranked = _sentences(text, query)
     chosen: set[int] = set()
     for at in ranked:
-        if counter.count(_joined(pieces, chosen | {at})) <= max_tokens:
+        if counter.count(_joined(sentences, chosen | {at})) <= max_tokens:
             chosen.add(at)
         elif chosen:
             break
     if chosen:
-        return _joined(pieces, chosen)
-    best = pieces[ranked[0]] if ranked else text
+        return _joined(sentences, chosen)
+    best = sentences[ranked[0]] if ranked else text
     per_character = counter.count(best) / max(1, len(best))
     keep = int(max_tokens / max(per_character, 1e-9))
     while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
@@ -229,19 +218,19 @@ def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> 
 @lru_cache(maxsize=500)
 def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The sentences of a text, and their places from the most relevant to the least."""
-    pieces = tuple(piece for piece in _SENTENCE.split(text) if piece and piece.strip())
-    worth = relevance(pieces, query)
-    return pieces, tuple(sorted(range(len(pieces)), key=lambda at: (-worth[at], at)))
+    sentences = tuple(sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip())
+    worth = relevance(sentences, query)
+    return sentences, tuple(sorted(range(len(sentences)), key=lambda at: (-worth[at], at)))
 
 
-def _joined(pieces: Sequence[str], chosen: set[int]) -> str:
+def _joined(sentences: Sequence[str], chosen: set[int]) -> str:
     out = ""
     last = -1
     for at in sorted(chosen):
-        gap = "" if at == 0 and not out else _GAP if at != last + 1 else " "
-        out += (gap.lstrip() if not out else gap) + pieces[at].strip()
+        gap = " " if at == last + 1 else " … "
+        out += (gap if out else gap.lstrip()) + sentences[at].strip()
         last = at
-    return out + (_GAP.rstrip() if last < len(pieces) - 1 else "")
+    return out + (" …" if last < len(sentences) - 1 else "")
 
 
 def level(sizes: Sequence[int], room: int) -> int:
@@ -255,34 +244,53 @@ def level(sizes: Sequence[int], room: int) -> int:
     return max(sizes, default=0)
 
 
+# Summaries of a conversation: in its own words, and those that a model writes.
+
+_USER = "- user: "
+_MISSING = "- messages left out: "
+_COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
+_SHARES_OF_A_MESSAGE = 3
+_AGENT_CHARACTERS = 300
+_OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
+"""What a line may begin with besides an agent's name: the speakers of this conversation, the titles of entities."""
+
+
 def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
     """What was cut, in the conversation's own words: bullets with the speakers' lines.
 
     Human messages come first and word for word while they fit, shortened to their own sentences where they are long:
     the first of all, which says what the work is about, then the latest before older ones. The model's and other
-    agents' come after them. Within the summary they stand in their order. Empty where not even one bullet fits.
+    agents' come after them, each in a line of 300 characters. Within the summary they stand in their order. Empty where
+    not even one bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
-    bullets = [one for one in split_bullets(earlier) if not one.startswith(_MISSING)]
-    before = sum(int(found) for found in _COUNT.findall(earlier))
-    longest = max_tokens // _SHARES_OF_A_MESSAGE
-    bullets += [line for content in contents if (line := _bullet(content, longest, counter))]
-    budget = max_tokens - 12
+    bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
+    missing_before = sum(int(count) for count in _COUNT.findall(earlier))
+    for content in contents:
+        words = content.words.strip()
+        if content.responses or not words:
+            continue
+        if content.role == "user" and not content.agent:
+            words = shorten(words, max_tokens=max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
+            bullets.append(_USER + "\n  ".join(words.splitlines()))
+        else:
+            bullets.append(f"- {_speaker(content)}: {' '.join(words.split())[:_AGENT_CHARACTERS]}")
     people = [at for at, bullet in enumerate(bullets) if bullet.startswith(_USER)]
     agents = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
+    left = max_tokens - 12
     chosen: set[int] = set()
     for at in (*people[:1], *reversed(people[1:]), *reversed(agents)):
         cost = counter.count(bullets[at]) + 1
-        if cost <= budget:
+        if cost <= left:
             chosen.add(at)
-            budget -= cost
-        if budget <= 0:
+            left -= cost
+        if left <= 0:
             break
     if not chosen:
         return ""
-    missing = before + len(bullets) - len(chosen)
+    missing = missing_before + len(bullets) - len(chosen)
     return "\n".join([bullets[at] for at in sorted(chosen)] + ([f"{_MISSING}{missing}"] if missing else []))
 
 
@@ -297,26 +305,6 @@ def split_bullets(text: str) -> list[str]:
     return ["\n".join(lines) for lines in bullets]
 
 
-_USER = "- user: "
-_MISSING = "- messages left out: "
-_COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
-_SHARES_OF_A_MESSAGE = 3
-_AGENT_CHARACTERS = 300
-_OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
-"""What a line may begin with besides an agent's name: the speakers of this conversation, the titles of entities."""
-
-
-def _bullet(content: Content, longest: int, counter: Counts) -> str:
-    """What a content says: a person's words in their lines, an agent's in one of 300 characters; empty for nothing."""
-    text = content.words.strip()
-    if content.responses or not text:
-        return ""
-    if content.role == "user" and not content.agent:
-        said = shorten(text, max_tokens=longest, counter=counter)
-        return _USER + "\n  ".join(said.splitlines())
-    return f"- {_speaker(content)}: {' '.join(text.split())[:_AGENT_CHARACTERS]}"
-
-
 def _speaker(content: Content) -> str:
     """Who a content is of: the role, or the other agent whose turn it is."""
     return _named(content.agent) if content.agent else content.role
@@ -324,6 +312,11 @@ def _speaker(content: Content) -> str:
 
 def _named(agent: str) -> str:
     return f"agent {agent}" if agent in _OTHER_MEANING else agent
+
+
+_PROMPT_VERSION = 1
+_LEAST_WRITTEN = 8
+_MOST_CHARACTERS = 120_000
 
 
 class Summaries:
@@ -364,8 +357,8 @@ class Summaries:
         found = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
         if found is None:
             return None
-        bullets = [f"- {said}" for line in found.splitlines() if (said := line.strip().lstrip("-*•").strip())]
-        summary = "\n".join(bullets)
+        lines = [line.strip().lstrip("-*•").strip() for line in found.splitlines()]
+        summary = "\n".join(f"- {line}" for line in lines if line)
         ceiling = min(max_tokens, counter.count(text) + counter.count(earlier))
         return summary if summary and counter.count(summary) <= ceiling else None
 
@@ -389,24 +382,16 @@ class Summaries:
         return self._written.get(key)
 
 
-_PROMPT_VERSION = 1
-_LEAST_WRITTEN = 8
-_MOST_CHARACTERS = 120_000
-
-
 def _transcript(contents: Sequence[Content]) -> str:
     """Contents as a summarizer reads them, a line each part; long parts are cut so that all have room."""
-    said = [line for content in contents for line in _lines(content)]
-    ceiling = level([len(head) + len(text) + 1 for head, text in said], _MOST_CHARACTERS)
-    return "\n".join(head + text[:ceiling] for head, text in said)
-
-
-def _lines(content: Content) -> Iterator[tuple[str, str]]:
-    """What is said, called and answered in a content, each with who or what it is of."""
-    if content.words:
-        yield f"{_speaker(content)}: ", content.words
-    for part in (*content.calls, *content.responses):
-        yield f"{part.kind} {part.name}: ", part.text
-    for quote in content.quotes:
-        if quote.kind != "said":
-            yield f"{_named(quote.agent)}'s {quote.kind} {quote.name}: ", quote.text
+    lines: list[tuple[str, str]] = []
+    for content in contents:
+        if content.words:
+            lines.append((f"{_speaker(content)}: ", content.words))
+        for part in (*content.calls, *content.responses):
+            lines.append((f"{part.kind} {part.name}: ", part.text))
+        for quote in content.quotes:
+            if quote.kind != "said":
+                lines.append((f"{_named(quote.agent)}'s {quote.kind} {quote.name}: ", quote.text))
+    ceiling = level([len(head) + len(text) + 1 for head, text in lines], _MOST_CHARACTERS)
+    return "\n".join(head + text[:ceiling] for head, text in lines)
