@@ -15,11 +15,10 @@ from aether_context import PackPolicy
 from aether_context.canonical import canonical_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, evidence_key, offload, register_extractor, superseded
-from aether_context.evidence.extracts import show
+from aether_context.evidence.extracts import sampled, show
 from aether_context.evidence.lines import MOST_DECODED, kind_of, view_of
 from aether_context.evidence.outline import outlined, rendered
 from aether_context.evidence.passages import Searcher, read_lines
-from aether_context.evidence.samples import sampled
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
 from aether_context.tokens import counter_for

@@ -24,7 +24,7 @@ from aether_context.adk.session.epochs import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
-from aether_context.evidence import extracts, lines, media, outline, record, samples
+from aether_context.evidence import extracts, lines, media, outline, record
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
 from aether_context.pack import Candidate, Content, Tool
@@ -348,9 +348,9 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "show": lambda text: extracts.show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
     ),
-    "sampled": lambda text: samples.sampled(text, samples.query_words(text[:2_000])),
-    "line_count": samples.line_count,
-    "query_words": samples.query_words,
+    "sampled": lambda text: extracts.sampled(text, extracts.query_words(text[:2_000])),
+    "line_starts": compression.line_starts,
+    "query_words": extracts.query_words,
     "sampled_rows": lambda text: outline.sampled_rows(
         f'[{{"id": 1}}, {text}', ["id", text[:20]], max_tokens=300, counter=COUNTER
     ),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aether_context.errors import PolicyError
 from aether_context.evidence.lines import MOST_DECODED, Kind, View, data_type, kind_of, view_of
 from aether_context.evidence.outline import rendered, sampled_rows
-from aether_context.evidence.samples import Sample, line_count, query_words, sampled
-from aether_context.text.compression import Counts, fitting, pick, relevance, span
+from aether_context.text.compression import Counts, fitting, line_starts, most_relevant, pick, with_gaps
 from aether_context.text.decoding import printable
 from aether_context.text.entities import entities_of
 from aether_context.tokens import TokenCounter
@@ -87,8 +88,6 @@ _ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceb
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
-_UPPER = re.compile("[A-Z]")
-_DIGITS = "0123456789"
 _CAMEL = re.compile(r"\b[A-Za-z]?[a-z]+[A-Z]\w*")
 _DEFINITION = re.compile(
     r"\s{0,4}(?:export |public |private |protected |static |async |abstract |default )*"
@@ -97,7 +96,7 @@ _DEFINITION = re.compile(
 _KEYED = re.compile(r"""\s*(?:[-*]\s+)?["']?([^\W\d][\w .-]{0,30}?)["']?\s?[:=]\s*\S""")
 _NAMING = re.compile(r"(?:^|[^a-z])(?:ids?|name|key|code|number|path|file|url|uri|title)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
-_LETTER, _DIGIT = re.compile(r"[^\W\d_]"), re.compile(r"\d")
+_LETTER, _DIGIT, _UPPER = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile("[A-Z]")
 _LEAST_RECORDS = 3
 _WIDEST, _CLIPPED = 240, 200
 _NAMES_SHARE = 0.35
@@ -134,7 +133,7 @@ def show(
 
     The extract takes lines with errors, lines with the query's rare words, and lines that are dense with names and
     numbers, each for a share of the budget, and the head and the tail for the rest. A share of it names what stands in
-    other lines.
+    other lines. A long output is searched but not read line by line.
 
     Args:
         extract_tokens: ceiling of an extract, notes included.
@@ -142,45 +141,25 @@ def show(
         data_tokens: the same for tables, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
-    if len(text) > MOST_DECODED:
-        return _of_long(text, extract_tokens, counter, query)
-    view = view_of(text)
+    is_long = len(text) > MOST_DECODED
+    view = View(kind=kind_of(text), lines=()) if is_long else view_of(text)
+    words = query_words(query)
     if view.kind == "data":
-        return _described(text)
-    whole = view.whole or text
-    ceiling = max(whole_tokens, data_tokens) if _is_data(view) else whole_tokens
-    if tokens_of(whole, counter) <= ceiling:
-        return Shown(
-            text=whole, kind=view.kind, kept=len(view.lines), total=len(view.lines), ends_early=view.ends_early
-        )
-    lines = Sample(view.lines, range(len(view.lines)), len(view.lines))
-    return _extract(lines, view, extract_tokens, counter, query)
-
-
-def _of_long(text: str, extract_tokens: int, counter: TokenCounter, query: str) -> Shown:
-    """An extract of a long output, which is searched but not read line by line."""
-    kind = kind_of(text)
-    if kind == "data":
-        return _described(text)
-    if kind == "json":
-        rows = sampled_rows(text, query_words(query), max_tokens=extract_tokens, counter=counter)
+        described = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
+        return Shown(text=described, kind="data", kept=0, total=text.count("\n") + 1)
+    if is_long:
+        rows = sampled_rows(text, words, max_tokens=extract_tokens, counter=counter) if view.kind == "json" else None
         if rows is not None:
-            return Shown(text=rows[0], kind=kind, kept=rows[1], total=line_count(text))
-    view = View(kind=kind, lines=())
-    return _extract(sampled(text, [*_ERROR_WORDS, *query_words(query)]), view, extract_tokens, counter, query)
-
-
-def _described(text: str) -> Shown:
-    said = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
-    return Shown(text=said, kind="data", kept=0, total=text.count("\n") + 1)
-
-
-def _is_data(view: View) -> bool:
-    """Whether every line may be the one that is needed: rows, and the values of JSON, but not the prose in it."""
-    if view.kind == "json" and view.outline:
-        prose = sum(len(line.text) for line in view.outline if line.text.startswith('"') and len(line.text) > _PROSE)
-        return prose * 2 < sum(len(line.text) for line in view.outline)
-    return view.kind in ("table", "json")
+            return Shown(text=rows[0], kind=view.kind, kept=rows[1], total=len(line_starts(text)))
+        return _extract(sampled(text, [*_ERROR_WORDS, *words]), view, extract_tokens, counter, query)
+    total = len(view.lines)
+    # Of rows and of the values of JSON any one may be needed, unlike of the prose in it.
+    prose = sum(len(line.text) for line in view.outline if line.text.startswith('"') and len(line.text) > _PROSE)
+    is_data = view.kind in ("table", "json") and prose * 2 <= sum(len(line.text) for line in view.outline)
+    whole = view.whole or text
+    if tokens_of(whole, counter) <= (max(whole_tokens, data_tokens) if is_data else whole_tokens):
+        return Shown(text=whole, kind=view.kind, kept=total, total=total, ends_early=view.ends_early)
+    return _extract(Sample(view.lines, range(total), total), view, extract_tokens, counter, query)
 
 
 def tokens_of(text: str, counter: TokenCounter) -> int:
@@ -198,30 +177,89 @@ def _per_character(text: str, counter: TokenCounter) -> float:
     return sum(counter.count_all(samples)) / max(1, sum(map(len, samples)))
 
 
+# The lines of a long text that are worth a look, found without reading all of it line by line.
+
+_HEAD_CHARACTERS, _TAIL_CHARACTERS = 12_000, 4_000
+_MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
+_HITS_A_WORD, _LINES_A_HIT = 4, 5
+_WORD = re.compile(r"[\w./@-]{4,60}")
+
+
+class Sample(NamedTuple):
+    """Some lines of a text in their order, with their numbers from 0, and how many lines there are in all."""
+
+    texts: Sequence[str]
+    numbers: Sequence[int]
+    total: int
+
+
+def sampled(text: str, words: Iterable[str]) -> Sample:
+    """The head, the tail, and lines with the first and the last places of words.
+
+    Args:
+        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
+            after each place come with it.
+    """
+    starts = [*line_starts(text), len(text)]
+    total = len(starts) - 1
+    head = bisect_right(starts, _HEAD_CHARACTERS, hi=total) - 1
+    tail = max(head, bisect_right(starts, len(text) - _TAIL_CHARACTERS, hi=total))
+    numbers = {*range(head), *range(tail, total)}
+    for word in list(dict.fromkeys(words))[:_MOST_WORDS]:
+        places: list[int] = []
+        for form in dict.fromkeys((word, word.lower())):
+            # A character is found sooner than a word, and most words are not there.
+            at = starts[head] if all(mark in text for mark in form) else -1
+            while at >= 0 and len(places) < _HITS_A_WORD and (at := text.find(form, at, starts[tail])) >= 0:
+                places.append(at)
+                at += len(form)
+            if places and (last := text.rfind(form, starts[head], starts[tail])) >= 0:
+                places.append(last)
+        for at in places:
+            number = bisect_right(starts, at, hi=total) - 1
+            numbers.update(range(number, min(number + _LINES_A_HIT, tail)))
+    chosen = sorted(numbers)
+    return Sample([text[starts[at] : starts[at + 1]].removesuffix("\n") for at in chosen], chosen, total)
+
+
+def query_words(query: str) -> list[str]:
+    """The words of a query, at most 200, the longest first: they tell the most."""
+    return nsmallest(_MOST_QUERY_WORDS, set(_WORD.findall(query)), key=lambda word: (-len(word), word))
+
+
+# Which of the lines are taken.
+
+
 def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter, query: str) -> Shown:
     words = query_words(query)
     texts = [_clipped(printable(text), words) for text in sample.texts]
-    sample = replace(sample, texts=texts)
     per_character = _per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
-    errors, relevant, dense = _errors(texts), _relevant(texts, query), _dense(texts, mentioned, cost)
-    rankings = list(zip(_SHARES.get(view.kind, _USUAL_SHARES), (errors, relevant, dense), strict=True))
+    dense = _dense(texts, mentioned, cost)
+    shares = _SHARES.get(view.kind, _USUAL_SHARES)
+    rankings = list(zip(shares, (_errors(texts), most_relevant(texts, query), dense), strict=True))
+
+    def written(chosen: set[int]) -> str:
+        if view.outline:
+            return rendered(view.outline, chosen)
+        return with_gaps(texts, sample.numbers, sample.total, chosen)
+
     found = fitting(
         lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
-        lambda chosen: _text(sample, view, chosen),
+        written,
         max_tokens=int(max_tokens * (1 - _NAMES_SHARE)),
         counter=counter,
     )
-    said, chosen = found if found is not None else (f"[{sample.total} lines left out]", set())
-    names = _names(mentioned, chosen, said, max_tokens - counter.count(said), counter)
+    text, chosen = found if found is not None else (f"[{sample.total} lines left out]", set())
+    names = _names(mentioned, chosen, text, max_tokens - counter.count(text), counter)
     return Shown(
-        text=said, kind=view.kind, kept=len(chosen), total=sample.total, names=names, ends_early=view.ends_early
+        text=text, kind=view.kind, kept=len(chosen), total=sample.total, names=names, ends_early=view.ends_early
     )
 
 
 def _names(
-    mentioned: Sequence[Sequence[str]], chosen: set[int], said: str, max_tokens: int, counter: TokenCounter
+    mentioned: Sequence[Sequence[str]], chosen: set[int], shown: str, max_tokens: int, counter: TokenCounter
 ) -> str:
     """The entities of lines that are not shown, as many as the budget takes: identifiers first, then paths and words,
     then bare numbers, each in their order."""
@@ -231,7 +269,7 @@ def _names(
         if at in chosen:
             continue
         for name in entities:
-            if name not in names and len(name) <= _LONGEST_NAME and name not in said:
+            if name not in names and len(name) <= _LONGEST_NAME and name not in shown:
                 names[name] = None
                 size += len(name) + 2
         if size > max_tokens * _MOST_CHARACTERS:
@@ -258,18 +296,12 @@ def _clipped(line: str, words: Sequence[str]) -> str:
     return f"{'… ' if start else ''}{clipped}{' …' if start + _CLIPPED < len(line) else ''}"
 
 
-def _relevant(texts: Sequence[str], query: str) -> list[int]:
-    """Lines that share rare words with the query."""
-    wanted = relevance(texts, query)
-    return sorted((at for at in range(len(texts)) if wanted[at] > 0), key=lambda at: (-wanted[at], at))
-
-
 def _errors(texts: Sequence[str]) -> list[int]:
     """Errors with the lines that belong to them; of those that differ only in numbers the last one."""
-    found: dict[str, list[int]] = {}
     together = "\n".join(texts)
     if not any(hint in together for hint in _ERROR_HINTS):
         return []
+    found: dict[str, list[int]] = {}
     at = 0
     while at < len(texts):
         if not _ERROR.search(texts[at]):
@@ -291,36 +323,15 @@ def _dense(texts: Sequence[str], mentioned: Sequence[Sequence[str]], cost: Seque
     A line whose key other lines have, too, is part of a record and counts more, most of all by a key for names. A time
     counts little.
     """
-    keys = [_key(text) for text in texts]
-    repeated = Counter(key for key in keys if key)
+    keys = [found[1].casefold() if (found := _KEYED.match(text)) is not None else "" for text in texts]
+    repeated = Counter(keys)
     seen: set[str] = set()
     worth: list[float] = []
     for text, entities, tokens, key in zip(texts, mentioned, cost, keys, strict=True):
         names = {*entities, *_CAMEL.findall(text)} - seen if _UPPER.search(text) else {*entities} - seen
         seen |= names
-        score = float(sum(6 if name[0] in _DIGITS and _TIME.match(name) else min(len(name), 24) for name in names))
+        score = float(sum(6 if _TIME.match(name) else min(len(name), 24) for name in names))
         if key and names and repeated[key] >= _LEAST_RECORDS:
             score *= 3 if _NAMING.search(key) else 2
         worth.append((score + (24 if _DEFINITION.match(text) else 0)) / (tokens + _NOTE_TOKENS))
     return sorted((at for at in range(len(texts)) if worth[at] > 0), key=lambda at: (-worth[at], at))
-
-
-def _key(text: str) -> str:
-    found = _KEYED.match(text)
-    return found.group(1).casefold() if found is not None else ""
-
-
-def _text(sample: Sample, view: View, chosen: set[int]) -> str:
-    if view.outline:
-        return rendered(view.outline, chosen)
-    out: list[str] = []
-    next_number = 0
-    for at in sorted(chosen):
-        number = sample.numbers[at]
-        if number > next_number:
-            out.append(f"[… {span(next_number, number)} …]")
-        out.append(sample.texts[at])
-        next_number = number + 1
-    if next_number < sample.total:
-        out.append(f"[… {span(next_number, sample.total)} …]")
-    return "\n".join(out)

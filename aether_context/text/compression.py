@@ -14,8 +14,7 @@ from aether_context.pack import Content, SummaryRequest
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
 _FEW_WORDS = 64
 """So many words are looked for one by one before a line is taken apart; of more each would cost a pass over it."""
-LONG_LINE = 2_000
-PIECE = 400
+LONG_LINE, PIECE = 2_000, 400
 
 
 class Counts(Protocol):
@@ -77,6 +76,19 @@ def lines_of(text: str) -> list[str]:
         else:
             lines += [line[start : start + PIECE] for start in range(0, len(line), PIECE)]
     return lines
+
+
+def line_starts(text: str) -> list[int]:
+    """Where the lines and pieces of `lines_of` begin."""
+    starts: list[int] = []
+    at = 0
+    for line in text.split("\n"):
+        if len(line) <= LONG_LINE:
+            starts.append(at)
+        else:
+            starts += range(at, at + len(line), PIECE)
+        at += len(line) + 1
+    return starts
 
 
 def pick(
