@@ -25,7 +25,8 @@ from aether_context.pack import AcceptanceItem, Step
 from aether_context.packing import build_pack
 from aether_context.policy import AcceptanceSettings
 from aether_context.state import knowledge
-from aether_context.state.acceptance import Judgement, cited_uris, examine
+from aether_context.state.acceptance import Judgement, examine
+from aether_context.text.entities import artifact_uris
 
 PROOF = "artifact://evidence/report.md"
 ITEMS = [
@@ -36,6 +37,7 @@ STATE = {
     "plan": {"task_id": "t", "goal": "One page.", "step": {"id": "s", "text": "Write it.", "acceptance": ITEMS}},
     "knowledge": {"evidence": [{"uri": PROOF, "summary": "The range is 40 km.", "covers": ["range"]}]},
 }
+OTHER = AcceptanceItem(id="other", text="proven, too", needs_evidence=True)
 NEEDS, PLAIN = (AcceptanceItem(id="a", text="proven", needs_evidence=True), AcceptanceItem(id="b", text="said"))
 
 
@@ -54,14 +56,14 @@ NEEDS, PLAIN = (AcceptanceItem(id="a", text="proven", needs_evidence=True), Acce
     ],
 )
 def test_uris_are_read_out_of_prose(text: str, uris: tuple[str, ...]):
-    assert cited_uris(text) == uris
+    assert tuple(dict.fromkeys(artifact_uris(text))) == uris
 
 
 @given(st.text())
 def test_any_text_can_be_read(text: str):
     text += " artifact://x."
-    assert "artifact://x" in cited_uris(text)
-    assert all(uri.startswith("artifact://") and uri in text for uri in cited_uris(text))
+    assert "artifact://x" in artifact_uris(text)
+    assert all(uri.startswith("artifact://") and uri in text for uri in artifact_uris(text))
 
 
 def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_it():
@@ -74,6 +76,23 @@ def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_
     assert passed(f"yes ({PROOF})", covers=["other"]) is False
     assert passed("yes") is False
     assert passed(f"yes ({PROOF})", shown="nothing here") is False
+
+
+@pytest.mark.parametrize("shown", ["my report.md", "{uri}", '"{uri}"', "see {uri} (covers a)"])
+def test_an_address_with_a_blank_is_read_whole_on_both_sides(shown: str):
+    uri = "artifact://tasks/my report.md"
+
+    def examined(answer: str) -> Any:
+        texts = [shown.format(uri=uri), uri]
+        return examine(answer, [NEEDS, OTHER], shown=texts, covers={uri: ["a"]}, judged={})
+
+    verdict = examined(f"Proven: {uri}.")
+    assert [finding.passed for finding in verdict.findings] == [True, False]
+    assert (verdict.cited, verdict.fabricated) == ((uri,), ())
+    for cited in ("artifact://tasks/my", "artifact://tasks/my remark.md"):
+        verdict = examined(f"Proven: {cited}")
+        assert [finding.passed for finding in verdict.findings] == [False, False]
+        assert verdict.fabricated
 
 
 def test_a_uri_that_was_never_shown_is_fabricated():

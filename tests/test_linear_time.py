@@ -32,7 +32,7 @@ from aether_context.packing import payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import HybridIndex, ranking, terms
-from aether_context.state import acceptance, read_state
+from aether_context.state import read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
 from aether_context.store.urls import _split
@@ -333,7 +333,6 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "fenced": fenced,
     "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
     "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
-    "cited_uris": acceptance.cited_uris,
     "read_critic": lambda text: quiet(read_critic, text),
     # evidence
     "decoded": decoding.decoded,
@@ -364,7 +363,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "typed": lambda text: media.typed(text, b""),
     "is_text": lines.is_text,
     "evidence_key": record.evidence_key,
-    "artifact_uris": record.artifact_uris,
+    "artifact_uris": entities.artifact_uris,
     # search
     "terms": terms.terms,
     "query_terms": terms.query_terms,

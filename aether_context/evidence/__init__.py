@@ -2,14 +2,13 @@
 
 from aether_context.evidence.extracts import Extractor, check_rules, register_extractor
 from aether_context.evidence.offload import ARTIFACT_KEY, Offloaded, offload
-from aether_context.evidence.record import EvidenceRecord, artifact_uris, evidence_key, evidence_uri, superseded
+from aether_context.evidence.record import EvidenceRecord, evidence_key, evidence_uri, superseded
 
 __all__ = [
     "ARTIFACT_KEY",
     "EvidenceRecord",
     "Extractor",
     "Offloaded",
-    "artifact_uris",
     "check_rules",
     "evidence_key",
     "evidence_uri",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -61,8 +62,11 @@ def kind_of(text: str) -> Kind:
     lines = [line for line in head.split("\n")[:60] if line.strip()]
     if len(lines) < 3:
         return "text"
-    if _columns(lines):
-        return "table"
+    for mark in ("|", "\t", ",", ";"):
+        columns = Counter(line.count(mark) for line in lines)
+        ((usual, count),) = columns.most_common(1)
+        if usual >= (1 if mark in "|\t" else 2) and count * 4 >= len(lines) * 3:
+            return "table"
     if sum(_LOG_LINE.match(line) is not None for line in lines) * 2 >= len(lines):
         return "log"
     if sum(_CODE_LINE.match(line) is not None for line in lines) * 3 >= len(lines):
@@ -85,16 +89,6 @@ def data_type(text: str) -> str:
     """The media type that a data URI names; of unknown data otherwise."""
     found = _DATA_URI.match(text)
     return (found.group(1) if found is not None else None) or MEDIA_TYPES["data"][0]
-
-
-def _columns(lines: list[str]) -> bool:
-    """Whether most lines have the same columns."""
-    for mark in ("|", "\t", ",", ";"):
-        counts = [line.count(mark) for line in lines]
-        usual = max(set(counts), key=counts.count)
-        if usual >= (1 if mark in "|\t" else 2) and counts.count(usual) * 4 >= len(lines) * 3:
-            return True
-    return False
 
 
 # The lines in which an output is shown, read and searched: the same ones, by the same numbers, everywhere.
@@ -129,7 +123,9 @@ def view_of(text: str) -> View:
     inside = decoded(text)
     found = read_json(inside)
     if found is None:
-        lines = [piece for line in inside.split("\n") for piece in _pieces(line)]
+        lines = [
+            piece for line in inside.split("\n") for piece in (pieces(line, _PIECE) if len(line) > _LONGEST else [line])
+        ]
         return View(kind=kind_of(inside), lines=lines, whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
@@ -142,7 +138,3 @@ def view_of(text: str) -> View:
         whole=shortest if len(shortest) < len(text) else "",
         ends_early=not is_complete,
     )
-
-
-def _pieces(line: str) -> list[str]:
-    return pieces(line, _PIECE) if len(line) > _LONGEST else [line]

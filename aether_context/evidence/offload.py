@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
@@ -16,12 +17,10 @@ from aether_context.tokens import TokenCounter
 
 ARTIFACT_KEY = "artifact"
 """The key of a response under which the address of the whole stands."""
-NOTE_KEY = "note"
-SUPERSEDES_KEY = "supersedes"
+_SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
-NAMES_KEY = "also_mentions"
+_NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
-_ABOUT = (ARTIFACT_KEY, NOTE_KEY, SUPERSEDES_KEY, NAMES_KEY)
 _GIST_CHARACTERS, _GIST_TOKENS = 2_000, 40
 _DOMINANT = 0.8
 _LEAST_SAVING = 0.25
@@ -70,10 +69,11 @@ def offload(
     path, text = _dominant(response)
     tokens = tokens_of(text, counter)
     data = text.encode("utf-8", "surrogatepass")
+    digest = hash_bytes(data)
     kept = Offloaded(
         response=response,
         data=data,
-        digest=(digest := hash_bytes(data)),
+        digest=digest,
         uri=evidence_uri(digest, "txt"),
         media_type=MEDIA_TYPES["text"][0],
         lines=text.count("\n") + 1,
@@ -81,14 +81,42 @@ def offload(
         shown_tokens=tokens,
         form="verbatim",
     )
-    ceiling = 0 if rule == "always" else settings.threshold_tokens
-    if rule == "never" or tokens <= ceiling:
+    if rule == "never" or tokens <= (0 if rule == "always" else settings.threshold_tokens):
         return kept
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return kept
-    shown = _shown(text, rule, settings, counter, query)
-    kept = _typed(kept, shown, text)
-    changed = _changed(response, path, shown, kept)
+    if rule in RULES:
+        shown = show(
+            text,
+            extract_tokens=settings.extract_tokens,
+            whole_tokens=0 if rule == "always" else settings.threshold_tokens,
+            data_tokens=0 if rule == "always" else settings.data_tokens,
+            counter=counter,
+            query=query,
+        )
+    else:
+        chosen = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
+        view = view_of(text)
+        shown = Shown(text=chosen, kind=view.kind, kept=0, total=len(view.lines))
+    media_type, ending = MEDIA_TYPES[shown.kind]
+    if shown.kind == "data":
+        media_type = data_type(text[:200])
+    kept = replace(kept, uri=evidence_uri(digest, ending), media_type=media_type, lines=shown.total)
+    value: JSON = shown.text
+    if path:
+        value = replaced(response, path, shown.text)
+    else:
+        with suppress(ValueError):
+            value = json.loads(shown.text)
+    changed = dict(value) if isinstance(value, dict) else {"result": value}
+    if shown.ends_early:
+        changed[_free(changed, "note")] = "the tool's output ends in the middle"
+    if not shown.is_whole:
+        size = size_words(len(data))
+        lines = f" has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
+        changed[_free(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if shown.kind == "data" else lines)
+        if shown.names:
+            changed[_free(changed, _NAMES_KEY)] = shown.names
     used = tokens_of(canonical_json(changed), counter)
     if used > (1 - _LEAST_SAVING) * tokens:
         return kept
@@ -98,7 +126,13 @@ def offload(
 
 def gist(found: Offloaded, *, counter: TokenCounter, query: str = "") -> str:
     """A line or two of what is shown of a result, in its own words."""
-    text = _dominant({key: value for key, value in found.response.items() if key not in _ABOUT})[1]
+    text = _dominant(
+        {
+            key: value
+            for key, value in found.response.items()
+            if key not in (ARTIFACT_KEY, "note", _SUPERSEDES_KEY, _NAMES_KEY)
+        }
+    )[1]
     shown = shorten(" ".join(text[:_GIST_CHARACTERS].split()), max_tokens=_GIST_TOKENS, counter=counter, query=query)
     return shown[:_GIST_CHARACTERS]
 
@@ -110,33 +144,10 @@ def is_error(response: Mapping[str, JSON]) -> bool:
     state = response.get("status")
     if isinstance(state, str) and state.lower() in _ERROR_STATES:
         return True
-    said = response.get("result")
-    return isinstance(said, str) and (
-        said.lstrip()[:60].startswith(_ERROR_STARTS) or said.rstrip().endswith("isError=True")
+    text = response.get("result")
+    return isinstance(text, str) and (
+        text.lstrip()[:60].startswith(_ERROR_STARTS) or text.rstrip().endswith("isError=True")
     )
-
-
-def _shown(text: str, rule: str, settings: OffloadSettings, counter: TokenCounter, query: str) -> Shown:
-    if rule not in RULES:
-        said = extractor(rule)(text, max_tokens=settings.extract_tokens, counter=counter, query=query)
-        view = view_of(text)
-        return Shown(text=said, kind=view.kind, kept=0, total=len(view.lines))
-    return show(
-        text,
-        extract_tokens=settings.extract_tokens,
-        whole_tokens=0 if rule == "always" else settings.threshold_tokens,
-        data_tokens=0 if rule == "always" else settings.data_tokens,
-        counter=counter,
-        query=query,
-    )
-
-
-def _typed(kept: Offloaded, shown: Shown, text: str) -> Offloaded:
-    """The same with the media type and the number of lines that its text was found to have."""
-    media_type, ending = MEDIA_TYPES[shown.kind]
-    if shown.kind == "data":
-        media_type = data_type(text[:200])
-    return replace(kept, uri=evidence_uri(kept.digest, ending), media_type=media_type, lines=shown.total)
 
 
 def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
@@ -152,44 +163,15 @@ def _dominant(response: Mapping[str, JSON]) -> tuple[Path, str]:
     return (), canonical_json(response)
 
 
-def _changed(response: Mapping[str, JSON], path: Path, shown: Shown, kept: Offloaded) -> dict[str, JSON]:
-    """The response with what is shown in the place of the whole, and the whole's address where lines are missing."""
-    value: JSON = replaced(response, path, shown.text) if path else _value(shown.text)
-    changed = dict(value) if isinstance(value, dict) else {"result": value}
-    if shown.ends_early:
-        changed[_free(changed, NOTE_KEY)] = "the tool's output ends in the middle"
-    if shown.is_whole:
-        return changed
-    changed[_free(changed, ARTIFACT_KEY)] = _address(shown, kept)
-    if shown.names:
-        changed[_free(changed, NAMES_KEY)] = shown.names
-    return changed
-
-
 def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
     """A response that names the address of an earlier one, which differs; itself where there is none.
 
     The later one tells, since what was sent cannot change without breaking the provider's cache.
     """
-    return {**response, _free(response, SUPERSEDES_KEY): earlier} if earlier else dict(response)
+    return {**response, _free(response, _SUPERSEDES_KEY): earlier} if earlier else dict(response)
 
 
 def _free(response: Mapping[str, JSON], key: str) -> str:
     while key in response:
         key += "_"
     return key
-
-
-def _value(text: str) -> JSON:
-    """The value of a JSON text, else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _address(shown: Shown, kept: Offloaded) -> str:
-    size = size_words(len(kept.data))
-    if shown.kind == "data":
-        return f"{kept.uri} ({size})"
-    return f"{kept.uri} has all {shown.total} lines ({size}): use {READ} or {SEARCH}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,7 +51,7 @@ def read_lines(view: View, start: int, count: int, *, max_tokens: int, counter: 
         left -= cost
         at += 1
     if at > start or start >= stop:
-        return Excerpt(start=start, stop=at, text="\n".join(view.line(place) for place in range(start, at)))
+        return Excerpt(start=start, stop=at, text="\n".join(map(view.line, range(start, at))))
     line = view.line(start)
     width = min(len(line), max_tokens * 4)
     while width > 1 and counter.count(line[:width]) > max_tokens:
@@ -82,7 +82,12 @@ class Searcher:
         follow.
         """
         matching, how = self._matching(query)
-        places = [*_spread(matching), *(self._ranked(query) if how != "literal" else ())]
+        # Of many lines the first and the last ones come before those between.
+        order = dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])
+        places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]
+        index = self._index if how != "literal" else None
+        if index is not None:
+            places += [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
         excerpts: list[Excerpt] = []
         shown: set[int] = set()
         left = max_tokens
@@ -100,22 +105,16 @@ class Searcher:
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""
-        said = query.strip().strip("\"'").casefold()
-        found = [at for at, line in enumerate(self._folded) if said in line] if said else []
+        whole = query.strip().strip("\"'").casefold()
+        found = [at for at, line in enumerate(self._folded) if whole in line] if whole else []
         if found:
             return found, "literal"
-        words = sorted({word.casefold().rstrip(".:") for word in _WORD.findall(query)})
-        if len(words) < 2:
-            return [], ""
-        counts = [sum(word in line for word in words) for line in self._folded]
+        words = {word.casefold().rstrip(".:") for word in _WORD.findall(query)}
+        counts = [sum(word in line for word in words) for line in self._folded] if len(words) > 1 else []
         most = max(counts, default=0)
-        if most < len(words) and (most < 2 or most * 2 < len(words)):
+        if not most or most < min(len(words), max(2, len(words) / 2)):
             return [], ""
         return [at for at, count in enumerate(counts) if count == most], "words"
-
-    def _ranked(self, query: str) -> list[tuple[int, int]]:
-        index = self._index
-        return [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)] if index is not None else []
 
     @cached_property
     def _folded(self) -> list[str]:
@@ -137,16 +136,7 @@ class Searcher:
         """The passages by words and meaning; None for an output of too many of them."""
         if len(self._passages) > _MOST_PASSAGES:
             return None
-        texts = ["\n".join(self.view.line(at) for at in range(*one)) for one in self._passages]
+        texts = ["\n".join(map(self.view.line, range(*passage))) for passage in self._passages]
         index = HybridIndex(self._embedder, redact=self._redact)
         index.add_texts([str(at) for at in range(len(texts))], texts)
         return index
-
-
-def _spread(lines: Sequence[int]) -> list[tuple[int, int]]:
-    """The ranges around matching lines; of many the first and the last ones before those between."""
-    if not lines:
-        return []
-    kept = list(lines[:_MOST_HITS])
-    order = dict.fromkeys([*kept[:3], lines[-1], *kept[3:]])
-    return [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]

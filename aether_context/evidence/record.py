@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from aether_context.canonical import JSON, hash_json, short
+from aether_context.text.entities import SCHEME
 
 Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
 """What of a result stands in the prompt: itself, the same without envelope and white space, some of its lines, or only
 what it is."""
 
-SCHEME = "artifact://"
 READ, SEARCH = "read_artifact", "search_artifact"
 """The tools by which a model reads what an address stands for."""
-_FOLDER = f"{SCHEME}evidence/"
 _DIGITS = 16
-_URI = re.compile(rf"{_FOLDER}([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
-_ANY = re.compile(rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;]*""")
-"""An address as a whole JSON string, which may hold blanks, or up to the next character that no address has."""
-_CLOSING = ".:!?*…"
-_LARGEST = 1_000_000_000_000
+_URI = re.compile(rf"{SCHEME}evidence/([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
+_Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 
 
 class EvidenceRecord(BaseModel):
@@ -35,11 +31,11 @@ class EvidenceRecord(BaseModel):
     """Its address within the session."""
     digest: str
     """The tagged hash of its bytes, by which the store keeps them."""
-    size_bytes: int = Field(ge=0, le=_LARGEST)
+    size_bytes: _Size
     """The size of its bytes."""
-    lines: int = Field(default=1, ge=0, le=_LARGEST)
+    lines: _Size = 1
     """Lines, as they are read and searched."""
-    tokens: int = Field(default=0, ge=0, le=_LARGEST)
+    tokens: _Size = 0
     """Tokens, estimated."""
     media_type: str = "text/plain"
     """Its media type."""
@@ -47,7 +43,7 @@ class EvidenceRecord(BaseModel):
     """The tool that gave it, or where else it is from."""
     arguments: str = ""
     """The short hash of the call's arguments."""
-    piece: int = Field(default=0, ge=0, le=_LARGEST)
+    piece: _Size = 0
     """Which of the call's results it is: 0 is the text, 1 the first medium."""
     agent: str = ""
     """The agent that asked for it."""
@@ -77,18 +73,13 @@ class EvidenceRecord(BaseModel):
 
 def evidence_uri(digest: str, ending: str) -> str:
     """The address of bytes by their hash; nothing of it is a model's or a tool's word."""
-    return f"{_FOLDER}{short(digest, _DIGITS)}.{ending}"
+    return f"{SCHEME}evidence/{short(digest, _DIGITS)}.{ending}"
 
 
 def evidence_key(uri: str) -> str | None:
     """The digits by which an address names its evidence; None where it is not such an address."""
     found = _URI.fullmatch(uri.strip())
     return found.group(1) if found is not None else None
-
-
-def artifact_uris(text: str) -> list[str]:
-    """Every address of an artifact in a text, whoever made it, in their order; a repeated one each time."""
-    return [found.group().rstrip(_CLOSING) for found in _ANY.finditer(text)] if SCHEME in text else []
 
 
 def arguments_hash(arguments: Mapping[str, JSON]) -> str:

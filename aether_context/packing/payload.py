@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aether_context.evidence import artifact_uris
 from aether_context.pack import (
     RECALLED,
     AcceptanceItem,
@@ -30,6 +29,7 @@ from aether_context.pack import (
     turn_place,
 )
 from aether_context.policy import PayloadSettings
+from aether_context.text.entities import artifact_uris
 
 FIRST_LINE = "CONTEXT PACK"
 REQUEST = "USER REQUEST:\n"

@@ -6,18 +6,15 @@ it. A URI that never stood in the request is fabricated, and an answer with one 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import AcceptanceItem
+from aether_context.text.entities import SCHEME, artifact_uris
 
 By: TypeAlias = Literal["evidence", "check", "critic", "nothing"]
-
-_URI = re.compile(r"artifact://[^\s<>\"'`()\[\]{}|\\#]*[^\s<>\"'`()\[\]{}|\\#.,;:!?*_~]")
-_UNPROVEN = "cites no artifact:// URI from the request that proves it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +50,26 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether no item failed and no URI is fabricated. Items that nothing looked at hold no answer back."""
-        return not self.fabricated and all(one.passed is not False for one in self.findings)
+        return not self.fabricated and all(finding.passed is not False for finding in self.findings)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """What a repair has to bring, a line each; empty for an answer that passed."""
-        failed = (f"{one.item.id}: {one.item.text} ({one.reason})" for one in self.findings if one.passed is False)
+        failed = (
+            f"{finding.item.id}: {finding.item.text} ({finding.reason})"
+            for finding in self.findings
+            if finding.passed is False
+        )
         invented = (f"{uri} was never in the request: cite only what was" for uri in self.fabricated)
         return (*failed, *invented)
 
     def to_json(self) -> dict[str, JSON]:
         return {
             "passed": self.passed,
-            "items": [one.to_json() for one in self.findings],
+            "items": [finding.to_json() for finding in self.findings],
             "cited": list(self.cited),
             "fabricated": list(self.fabricated),
         }
-
-
-def cited_uris(text: str) -> tuple[str, ...]:
-    """The ``artifact://`` URIs in a text, each once, in order, without fragments and the punctuation after them."""
-    return tuple(dict.fromkeys(_URI.findall(text)))
 
 
 def examine(
@@ -91,24 +87,19 @@ def examine(
         covers: for each URI the ids of the items that its evidence proves; evidence that names none proves any.
         judged: what checks and the critic say, by item.
     """
-    cited = cited_uris(answer)
-    held = {uri for text in shown for uri in cited_uris(text)} if cited else set()
-    real = [uri for uri in cited if uri in held]
-    return Verdict(
-        findings=tuple(_found(item, real, covers, judged.get(item.id, ())) for item in items),
-        cited=cited,
-        fabricated=tuple(uri for uri in cited if uri not in held),
-    )
-
-
-def _found(
-    item: AcceptanceItem, cited: Sequence[str], covers: Mapping[str, Collection[str]], judged: Sequence[Judgement]
-) -> Finding:
-    said = list(judged)
-    if item.needs_evidence:
-        proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited)
-        said.insert(0, Judgement(passed=proven, by="evidence", reason="" if proven else _UNPROVEN))
-    if not said:
-        return Finding(item=item, passed=None, by="nothing")
-    worst = next((one for one in said if not one.passed), said[-1])
-    return Finding(item=item, passed=worst.passed, by=worst.by, reason=worst.reason)
+    known = {uri for text in shown for uri in artifact_uris(text, covers)} if SCHEME in answer else set()
+    cited = tuple(dict.fromkeys(artifact_uris(answer, known)))
+    findings = []
+    for item in items:
+        judgements = list(judged.get(item.id, ()))
+        if item.needs_evidence:
+            proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited if uri in known)
+            reason = "" if proven else "cites no artifact:// URI from the request that proves it"
+            judgements.insert(0, Judgement(passed=proven, by="evidence", reason=reason))
+        if not judgements:
+            findings.append(Finding(item=item, passed=None, by="nothing"))
+            continue
+        worst = next((judgement for judgement in judgements if not judgement.passed), judgements[-1])
+        findings.append(Finding(item=item, passed=worst.passed, by=worst.by, reason=worst.reason))
+    fabricated = tuple(uri for uri in cited if uri not in known)
+    return Verdict(findings=tuple(findings), cited=cited, fabricated=fabricated)

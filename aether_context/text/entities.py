@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -45,7 +45,8 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
-_FOLDER = "artifact://evidence/"
+SCHEME = "artifact://"
+_FOLDER = f"{SCHEME}evidence/"
 _ADDRESSES = 0.34
 """What addresses may take beside the entities, as a share of what those may; each is as long as six of them."""
 _ADDRESS = re.compile(rf"{_FOLDER}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
@@ -384,6 +385,25 @@ def _said(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]]:
             yield "said", "", part.text, "used" if content.role == "user" else "written"
         elif part.kind == "call" or part.kind == "response":
             yield part.kind, part.name, json.loads(part.text), _TOOL_RANKS[part.kind]
+
+
+_URI = re.compile(rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;#]*""")
+"""An address as a whole JSON string, which may hold blanks, or up to the next character that no address has."""
+
+
+def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
+    """Every address of an artifact in a text, whoever made it, in their order; a repeated one each time.
+
+    Args:
+        known: addresses that are read whole wherever they stand, whatever characters they hold.
+    """
+    if SCHEME not in text:
+        return []
+    unusual = [uri for uri in set(known) if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]]
+    whole = "".join(rf"{re.escape(uri)}(?!\w|[./-]\w)|" for uri in sorted(unusual, key=lambda uri: (-len(uri), uri)))
+    pattern = re.compile(whole + _URI.pattern) if whole else _URI
+    found = (match.group() for match in pattern.finditer(text))
+    return [uri if uri in unusual else uri.rstrip(".:!?*_~…") for uri in found]
 
 
 def entities_of(text: str) -> Iterator[str]:

@@ -30,9 +30,10 @@ from aether_context.evidence import evidence_key
 from aether_context.evidence.lines import is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.passages import Excerpt, Searcher, read_lines
-from aether_context.evidence.record import READ, SCHEME, SEARCH, EvidenceRecord, size_words
+from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
+from aether_context.text.entities import SCHEME
 from aether_context.tokens import counter_for, family_of, media_tokens
 
 logger = logging.getLogger("aether_context")
