@@ -48,15 +48,11 @@ def words_of(content: types.Content | None) -> str:
 
 
 class Known(NamedTuple):
-    """A content that was read, with its role and what its parts are compared with."""
+    """A content that was read, with its role and what the fields of its parts are compared with."""
 
     frozen: Content
     role: str | None
-    parts: Sequence[object]
-
-    def stands(self, content: types.Content) -> bool:
-        """Whether a content still is what was read, in all its parts."""
-        return content.role == self.role and self.parts == (content.parts or [])
+    parts: Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,19 +254,18 @@ class RequestPacker:
             except TokenCountingError as error:  # the next best counter then
                 self._builder.failed(call.model, pick, error)
                 self._failures.report(str(error))
+        # ADK's copies of contents that are not sent any more take as long to free as a pack to extend: the event loop lets
+        # go of them when it waits for the model.
+        asyncio.get_running_loop().call_soon(len, packed[0].history)
         return self._settle(*packed)
 
     def _read(self, context: CallbackContext, request: LlmRequest) -> Call:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of."""
-        last = self.last(context)
-        call = Call(
-            context=context,
-            request=request,
-            invocation=context.get_invocation_context(),
-            policy=self.policy,
-            last=last,
-        )
-        call = replace(call, planned=self._gatherer.planned(call))
+        invocation = context.get_invocation_context()
+        call = Call(context=context, request=request, invocation=invocation, policy=self.policy)
+        with self._lock:
+            last = self._last.get(call.key)
+        call = replace(call, last=last, planned=self._gatherer.planned(call))
         keeps = bool(self._records.of(context).readings())
         if not call.passthrough_reason and (self.policy.offload.mode != "off" or keeps):
             self._offloader.show(context, request)
@@ -357,7 +356,10 @@ class RequestPacker:
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             write(pack, call.request, contents, call.policy.retrieval.redact_before_retrieval)
-            stored = epochs.save(call.context.state, source.identity, read.epoch, pack.epoch)
+            if pack.appended is not None and call.last is not None:
+                stored = call.last.stored
+            else:
+                stored = epochs.save(call.context.state, source.identity, read.epoch, pack.epoch)
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)

@@ -280,7 +280,10 @@ class Ledgers:
             return session.ledger.report(self.limits_of(key)) if session is not None else None
 
     def _session(self, key: SessionKey) -> _Session:
-        return self._sessions.setdefault(key, _Session())
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = _Session()
+        return session
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""

@@ -28,6 +28,7 @@ from aether_context.adk.request.reader import (
     preloaded,
     structure,
     system_text,
+    unchanged,
 )
 from aether_context.adk.request.writer import can_find
 from aether_context.adk.services.memory import HybridMemoryService
@@ -120,7 +121,7 @@ class Gatherer:
             or seen.contents <= before.contents
             or (block is not None and block.position < before.contents)
             or previous.positions[-1:] != (before.contents - 1,)
-            or not all(known.stands(raw[at]) for known, at in zip(before.known, previous.positions, strict=True))
+            or not unchanged(before.known, [raw[at] for at in previous.positions])
         ):
             return None
         positions = range(before.contents, seen.contents)

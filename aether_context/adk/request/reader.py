@@ -110,7 +110,7 @@ class Reader:
         if found is None:
             parts = content.parts or []
             frozen = content_of_parts(content.role or "", [_part(part, model) for part in parts])
-            found = Known(attributed(frozen), content.role, [mirror(part) for part in parts])
+            found = Known(attributed(frozen), content.role, [_fields(part) for part in parts])
             with self._lock:
                 self._contents[key] = found
         return found
@@ -401,6 +401,21 @@ def structure(value: object, depth: int = 0) -> object:
     return (kind.__name__, canonical_json(_json(value)))
 
 
+def unchanged(known: Iterable[Known], contents: Iterable[types.Content]) -> bool:
+    """Whether contents still are what was read, in all their parts.
+
+    A long history is compared at each call, so this looks at fields where they are and enters no function.
+    """
+    return all(
+        before.role == content.role and before.parts == [part.__dict__ for part in content.parts or ()]
+        for before, content in zip(known, contents, strict=True)
+    )
+
+
+def _fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
+    return {**model.__dict__, **{name: mirror(field, depth) for name, field in _held(model)}}
+
+
 def mirror(value: object, depth: int = 0) -> object:
     """What equals a value for as long as it is what it was, however it is changed in place.
 
@@ -427,7 +442,7 @@ class _Model:
 
     def __init__(self, value: BaseModel, depth: int) -> None:
         self._kind = type(value)
-        self._fields = {**value.__dict__, **{name: mirror(held, depth) for name, held in _held(value)}}
+        self._fields = _fields(value, depth)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is self._kind and self._fields == other.__dict__

@@ -152,7 +152,9 @@ class SessionRecords:
         """Those of a session, as its state has them now."""
         scope = session_key(context)
         with self._lock:
-            found = self._sessions.setdefault(scope, Records())
+            found = self._sessions.get(scope)
+            if found is None:
+                found = self._sessions[scope] = Records()
             found.read(context.session.state)
         return found
 
