@@ -254,8 +254,8 @@ class RequestPacker:
             except TokenCountingError as error:  # the next best counter then
                 self._builder.failed(call.model, pick, error)
                 self._failures.report(str(error))
-        # ADK's copies of contents that are not sent any more take as long to free as a pack to extend: the event loop lets
-        # go of them when it waits for the model.
+        # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
+        # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, packed[0].history)
         return self._settle(*packed)
 
