@@ -184,13 +184,13 @@ def test_a_pack_written_meanwhile_keeps_what_it_needs(store, monkeypatch):
     manifests = chained(store, 3)
     (owner,) = store.owners()
     *older, last = manifests
-    held = store.files.read(f"{store._folder(last)}/manifest.json")
-    store.files.delete(f"{store._folder(last)}/manifest.json")
+    held = store.files.read(f"{store.folder(last)}/manifest.json")
+    store.files.delete(f"{store.folder(last)}/manifest.json")
     found = plan(store, owner, Rules(), days(31))
     assert len(found.packs) >= 2
     assert found.blobs
-    found = replace(found, known=found.known - {store._folder(last)})
-    store.files.create(f"{store._folder(last)}/manifest.json", held)
+    found = replace(found, links={pack: link for pack, link in found.links.items() if pack != store.folder(last)})
+    store.files.create(f"{store.folder(last)}/manifest.json", held)
     carried = carry_out(store, found)
     assert not [pack for pack in carried.packs if pack.endswith(tuple(one.pack_id for one in older))]
     assert whole(store) == 3
@@ -246,7 +246,7 @@ def test_agents_that_write_meanwhile_lose_nothing(tmp_path):
 def test_an_unreadable_manifest_keeps_all_texts(store):
     store.write(recording())
     other = store.write(recording("Another", call=2))
-    store.files.replace(f"{store._folder(other)}/manifest.json", b"{broken")
+    store.files.replace(f"{store.folder(other)}/manifest.json", b"{broken")
     (owner,) = store.owners()
     found = plan(store, owner, Rules(), days(10))
     assert [one.rsplit("/", 1)[1] for one in found.unreadable] == [other.pack_id]
@@ -389,7 +389,7 @@ def test_an_export_names_what_has_expired_and_can_leave_raw_out(store, tmp_path)
     offloaded(store)
     manifest = list(store.manifests())[-1]
     record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.delete(store.evidence_path(manifest, record.digest))
+    store.files.delete(store.evidence_path("shop", "ann", record.digest))
     target = PackStore(tmp_path / "target")
     exported = export_pack(store, manifest, target)
     assert exported.missing == (record.uri,)
@@ -408,7 +408,7 @@ def test_an_export_refuses_evidence_that_was_changed(store, tmp_path):
     offloaded(store)
     manifest = list(store.manifests())[-1]
     record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.replace(store.evidence_path(manifest, record.digest), b"forged")
+    store.files.replace(store.evidence_path("shop", "ann", record.digest), b"forged")
     target = PackStore(tmp_path / "target")
     with pytest.raises(ChecksumMismatch, match="does not hold what its name says"):
         export_pack(store, manifest, target)
@@ -462,7 +462,7 @@ def test_artifacts_of_others_are_named_and_stay_where_they_are(store, tmp_path):
 
 def test_an_export_stops_at_what_is_missing_or_in_the_way(store, tmp_path):
     manifests = chained(store)
-    store.files.delete(f"{store._folder(manifests[0])}/manifest.json")
+    store.files.delete(f"{store.folder(manifests[0])}/manifest.json")
     target = PackStore(tmp_path / "target")
     with pytest.raises(PackNotFound, match=manifests[0].pack_id):
         export_pack(store, manifests[-1], target)
@@ -541,7 +541,7 @@ def test_gc_says_what_is_no_size(tmp_path, said, told):
 def test_gc_says_what_it_cannot_read(tmp_path):
     store = PackStore(tmp_path)
     manifest = store.write(recording())
-    store.files.replace(f"{store._folder(manifest)}/manifest.json", b"{")
+    store.files.replace(f"{store.folder(manifest)}/manifest.json", b"{")
     code, output = run("gc", "--store", tmp_path)
     assert code == 3
     assert "no text of this user is deleted" in output
@@ -580,7 +580,7 @@ def test_export_pack_says_what_of_raw_evidence_it_took(tmp_path):
     offloaded(store)
     manifest = list(store.manifests())[-1]
     record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.delete(store.evidence_path(manifest, record.digest))
+    store.files.delete(store.evidence_path("shop", "ann", record.digest))
     words = ["export-pack", manifest.pack_id, "--store", tmp_path / "here", "--to"]
     code, output = run(*words, tmp_path / "bare", "--no-raw")
     assert (code, "raw evidence" in output) == (0, False)

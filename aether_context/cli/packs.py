@@ -19,7 +19,6 @@ from aether_context.cli.terminal import (
 )
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.store import Manifest, PackStore
-from aether_context.store.packs import HOUR
 
 # Packs of a store by place or by a piece of their id. A place is the folder of one pack.
 
@@ -56,29 +55,13 @@ def find(store: PackStore, pack_id: str | None) -> str:
     Raises:
         PackNotFound: there is none, or more than one.
     """
-    known = store.folders(newest=1) if pack_id is None else _among(store, pack_id)
-    if not known:
-        raise PackNotFound(f"no packs in {require(store).url}")
-    if pack_id is None:
-        return known[-1]
-    exact = [place for place in known if pack_name(place) == pack_id]
-    found = exact or [place for place in known if _abbreviates(pack_id, pack_name(place))]
-    if not found:
-        raise PackNotFound(f"no pack {pack_id!r} in {store.url}: `{store.command('list')}` shows what is there")
-    if len(found) > 1:
-        some = ", ".join(pack_name(place) for place in found[:3])
-        raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({some}, …): give more of the id")
-    return found[0]
-
-
-def _among(store: PackStore, pack_id: str) -> list[str]:
-    """The packs of one hour where the id names it, else all."""
-    begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-    return (HOUR.match(begins) and store.folders(begins=begins)) or store.folders()
-
-
-def _abbreviates(piece: str, whole: str) -> bool:
-    return bool(piece) and (whole.startswith((piece, f"pack_{piece}")) or whole.rsplit("_", 1)[-1].startswith(piece))
+    require(store)
+    if pack_id is not None:
+        return store.find(pack_id)
+    newest = store.folders(newest=1)
+    if not newest:
+        raise PackNotFound(f"no packs in {store.url}")
+    return newest[0]
 
 
 # `aether-context list`: a row per pack.

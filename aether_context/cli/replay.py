@@ -85,7 +85,7 @@ class Verifier:
         if not self._store.uri(manifest).endswith(f"{place.lstrip('/')}/manifest.json"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's folder")
         self._check_parent(manifest)
-        for digest in self._store.named_by(manifest):
+        for digest in manifest.blobs:
             blob = (manifest.app, manifest.user, digest)
             if blob not in self._blobs:
                 self._store.blob(manifest, digest)

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from aether_context.canonical import hash_text, short
+from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
 
 _T = TypeVar("_T")
@@ -42,6 +42,8 @@ _BYTES_PER_SECOND = 1_000_000
 _AT_ONCE = 16
 _DRAFT = ".draft-"
 
+_memory_lock = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
@@ -54,9 +56,16 @@ class File:
     size: int
     modified: float | None
 
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
 
 class Files:
-    """Reads and writes files below a base URL.
+    """Reads and writes files below a base URL. Each method raises `StoreError` where the store cannot do it.
+
+    ``refuses`` is whether a remote file system itself refuses to create what is there already. That is tried with the
+    first file, and None before; one that does not is asked before each file.
 
     Args:
         url: any fsspec URL or a local path.
@@ -79,7 +88,7 @@ class Files:
         if not self.url:
             raise StoreError("the URL of a store is empty: give a folder or any fsspec URL")
         self.timeout_seconds = timeout_seconds
-        self._refuses: bool | None = None
+        self.refuses: bool | None = None
         self.options = dict(options or {})
         self._open()
 
@@ -95,6 +104,8 @@ class Files:
         except ValueError as error:
             raise StoreError(f"store {self.url!r} cannot be opened: {error}") from error
         self.root: str = root.rstrip("/")
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+        self.is_in_memory = isinstance(self._fs, MemoryFileSystem)
         self._real_root = os.path.realpath(self.root) if self.is_local else ""
         self._process = os.getpid()
 
@@ -105,42 +116,36 @@ class Files:
             self._open()
         return self._fs
 
-    @property
-    def is_local(self) -> bool:
-        return isinstance(self._fs, LocalFileSystem)
+    def place(self, *names: str) -> str:
+        """The folder that names lead to: of an app, a user, a session."""
+        return "/".join([self.root, *map(segment, names)])
 
-    @property
-    def refuses(self) -> bool | None:
-        """Whether a remote file system itself refuses to create what is there already, tried with the first file.
-
-        None where nothing was created yet. One that does not is asked before each file.
-        """
-        return self._refuses
-
-    @property
-    def is_in_memory(self) -> bool:
-        return isinstance(self._fs, MemoryFileSystem)
+    def name_files(self, *names: str) -> dict[str, bytes]:
+        """The files that tell the names of folders whose segments do not show them, with their content."""
+        return {
+            f"{self.place(*names[:depth])}/name.json": canonical_json({"name": name}).encode()
+            for depth, name in enumerate(names, 1)
+            if segment(name) != name
+        }
 
     # writing
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes a file that is not there yet, whole or not at all; False where it is there already.
-
-        Raises:
-            StoreError: it could not be written.
-        """
+        """Writes a file that is not there yet, whole or not at all; False where it is there already."""
         with self._guarded(path, "written"):
-            fs = self.fs
-            if isinstance(fs, LocalFileSystem):
-                self._stay_inside(path)
-                return _create_local(Path(path), data)
-            if isinstance(fs, MemoryFileSystem):
-                return _create_in_memory(fs, path, data)
-            if not self._refuses and self._call("exists", path):
+            if self.is_local:
+                return _write_local(Path(path), data, is_new=True)
+            if self.is_in_memory:  # its own way of writing walks over all files for each parent folder
+                with _memory_lock:
+                    if path in self.fs.store:
+                        return False
+                    self.fs.store[path] = MemoryFile(self.fs, path, data)
+                    return True
+            if not self.refuses and self._call("exists", path):
                 return False
             created = self._put(path, data)
-            if created and self._refuses is None:
-                self._refuses = not self._put(path, data)
+            if created and self.refuses is None:
+                self.refuses = not self._put(path, data)
             return created
 
     def _put(self, path: str, data: bytes) -> bool:
@@ -155,55 +160,34 @@ class Files:
         return True
 
     def try_writing(self) -> None:
-        """Writes a file and deletes it again.
-
-        Raises:
-            StoreError: files cannot be written here.
-        """
+        """Writes a file and deletes it again."""
         self.is_there()
         path = f"{self.root}/{_DRAFT}{os.getpid()}"
         self.create(path, b"")
         self.delete(path)
 
     def replace(self, path: str, data: bytes) -> None:
-        """Writes a file in the place of another, whole or not at all.
-
-        Raises:
-            StoreError: it could not be written.
-        """
+        """Writes a file in the place of another, whole or not at all."""
         with self._guarded(path, "written"):
             if self.is_local:
-                self._stay_inside(path)
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with _draft(Path(path), data) as draft:
-                    os.replace(draft, path)
+                _write_local(Path(path), data, is_new=False)
             else:
                 self._call("pipe_file", path, data, size=len(data))
 
     def delete(self, path: str) -> None:
-        """Deletes a file, and the folders that this leaves empty; one that is not there is passed over.
-
-        Raises:
-            StoreError: it could not be deleted.
-        """
+        """Deletes a file, and the folders that this leaves empty; one that is not there is passed over."""
         with self._guarded(path, "deleted"):
-            if self.is_local:
-                self._stay_inside(path)
-                Path(path).unlink(missing_ok=True)
-                self._prune(Path(path).parent)
-            else:
-                try:
-                    self._call("rm_file", path)
-                except FileNotFoundError:
-                    return
-
-    def _prune(self, folder: Path) -> None:
-        while str(folder) != self.root and str(folder).startswith(f"{self.root}/"):
-            try:
-                folder.rmdir()
-            except OSError:
+            with suppress(FileNotFoundError):
+                self._call("rm_file", path)
+            if not self.is_local:
                 return
-            folder = folder.parent
+            folder = os.path.dirname(path)
+            while folder.startswith(f"{self.root}/"):
+                try:
+                    os.rmdir(folder)
+                except OSError:
+                    return
+                folder = os.path.dirname(folder)
 
     # reading
 
@@ -212,21 +196,21 @@ class Files:
 
         Raises:
             FileNotFoundError: it is not there.
-            StoreError: it could not be read.
         """
         with self._guarded(path, "read"):
-            self._stay_inside(path)
             data: bytes = self._call("cat_file", path, start=start, end=end)
             return data
 
-    def exists(self, path: str) -> bool:
-        """Whether a file is there.
+    def get(self, path: str) -> bytes | None:
+        """The bytes of a file, None where it is not there."""
+        try:
+            return self.read(path)
+        except FileNotFoundError:
+            return None
 
-        Raises:
-            StoreError: that could not be found out.
-        """
+    def exists(self, path: str) -> bool:
+        """Whether a file is there."""
         with self._guarded(path, "read"):
-            self._stay_inside(path)
             return bool(self._call("exists", path))
 
     def is_there(self) -> bool:
@@ -236,92 +220,59 @@ class Files:
             StoreError: it is a file, or that could not be found out.
         """
         with self._guarded(self.root, "read"):
-            if self.is_local:
-                is_folder, is_file = os.path.isdir(self.root), os.path.exists(self.root)
-            else:
-                try:
-                    is_folder = self._call("info", self.root)["type"] == "directory"
-                except FileNotFoundError:
-                    return False
-                is_file = not is_folder
-        if is_file and not is_folder:
+            try:
+                kind = self._call("info", self.root)["type"]
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        if kind != "directory":
             raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
-        return is_folder
+        return True
 
     def folders(self, path: str) -> list[str]:
-        """The folders in a folder, symbolic links left out; none where it is not there.
-
-        Raises:
-            StoreError: it could not be listed.
-        """
-        if self.is_local:
-            return [entry.path for entry in self._scanned(path) if entry.is_dir(follow_symlinks=False)]
-        return [entry["name"].rstrip("/") for entry in self._listed(path) if entry["type"] == "directory"]
+        """The folders in a folder, symbolic links left out; none where it is not there."""
+        return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
 
     def files(self, path: str) -> list[File]:
-        """The files in a folder, symbolic links and unfinished ones left out; none where it is not there.
-
-        Raises:
-            StoreError: it could not be listed.
-        """
-        if self.is_local:
-            return [_local_file(entry) for entry in self._scanned(path) if _is_local_file(entry)]
-        return [_file(entry) for entry in self._listed(path) if _is_file(entry)]
+        """The files in a folder, symbolic links and unfinished ones left out; none where it is not there."""
+        return list(_files_of(self._entries(path)))
 
     def below(self, path: str) -> list[File]:
-        """All files below a folder, by path, symbolic links and unfinished ones left out.
+        """All files below a folder, by path, symbolic links and unfinished ones left out."""
+        entries: list[Mapping[str, Any]] = []
+        if self.is_in_memory or isinstance(self.fs, AsyncFileSystem):
+            entries = self._entries(path, find=True)
+        else:  # `find` of other file systems passes over folders that cannot be listed
+            folders = [path]
+            while folders:
+                found = self._entries(folders.pop())
+                entries += found
+                folders += [entry["name"] for entry in found if entry["type"] == "directory"]
+        return sorted(_files_of(entries), key=lambda file: file.path)
 
-        Raises:
-            StoreError: it could not be listed.
-        """
-        if self.is_local:
-            found = list(self._walked(path))
-        else:
-            with self._guarded(path, "listed"):
-                # Object stores find by prefix, which may be the beginning of another folder's name.
-                inside = [entry for entry in self._found(path) if entry["name"].startswith(f"{path}/")]
-            found = [_file(entry) for entry in inside if _is_file(entry)]
-        return sorted(found, key=lambda one: one.path)
-
-    def _found(self, path: str) -> Iterable[dict[str, Any]]:
-        fs = self.fs
-        if isinstance(fs, MemoryFileSystem):  # its own `find` walks over all files for each folder
-            return [fs.info(name) for name in tuple(fs.store) if name.startswith(path)]
-        try:
-            found: dict[str, dict[str, Any]] = self._call("find", path, detail=True)
-        except FileNotFoundError:
-            return []
-        return found.values()
-
-    def _walked(self, path: str) -> Iterator[File]:
-        for entry in self._scanned(path):
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._walked(entry.path)
-            elif _is_local_file(entry):
-                yield _local_file(entry)
-
-    def _scanned(self, path: str) -> list[os.DirEntry[str]]:
+    def _entries(self, path: str, *, find: bool = False) -> list[Mapping[str, Any]]:
+        """What is in a folder, as fsspec describes it, or all files below it."""
         with self._guarded(path, "listed"):
-            self._stay_inside(path)
             try:
-                with os.scandir(path) as entries:
-                    return list(entries)
+                if not find:
+                    found = self._call("ls", path, detail=True)
+                elif self.is_in_memory:  # its own `find` walks over all files for each folder
+                    store = self.fs.store.copy()
+                    found = [
+                        {"name": name, "type": "file", "size": file.size, "created": file.created}
+                        for name, file in store.items()
+                    ]
+                else:
+                    found = self._call("find", path, detail=True).values()
             except (FileNotFoundError, NotADirectoryError):
                 return []
-
-    def _listed(self, path: str) -> list[dict[str, Any]]:
-        with self._guarded(path, "listed"):
-            try:
-                found: list[dict[str, Any]] = self._call("ls", path, detail=True)
-            except FileNotFoundError:
-                return []
-        return found
+        # Object stores find by prefix, which may be the beginning of another folder's name; a file lists itself.
+        return [entry for entry in found if entry["name"].startswith(f"{path}/")]
 
     def at_once(self, act: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         """What ``act`` gives for each item, in order; several at a time where each is a request over the network."""
         items = list(items)
         if len(items) < 2 or not isinstance(self.fs, AsyncFileSystem):
-            return [act(one) for one in items]
+            return [act(item) for item in items]
         with ThreadPoolExecutor(min(_AT_ONCE, len(items)), thread_name_prefix="aether-context-store") as pool:
             return list(pool.map(act, items))
 
@@ -340,7 +291,15 @@ class Files:
 
     @contextmanager
     def _guarded(self, path: str, what: str) -> Iterator[None]:
+        """Makes a `StoreError` of what goes wrong, and of a local path that leaves the folder, by ``..`` or through a
+        symbolic link."""
         try:
+            if self.is_local:
+                wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+                if not path.startswith(self.root) or os.path.realpath(path) != wanted:
+                    raise StoreError(
+                        f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
+                    )
             yield
         except AetherContextError:
             raise
@@ -349,14 +308,6 @@ class Files:
                 raise
             told = str(error) or type(error).__name__
             raise StoreError(f"{self.url}: {path} could not be {what}: {told}") from error
-
-    def _stay_inside(self, path: str) -> None:
-        """Refuses a local path that leaves the folder, by ``..`` or through a symbolic link."""
-        if not self.is_local:
-            return
-        wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
-        if not path.startswith(self.root) or os.path.realpath(path) != wanted:
-            raise StoreError(f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it")
 
 
 def segment(name: str) -> str:
@@ -367,21 +318,12 @@ def segment(name: str) -> str:
     return f"{stub}~{short(hash_text(name), 16)}"
 
 
-def _is_file(entry: Mapping[str, Any]) -> bool:
-    return entry["type"] == "file" and not entry["name"].endswith("/")
-
-
-def _is_local_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False) and not entry.name.startswith(_DRAFT)
-
-
-def _local_file(entry: os.DirEntry[str]) -> File:
-    held = entry.stat(follow_symlinks=False)
-    return File(path=entry.path, size=held.st_size, modified=held.st_mtime)
-
-
-def _file(entry: Mapping[str, Any]) -> File:
-    return File(path=entry["name"], size=int(entry.get("size") or 0), modified=_modified(entry))
+def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
+    """The files among what fsspec lists, folders, symbolic links and drafts left out."""
+    for entry in entries:
+        path = entry["name"]
+        if entry["type"] == "file" and not path.endswith("/") and f"/{_DRAFT}" not in path:
+            yield File(path=path, size=int(entry.get("size") or 0), modified=_modified(entry))
 
 
 def _modified(entry: Mapping[str, Any]) -> float | None:
@@ -397,41 +339,28 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
     return None
 
 
-_memory_lock = threading.Lock()
+def _write_local(path: Path, data: bytes, *, is_new: bool) -> bool:
+    """Writes a draft beside a file, then links or renames it, so that it is whole the moment it appears.
 
-
-def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
-    """What the in-memory file system does for a new file, without its walk over all files for each parent folder."""
-    with _memory_lock:
-        if path in fs.store:
-            return False
-        fs.store[path] = MemoryFile(fs, path, data)
-    return True
-
-
-def _create_local(path: Path, data: bytes) -> bool:
-    """A new file with these bytes, complete the moment it appears."""
-    if path.exists():
+    False where it must be new and is there already.
+    """
+    if is_new and path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(path, data) as draft:
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links
-            os.replace(draft, path)
-    return True
-
-
-@contextmanager
-def _draft(path: Path, data: bytes) -> Iterator[str]:
-    """A file with these bytes beside ``path``, gone afterwards where it is still there."""
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(draft, 0o644)
-        yield draft
+        if is_new:
+            try:
+                os.link(draft, path)
+                return True
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links
+                pass
+        os.replace(draft, path)
+        return True
     finally:
         Path(draft).unlink(missing_ok=True)

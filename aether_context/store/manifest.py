@@ -230,6 +230,16 @@ class Manifest(_Record):
     digest: str = ""
     """Hash over this manifest without this field."""
 
+    @property
+    def session_key(self) -> tuple[str, str, str]:
+        """App, user, session."""
+        return (self.app, self.user, self.session)
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The blobs that it names, by hash."""
+        return (self.policy, *((self.setting, *self.texts) if self.texts else ()))
+
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
         """A manifest from its JSON, of any schema version up to this one.

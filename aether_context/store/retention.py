@@ -7,17 +7,17 @@ was made is looked at again before each deletion and after it, and a text that a
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aether_context.errors import StoreError
-from aether_context.store.files import File, segment
+from aether_context.store.files import File
 from aether_context.store.manifest import SCHEMA_VERSION
 from aether_context.store.packs import PackStore
 from aether_context.store.spool import spool_of
 
 DAY_SECONDS = 86_400.0
-_EVIDENCE = ("messages", "evidence")
 _CACHES = ("summaries", "vectors", "calibration")
 _OF_TEXTS = ("summaries", "vectors")
 """Caches that were made from the texts of any session."""
@@ -39,6 +39,20 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a manifest names: the pack it extends, as a folder, empty where there is none, and its blobs, by hash.
+
+    ``is_readable`` says whether that is all it names; ``is_foreign`` that it is not, since its schema version is not
+    known here.
+    """
+
+    parent: str = ""
+    blobs: frozenset[str] = frozenset()
+    is_readable: bool = True
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What would be deleted of one user.
 
@@ -48,7 +62,7 @@ class Plan:
         blobs, evidence, caches: files.
         unreadable: manifests that could not be read; what they name is unknown, so no text of the user is deleted.
         kept_bytes: what stays.
-        known: folders of all packs when the plan was made.
+        links: what all packs named when the plan was made, by folder.
     """
 
     owner: str
@@ -58,7 +72,7 @@ class Plan:
     caches: tuple[File, ...]
     unreadable: tuple[str, ...]
     kept_bytes: int
-    known: frozenset[str]
+    links: Mapping[str, Link]
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -72,23 +86,11 @@ class Plan:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Link:
-    """What a manifest names: the pack it extends, as a folder, and its blobs, by hash.
-
-    ``is_foreign`` says that its schema version is not known here, and so neither what else it stands on.
-    """
-
-    parent: str | None
-    blobs: frozenset[str]
-    is_foreign: bool = False
-
-
 @dataclass(slots=True)
 class _Holdings:
     """A user's files by what they are; ``raw`` are the bytes of evidence, ``evidence`` what sessions say of them."""
 
-    packs: dict[str, list[File]] = field(default_factory=dict)
+    packs: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))
     blobs: list[File] = field(default_factory=list)
     raw: list[File] = field(default_factory=list)
     evidence: list[File] = field(default_factory=list)
@@ -99,7 +101,7 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     """What the rules would delete of one user.
 
     A pack stays while it is young or a pack that stays extends it, a blob while a pack that stays names it. A pack
-    whose schema version is not known here stays, with the packs that it extends.
+    whose schema version is not known here stays whatever its age, with the packs that it extends.
 
     Args:
         owner: the user's folder.
@@ -108,28 +110,38 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     Raises:
         StoreError: the store could not be read.
     """
-    held = _holdings(store, owner)
-    old = _older(rules, now)
-    evidence = _old_evidence(store, held, rules, old)
-    caches = tuple(file for file in held.caches if old(file, rules.caches_seconds))
-    beside = {*held.evidence, *held.raw, *held.caches} - {*evidence, *caches}
-    spared = sum(file.size for file in beside)
-    kept, named, unreadable = _kept(store, held, rules, now, spared)
-    blobs = tuple(file for file in held.blobs if not unreadable and _digest(file) not in named and old(file, 0.0))
-    swept = set(blobs)
-    stay = [
-        *(file for pack in kept for file in held.packs[pack]),
-        *(file for file in held.blobs if file not in swept),
-    ]
+    held = _holdings(owner, store.files.below(owner))
+    links = _links(store, held.packs)
+
+    def is_old(file: File, seconds: float) -> bool:
+        return _age([file], now) >= max(seconds, rules.grace_seconds)
+
+    records = [file for file in held.evidence if is_old(file, rules.evidence_seconds)]
+    proven = _evidence_of(store, set(held.evidence) - set(records))
+    raw = [file for file in held.raw if is_old(file, rules.evidence_seconds) and _digest(file) not in proven]
+    caches = [file for file in held.caches if is_old(file, rules.caches_seconds)]
+    kept_bytes = sum(file.size for file in {*held.evidence, *held.raw, *held.caches} - {*records, *raw, *caches})
+
+    limit = max(rules.packs_seconds, rules.grace_seconds)
+    stay = [pack for pack, files in held.packs.items() if links[pack].is_foreign or _age(files, now) < limit]
+    kept = _with_ancestors(stay, links)
+    unreadable = tuple(sorted(pack for pack in kept if not links[pack].is_readable))
+    if rules.most_bytes is not None and not unreadable:
+        left = rules.most_bytes - kept_bytes
+        kept = _within(left, rules, now, held, {pack: links[pack] for pack in kept})
+    named = {digest for pack in kept for digest in links[pack].blobs}
+    blobs = [file for file in held.blobs if not unreadable and _digest(file) not in named and is_old(file, 0.0)]
+    kept_bytes += sum(file.size for pack in kept for file in held.packs[pack])
+    kept_bytes += sum(file.size for file in set(held.blobs) - set(blobs))
     return Plan(
         owner=owner,
         packs={pack: tuple(files) for pack, files in sorted(held.packs.items(), reverse=True) if pack not in kept},
-        blobs=blobs,
-        evidence=evidence,
-        caches=caches,
+        blobs=tuple(blobs),
+        evidence=(*records, *raw),
+        caches=tuple(caches),
         unreadable=unreadable,
-        kept_bytes=spared + sum(file.size for file in stay),
-        known=frozenset(held.packs),
+        kept_bytes=kept_bytes,
+        links=links,
     )
 
 
@@ -146,13 +158,26 @@ def carry_out(store: PackStore, found: Plan, deleted: Callable[[File], None] = l
         StoreError: the store could not be read or written.
     """
     found = _spare(store, found)
-    for files in found.packs.values():
-        for file in sorted(files, key=lambda one: one.path.endswith("/manifest.json")):
-            _delete(store, file, deleted)
-    for file in (*found.evidence, *found.caches):
-        _delete(store, file, deleted)
-    for batch in _batches(found.blobs):
-        _delete_blobs(store, found, batch, deleted)
+    of_packs = [
+        file for files in found.packs.values() for file in sorted(files, key=lambda file: file.name == "manifest.json")
+    ]
+    for file in (*of_packs, *found.evidence, *found.caches):
+        store.files.delete(file.path)
+        deleted(file)
+    # Of some blobs at a time: one that a pack names which was written in the same moment is put back.
+    contents: dict[str, bytes] = {}
+    size = 0
+    for at, file in enumerate(found.blobs, 1):
+        data = store.files.get(file.path)
+        if data is not None:
+            contents[file.path] = data
+            size += len(data)
+            store.files.delete(file.path)
+            deleted(file)
+        if at == len(found.blobs) or size > _BATCH_BYTES:
+            for path in sorted(contents.keys() - {blob.path for blob in _spare(store, found).blobs}):
+                store.files.create(path, contents[path])
+            contents, size = {}, 0
     _forget_hours(store, found.packs)
     return found
 
@@ -165,26 +190,34 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     Raises:
         StoreError: the store could not be read.
     """
-    owner = f"{store.files.root}/{segment(app)}/{segment(user)}"
+    owner = store.files.place(app, user)
+    folder = owner if session is None else store.files.place(app, user, session)
+    files = store.files.below(owner)
+    mine = [file for file in files if file.path.startswith(f"{folder}/")]
+    hours = f"{store.files.root}/hours"
+    name = folder.removeprefix(store.files.root)
+    entries = [
+        file
+        for file in store.files.below(hours)
+        if f"/{file.path.removeprefix(f'{hours}/').split('/', 2)[-1]}/".startswith(f"{name}/")
+    ]
     if session is None:
-        return (*store.files.below(owner), *_hours_of(store, owner))
-    folder = f"{owner}/{segment(session)}"
-    mine, others = _Holdings(), _Holdings()
-    for file in store.files.below(owner):
-        _sort_in(mine if file.path.startswith(f"{folder}/") else others, owner, file)
-    named: list[set[str]] = []
-    for held in (mine, others):
-        links: dict[str, _Link] = {}
-        if _follow(store, list(held.packs), held.packs, links) and held is others:
-            raise StoreError(
-                f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
-                f"`{store.command('verify')}` names them"
-            )
-        named.append({digest for link in links.values() for digest in link.blobs})
-        named[-1] |= _evidence_of(store, held.evidence)
-    texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named[0] - named[1]]
-    made = [file for file in others.caches if file.path.removeprefix(f"{owner}/").split("/", 1)[0] in _OF_TEXTS]
-    return (*store.files.below(folder), *texts, *made, *_hours_of(store, folder))
+        return (*mine, *entries)
+    held = _holdings(owner, mine)
+    others = _holdings(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
+    links = _links(store, others.packs)
+    if not all(link.is_readable for link in links.values()):
+        raise StoreError(
+            f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
+            f"`{store.command('verify')}` names them"
+        )
+    named = {digest for link in _links(store, held.packs).values() for digest in link.blobs}
+    named |= _evidence_of(store, held.evidence)
+    named -= {digest for link in links.values() for digest in link.blobs}
+    named -= _evidence_of(store, others.evidence)
+    texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named]
+    made = [file for file in others.caches if file.path.removeprefix(f"{owner}/").startswith(_OF_TEXTS)]
+    return (*mine, *texts, *made, *entries)
 
 
 def carry_out_forgetting(
@@ -196,31 +229,28 @@ def carry_out_forgetting(
         StoreError: a file could not be deleted.
     """
     spool = spool_of(store.files)
-    for file in sorted(files, key=lambda one: one.path.endswith("/name.json")):
-        _delete(store, file, deleted)
+    for file in sorted(files, key=lambda file: file.name == "name.json"):
+        store.files.delete(file.path)
+        deleted(file)
         if spool is not None:
             spool.drop(file.path)
 
 
-def _holdings(store: PackStore, owner: str) -> _Holdings:
+def _holdings(owner: str, files: Iterable[File]) -> _Holdings:
     held = _Holdings()
-    for file in store.files.below(owner):
-        _sort_in(held, owner, file)
+    for file in files:
+        pieces = file.path.removeprefix(f"{owner}/").split("/")
+        if pieces[0] == "blobs":
+            held.blobs.append(file)
+        elif pieces[0] == "evidence":
+            held.raw.append(file)
+        elif pieces[0] in _CACHES:
+            held.caches.append(file)
+        elif len(pieces) == 4 and pieces[1] == "packs":
+            held.packs[file.path.rsplit("/", 1)[0]].append(file)
+        elif len(pieces) > 2 and pieces[1] in ("messages", "evidence"):
+            held.evidence.append(file)
     return held
-
-
-def _sort_in(held: _Holdings, owner: str, file: File) -> None:
-    pieces = file.path.removeprefix(f"{owner}/").split("/")
-    if pieces[0] == "blobs":
-        held.blobs.append(file)
-    elif pieces[0] == "evidence":
-        held.raw.append(file)
-    elif pieces[0] in _CACHES:
-        held.caches.append(file)
-    elif len(pieces) == 4 and pieces[1] == "packs":
-        held.packs.setdefault(file.path.rsplit("/", 1)[0], []).append(file)
-    elif len(pieces) > 2 and pieces[1] in _EVIDENCE:
-        held.evidence.append(file)
 
 
 def _age(files: Iterable[File], now: float) -> float:
@@ -228,96 +258,62 @@ def _age(files: Iterable[File], now: float) -> float:
     return min((now - (file.modified if file.modified is not None else now) for file in files), default=0.0)
 
 
-def _older(rules: Rules, now: float) -> Callable[[File, float], bool]:
-    def old(file: File, seconds: float) -> bool:
-        return _age([file], now) >= max(seconds, rules.grace_seconds)
-
-    return old
-
-
 def _digest(file: File) -> str:
-    return file.path.rsplit("/", 1)[-1].split(".", 1)[0]
+    return file.name.split(".", 1)[0]
 
 
-def _evidence_of(store: PackStore, said: Sequence[File]) -> set[str]:
+def _evidence_of(store: PackStore, files: Iterable[File]) -> set[str]:
     """The hashes of the bytes that records of evidence name."""
-    paths = [file.path for file in said if file.path.endswith(".json")]
-    return {digest for digest in store.files.at_once(lambda path: _named_in(store, path), paths) if digest}
+
+    def named_in(path: str) -> str:
+        try:
+            return str(json.loads(store.files.read(path))["digest"]).rsplit(":", 1)[-1]
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return ""
+
+    paths = sorted(file.path for file in files if file.path.endswith(".json"))
+    return set(store.files.at_once(named_in, paths)) - {""}
 
 
-def _named_in(store: PackStore, path: str) -> str:
-    try:
-        return str(json.loads(store.files.read(path))["digest"]).rsplit(":", 1)[-1]
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return ""
+def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
+    """What packs name, by folder."""
+
+    def link(pack: str) -> Link:
+        try:
+            value = json.loads(store.files.read(f"{pack}/manifest.json"))
+            parent, version = value.get("parent"), value.get("schema_version")
+            is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
+            digests = [] if is_foreign else [value["policy"], value["setting"], *value.get("texts", ())]
+            names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
+        except FileNotFoundError:  # what a deletion that was cut short left behind
+            return Link()
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return Link(is_readable=False)
+        folder = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else ""
+        return Link(parent=folder, blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
+
+    packs = list(packs)
+    return dict(zip(packs, store.files.at_once(link, packs), strict=True))
 
 
-def _follow(store: PackStore, packs: Sequence[str], known: Iterable[str], links: dict[str, _Link]) -> list[str]:
-    """Reads what packs and their ancestors name into ``links``; those that could not be read."""
-    known, waiting, unreadable = set(known), list(packs), []
-    while waiting:
-        read = store.files.at_once(lambda pack: _link(store, pack), waiting)
-        for pack, link in zip(waiting, read, strict=True):
-            if link is None or link.is_foreign:
-                unreadable.append(pack)
-            if link is not None:
-                links[pack] = link
-        parents = {link.parent for link in read if link is not None and link.parent is not None}
-        waiting = sorted(parents & known - set(links) - set(unreadable))
-    return unreadable
+def _with_ancestors(packs: Iterable[str], links: Mapping[str, Link]) -> set[str]:
+    """Packs with those that they extend, as far as these are there."""
+    found: set[str] = set()
+    for pack in packs:
+        while pack in links and pack not in found:
+            found.add(pack)
+            pack = links[pack].parent
+    return found
 
 
-def _link(store: PackStore, pack: str) -> _Link | None:
-    try:
-        value = json.loads(store.files.read(f"{pack}/manifest.json"))
-        parent, version = value.get("parent"), value.get("schema_version")
-        is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
-        digests = [] if is_foreign else [value["policy"], value["setting"], *value.get("texts", ())]
-        names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
-    except FileNotFoundError:  # what a deletion that was cut short left behind
-        return _Link(parent=None, blobs=frozenset())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    folder = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else None
-    return _Link(parent=folder, blobs=names, is_foreign=is_foreign)
-
-
-def _kept(
-    store: PackStore, held: _Holdings, rules: Rules, now: float, spared: int
-) -> tuple[set[str], set[str], tuple[str, ...]]:
-    """The packs that stay, the blobs that they name, and those of them that could not be read.
-
-    What is old is read as well: a pack of a schema version that is not known here stays whatever its age.
-    """
-    limit = max(rules.packs_seconds, rules.grace_seconds)
-    links: dict[str, _Link] = {}
-    young = [pack for pack, files in held.packs.items() if _age(files, now) < limit]
-    old = sorted(held.packs.keys() - young)
-    read = zip(old, store.files.at_once(lambda pack: _link(store, pack), old), strict=True)
-    foreign = [pack for pack, link in read if link is not None and link.is_foreign]
-    unreadable = _follow(store, [*young, *foreign], held.packs, links)
-    kept = {*links, *unreadable}
-    if rules.most_bytes is not None and not unreadable:
-        kept = _within(rules, now, held, links, spared)
-    return kept, {digest for pack in kept if pack in links for digest in links[pack].blobs}, tuple(unreadable)
-
-
-def _old_evidence(
-    store: PackStore, held: _Holdings, rules: Rules, old: Callable[[File, float], bool]
-) -> tuple[File, ...]:
-    """What sessions say of old evidence, and the bytes that nothing younger speaks of."""
-    gone = [file for file in held.evidence if old(file, rules.evidence_seconds)]
-    old_ones = set(gone)
-    named = _evidence_of(store, [file for file in held.evidence if file not in old_ones])
-    raw = [file for file in held.raw if old(file, rules.evidence_seconds) and _digest(file) not in named]
-    return (*gone, *raw)
-
-
-def _within(rules: Rules, now: float, held: _Holdings, links: Mapping[str, _Link], spared: int) -> set[str]:
-    """The packs that stay within the quota: the chains that were written to last."""
-    chains: dict[str, list[str]] = {}
+def _within(left: int, rules: Rules, now: float, held: _Holdings, links: Mapping[str, Link]) -> set[str]:
+    """The packs that stay within so many bytes: the chains that were written to last."""
+    chains: dict[str, list[str]] = defaultdict(list)
     for pack in sorted(links):
-        chains.setdefault(_root(pack, links), []).append(pack)
+        root = pack
+        while (parent := links[root].parent) in links:
+            root = parent
+        chains[root].append(pack)
     sizes = {_digest(file): file.size for file in held.blobs}
 
     def age(root: str) -> tuple[float, str]:
@@ -325,7 +321,6 @@ def _within(rules: Rules, now: float, held: _Holdings, links: Mapping[str, _Link
 
     kept: set[str] = set()
     named: set[str] = set()
-    left = (rules.most_bytes or 0) - spared
     for root in sorted(chains, key=age):
         blobs = {digest for pack in chains[root] for digest in links[pack].blobs} - named
         left -= sum(sizes.get(digest, 0) for digest in blobs)
@@ -337,83 +332,30 @@ def _within(rules: Rules, now: float, held: _Holdings, links: Mapping[str, _Link
     return kept
 
 
-def _root(pack: str, links: Mapping[str, _Link]) -> str:
-    while (link := links.get(pack)) is not None and link.parent is not None and link.parent in links:
-        pack = link.parent
-    return pack
-
-
 def _spare(store: PackStore, found: Plan) -> Plan:
     """The plan without what packs need that were written since it was made."""
-    links: dict[str, _Link] = {}
-    there = _holdings(store, found.owner).packs
-    new = [pack for pack in there if pack not in found.known]
-    unreadable = _follow(store, new, found.packs, links)
-    named = {digest for link in links.values() for digest in link.blobs}
-    return Plan(
-        owner=found.owner,
-        packs={pack: files for pack, files in found.packs.items() if pack not in links},
+    there = _holdings(found.owner, store.files.below(found.owner)).packs
+    links = {**found.links, **_links(store, [pack for pack in there if pack not in found.links])}
+    needed = _with_ancestors(links.keys() - found.links.keys(), links)
+    unreadable = sorted(pack for pack in needed if not links[pack].is_readable)
+    named = {digest for pack in needed for digest in links[pack].blobs}
+    return replace(
+        found,
+        packs={pack: files for pack, files in found.packs.items() if pack not in needed},
         blobs=() if unreadable else tuple(file for file in found.blobs if _digest(file) not in named),
-        evidence=found.evidence,
-        caches=found.caches,
         unreadable=(*found.unreadable, *unreadable),
-        kept_bytes=found.kept_bytes,
-        known=found.known,
     )
-
-
-def _batches(files: Sequence[File]) -> list[list[File]]:
-    batches: list[list[File]] = []
-    size = 0
-    for file in files:
-        if not batches or size + file.size > _BATCH_BYTES:
-            batches.append([])
-            size = 0
-        batches[-1].append(file)
-        size += file.size
-    return batches
-
-
-def _delete_blobs(store: PackStore, found: Plan, batch: Sequence[File], deleted: Callable[[File], None]) -> None:
-    """Deletes blobs, and puts back those that a pack names which was written in the same moment."""
-    contents: dict[str, bytes] = {}
-    for file in batch:
-        try:
-            contents[file.path] = store.files.read(file.path)
-        except FileNotFoundError:
-            continue
-        _delete(store, file, deleted)
-    spared = {file.path for file in batch} - {file.path for file in _spare(store, found).blobs}
-    for path in sorted(spared & set(contents)):
-        store.files.create(path, contents[path])
-
-
-def _delete(store: PackStore, file: File, deleted: Callable[[File], None]) -> None:
-    store.files.delete(file.path)
-    deleted(file)
 
 
 def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
     """Deletes what the hours say of sessions that have no packs of them any more."""
-    for session, gone in _by_session(packs).items():
-        there = store.files.below(f"{session}/packs")
-        left = {store.hour_of(file.path.rsplit("/", 1)[0]) for file in there if file.path.endswith("/manifest.json")}
-        for hour in sorted({store.hour_of(pack) for pack in gone} - left):
-            store.files.delete(f"{hour}/{session.removeprefix(store.files.root + '/')}")
-        if not [file for file in store.files.below(session) if not file.path.endswith(f"{session}/name.json")]:
-            store.files.delete(f"{session}/name.json")
-
-
-def _by_session(packs: Iterable[str]) -> dict[str, list[str]]:
-    sessions: dict[str, list[str]] = {}
+    sessions: dict[str, list[str]] = defaultdict(list)
     for pack in packs:
-        sessions.setdefault(pack.rsplit("/", 2)[0], []).append(pack)
-    return sessions
-
-
-def _hours_of(store: PackStore, folder: str) -> list[File]:
-    """What the hours say of a user or session."""
-    name = folder.removeprefix(f"{store.files.root}/")
-    hours = f"{store.files.root}/hours/"
-    found = store.files.below(hours.rstrip("/"))
-    return [file for file in found if f"{file.path.removeprefix(hours).split('/', 2)[-1]}/".startswith(f"{name}/")]
+        sessions[pack.rsplit("/", 2)[0]].append(pack)
+    for session, gone in sessions.items():
+        there = store.files.below(session)
+        left = {store.hour_of(file.path.rsplit("/", 1)[0]) for file in there if file.name == "manifest.json"}
+        for hour in sorted({store.hour_of(pack) for pack in gone} - left):
+            store.files.delete(hour + session.removeprefix(store.files.root))
+        if all(file.path == f"{session}/name.json" for file in there):
+            store.files.delete(f"{session}/name.json")
