@@ -15,11 +15,10 @@ from google.adk.errors.input_validation_error import InputValidationError
 from google.genai import types
 from typing_extensions import override
 
-from aether_context.canonical import JSON, canonical_json, plain
+from aether_context.canonical import canonical_json, plain
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.store import PackStore
-from aether_context.store.artifacts import SCHEME as ARTIFACT
 from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, Version, relative_name
 from aether_context.store.files import Files
 
@@ -75,12 +74,34 @@ class FsspecArtifactService(BaseArtifactService):
             InputValidationError: a name is empty or reaches elsewhere, or the part holds nothing that can be kept.
             StoreError: the store could not be written.
         """
-        scope, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _placed(app_name, user_id, session_id, filename)
         part = ensure_part(artifact)
-        head, data = _taken_apart(part, scope, session_id)
-        head["custom_metadata"] = plain(custom_metadata or {})
-        head["create_time"] = time.time()
-        return await asyncio.to_thread(self._artifacts.save, scope, name, head, data)
+        if part.inline_data is not None:
+            if part.inline_data.data is None:
+                raise InputValidationError("artifact.inline_data.data is missing: give it bytes")
+            kind, data = part.inline_data.mime_type or _BINARY, part.inline_data.data
+            part = part.model_copy(update={"inline_data": part.inline_data.model_copy(update={"data": b""})})
+        elif part.text is not None:
+            kind, data = "text/plain", part.text.encode("utf-8", "surrogatepass")
+            part = part.model_copy(update={"text": ""})
+        elif part.file_data is not None and part.file_data.file_uri:
+            kind, data = part.file_data.mime_type or "", b""
+            if artifact_util.is_artifact_ref(part):
+                target = artifact_util.parse_artifact_uri(part.file_data.file_uri)
+                if target is None:
+                    raise InputValidationError(f"Invalid artifact reference URI: {part.file_data.file_uri}")
+                artifact_util.validate_artifact_reference_scope(
+                    app_name=owner.app, user_id=owner.user, session_id=session_id, parsed_uri=target
+                )
+        else:
+            raise InputValidationError("artifact holds neither inline_data, text nor file_data.file_uri: give it one")
+        head = {
+            "mime_type": kind or None,
+            "part": part.model_dump(mode="json", exclude_none=True),
+            "custom_metadata": plain(custom_metadata or {}),
+            "create_time": time.time(),
+        }
+        return await asyncio.to_thread(self._artifacts.save, owner, name, head, data)
 
     @override
     async def load_artifact(
@@ -98,33 +119,39 @@ class FsspecArtifactService(BaseArtifactService):
             InputValidationError: a name is empty or reaches elsewhere, or a reference does.
             StoreError: the store could not be read.
         """
-        scope, name = _placed(app_name, user_id, session_id, filename)
+        owner, name = _placed(app_name, user_id, session_id, filename)
         for left in range(_MOST_REFERENCES, -1, -1):
-            found = await asyncio.to_thread(self._artifacts.load, scope, name, version)
+            found = await asyncio.to_thread(self._artifacts.load, owner, name, version)
             if found is None:
                 return None
-            part = _put_together(found)
-            if not artifact_util.is_artifact_ref(part):
-                return None if _is_taken_back(part) else part
-            target = artifact_util.resolve_artifact_reference(
-                file_uri=_uri_of(part),
-                app_name=scope.app,
-                user_id=scope.user,
-                session_id=session_id,
-                remaining_depth=left,
-            )
-            scope, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
-            version = target.version
+            part = types.Part.model_validate_json(canonical_json(found.head.get("part") or {}))
+            if artifact_util.is_artifact_ref(part):
+                target = artifact_util.resolve_artifact_reference(
+                    file_uri=cast("str", cast("types.FileData", part.file_data).file_uri),
+                    app_name=owner.app,
+                    user_id=owner.user,
+                    session_id=session_id,
+                    remaining_depth=left,
+                )
+                owner, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
+                version = target.version
+                continue
+            if part.text is not None:
+                part.text = found.data.decode("utf-8", "surrogatepass")
+            if (blob := part.inline_data) is not None:
+                blob.data, blob.mime_type = found.data, blob.mime_type or _BINARY
+                if not blob.data and blob.mime_type == _BINARY and blob.display_name is None:
+                    return None  # ADK saves this in a rewind where an artifact is to be gone
+            return part
         raise AssertionError("resolve_artifact_reference ends every chain")
 
     @override
     async def list_artifact_keys(self, *, app_name: str, user_id: str, session_id: str | None = None) -> list[str]:
         """Names in a session, and behind ``user:`` those that its user has in all sessions; each loads as it is."""
-        owner = _scope(app_name, user_id, None)
+        owner = _owner(app_name, user_id, None)
         keys = [f"{_USER}{name}" for name in await asyncio.to_thread(self._artifacts.names, owner)]
         if session_id is not None:
-            scope = _scope(app_name, user_id, session_id)
-            keys += await asyncio.to_thread(self._artifacts.names, scope)
+            keys += await asyncio.to_thread(self._artifacts.names, _owner(app_name, user_id, session_id))
         return sorted(keys)
 
     @override
@@ -132,25 +159,25 @@ class FsspecArtifactService(BaseArtifactService):
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> None:
         """Deletes all versions of an artifact; one that is not there is passed over."""
-        scope, name = _placed(app_name, user_id, session_id, filename)
-        await asyncio.to_thread(self._artifacts.delete, scope, name)
+        owner, name = _placed(app_name, user_id, session_id, filename)
+        await asyncio.to_thread(self._artifacts.delete, owner, name)
 
     @override
     async def list_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[int]:
         """The numbers of an artifact's versions, ascending."""
-        scope, name = _placed(app_name, user_id, session_id, filename)
-        return await asyncio.to_thread(self._artifacts.versions, scope, name)
+        owner, name = _placed(app_name, user_id, session_id, filename)
+        return await asyncio.to_thread(self._artifacts.versions, owner, name)
 
     @override
     async def list_artifact_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[ArtifactVersion]:
         """An artifact's versions with what is known of each, ascending; no payload is read."""
-        scope, name = _placed(app_name, user_id, session_id, filename)
-        found = await asyncio.to_thread(self._artifacts.described, scope, name)
-        return [_described(scope, name, one) for one in found]
+        owner, name = _placed(app_name, user_id, session_id, filename)
+        found = await asyncio.to_thread(self._artifacts.described, owner, name)
+        return [_described(owner, name, version) for version in found]
 
     @override
     async def get_artifact_version(
@@ -163,9 +190,9 @@ class FsspecArtifactService(BaseArtifactService):
         version: int | None = None,
     ) -> ArtifactVersion | None:
         """What is known of a version, the last one where none is named; None where there is none."""
-        scope, name = _placed(app_name, user_id, session_id, filename)
-        found = await asyncio.to_thread(self._artifacts.describe, scope, name, version)
-        return _described(scope, name, found) if found is not None else None
+        owner, name = _placed(app_name, user_id, session_id, filename)
+        found = await asyncio.to_thread(self._artifacts.load, owner, name, version, with_data=False)
+        return _described(owner, name, found) if found is not None else None
 
 
 def register_artifact_service(*protocols: str) -> None:
@@ -178,8 +205,11 @@ def register_artifact_service(*protocols: str) -> None:
     """
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
+    def service(uri: str, **given: Any) -> FsspecArtifactService:  # ADK gives options of its own besides
+        return FsspecArtifactService(uri, agents_dir=given.get("agents_dir"))
+
     for protocol in protocols or PROTOCOLS:
-        get_service_registry().register_artifact_service(f"{SCHEME}+{protocol}", _of_adk)
+        get_service_registry().register_artifact_service(f"{SCHEME}+{protocol}", service)
 
 
 async def resolve(
@@ -203,13 +233,18 @@ async def resolve(
         ArtifactError: it is no such URI, is of another app, user or session, or names what is not there.
         StoreError: the store could not be read.
     """
-    filename, version = _in_session(uri, app, user, session)
+    target = artifact_util.parse_artifact_uri(uri)
+    if target is None:
+        filename, version = relative_name(uri), None
+    elif (target.app_name, target.user_id, target.session_id or session) == (app, user, session):
+        of_user = _USER if target.session_id is None else ""
+        filename, version = of_user + target.filename.removeprefix(of_user), target.version
+    else:
+        raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
     if store is not None and version is None:
-        held = await asyncio.to_thread(
-            _stored, store, uri, filename, ArtifactOwner(app=app, user=user, session=session)
-        )
-        if held is not None:
-            return held
+        stored = await asyncio.to_thread(_stored, store, uri, filename, app, user, session)
+        if stored is not None:
+            return stored
     part = None
     if artifacts is not None:
         try:
@@ -220,39 +255,26 @@ async def resolve(
             raise ArtifactError(f"artifact URI {uri!r} cannot be loaded: {error}") from error
     if part is None:
         raise ArtifactError(f"artifact URI {uri!r} names what is not there: it was deleted, or never saved")
-    return _bytes_of(part, uri)
+    if part.inline_data is not None and part.inline_data.data is not None:
+        return part.inline_data.data
+    if part.text is not None:
+        return part.text.encode("utf-8", "surrogatepass")
+    raise ArtifactError(f"artifact URI {uri!r} stands for a file elsewhere, which is not loaded here")
 
 
-def _in_session(uri: str, app: str, user: str, session: str) -> tuple[str, int | None]:
-    """The name and version that a URI means in a session."""
-    target = artifact_util.parse_artifact_uri(uri)
-    if target is None:
-        return relative_name(uri), None
-    if (target.app_name, target.user_id, target.session_id or session) != (app, user, session):
-        raise ArtifactError(f"artifact URI {uri!r} is not of this session: name one of its own")
-    of_user = _USER if target.session_id is None else ""
-    return of_user + target.filename.removeprefix(of_user), target.version
-
-
-def _stored(store: PackStore, uri: str, name: str, scope: ArtifactOwner) -> bytes | None:
+def _stored(store: PackStore, uri: str, name: str, app: str, user: str, session: str) -> bytes | None:
     """What a store of packs holds for an address: a tool's output, or what a message lost; None where it holds nothing.
 
     Raises:
         ArtifactError: the session has the address, but its bytes are not kept any more.
     """
-    where = (scope.app, scope.user, scope.session or "")
-    record = next((one for one in store.evidence(*where) if one.uri == uri), None) if evidence_key(uri) else None
-    if record is None:
-        return store.message(*where, name)
-    try:
-        return store.evidence_data(scope.app, scope.user, record.digest)
-    except BlobNotFound as error:
-        raise ArtifactError(f"artifact URI {uri!r} is not kept any more: call {record.source} again") from error
-
-
-def _of_adk(uri: str, **given: Any) -> FsspecArtifactService:
-    """The service for ADK, which gives options of its own besides."""
-    return FsspecArtifactService(uri, agents_dir=given.get("agents_dir"))
+    for record in store.evidence(app, user, session) if evidence_key(uri) else ():
+        if record.uri == uri:
+            try:
+                return store.evidence_data(app, user, record.digest)
+            except BlobNotFound as error:
+                raise ArtifactError(f"artifact URI {uri!r} is not kept any more: call {record.source} again") from error
+    return store.message(app, user, session, name)
 
 
 def _parsed(uri: str, agents_dir: str | None) -> tuple[str, dict[str, Any]]:
@@ -274,10 +296,10 @@ def _placed(app: str, user: str, session: str | None, filename: str) -> tuple[Ar
     name = filename.removeprefix(_USER)
     if not name.strip():
         raise InputValidationError(f"filename = {filename!r} is empty: give the artifact a name")
-    return _scope(app, user, None if name != filename else session), name
+    return _owner(app, user, None if name != filename else session), name
 
 
-def _scope(app: str, user: str, session: str | None) -> ArtifactOwner:
+def _owner(app: str, user: str, session: str | None) -> ArtifactOwner:
     artifact_util.validate_path_segment(app, "app_name")
     artifact_util.validate_path_segment(user, "user_id")
     if session is not None:
@@ -285,70 +307,12 @@ def _scope(app: str, user: str, session: str | None) -> ArtifactOwner:
     return ArtifactOwner(app=app, user=user, session=session)
 
 
-def _taken_apart(part: types.Part, scope: ArtifactOwner, session: str | None) -> tuple[dict[str, JSON], bytes]:
-    """A part as what describes it and its bytes."""
-    kind: str | None
-    if part.inline_data is not None:
-        if part.inline_data.data is None:
-            raise InputValidationError("artifact.inline_data.data is missing: give it bytes")
-        kind, data = part.inline_data.mime_type or _BINARY, part.inline_data.data
-        part = part.model_copy(update={"inline_data": part.inline_data.model_copy(update={"data": b""})})
-    elif part.text is not None:
-        kind, data = "text/plain", part.text.encode("utf-8", "surrogatepass")
-        part = part.model_copy(update={"text": ""})
-    elif part.file_data is not None and part.file_data.file_uri:
-        kind, data = part.file_data.mime_type, b""
-        if artifact_util.is_artifact_ref(part):
-            _check_reference(part, scope, session)
-    else:
-        raise InputValidationError("artifact holds neither inline_data, text nor file_data.file_uri: give it one")
-    return {"mime_type": kind, "part": part.model_dump(mode="json", exclude_none=True)}, data
-
-
-def _check_reference(part: types.Part, scope: ArtifactOwner, session: str | None) -> None:
-    target = artifact_util.parse_artifact_uri(_uri_of(part))
-    if target is None:
-        raise InputValidationError(f"Invalid artifact reference URI: {_uri_of(part)}")
-    artifact_util.validate_artifact_reference_scope(
-        app_name=scope.app, user_id=scope.user, session_id=session, parsed_uri=target
-    )
-
-
-def _put_together(found: Version) -> types.Part:
-    part = types.Part.model_validate_json(canonical_json(found.head.get("part") or {}))
-    if part.inline_data is not None:
-        part.inline_data.data = found.data
-        part.inline_data.mime_type = part.inline_data.mime_type or _BINARY
-    elif part.text is not None:
-        part.text = found.data.decode("utf-8", "surrogatepass")
-    return part
-
-
-def _described(scope: ArtifactOwner, name: str, found: Version) -> ArtifactVersion:
-    head = found.head
-    uri = artifact_util.get_artifact_uri(scope.app, scope.user, name, found.number, scope.session)
+def _described(owner: ArtifactOwner, name: str, version: Version) -> ArtifactVersion:
+    head = version.head
     return ArtifactVersion(
-        version=found.number,
-        canonical_uri=uri,
+        version=version.number,
+        canonical_uri=artifact_util.get_artifact_uri(owner.app, owner.user, name, version.number, owner.session),
         custom_metadata=cast("dict[str, Any]", head.get("custom_metadata") or {}),
         create_time=cast("float", head.get("create_time") or 0.0),
         mime_type=cast("str | None", head.get("mime_type")),
     )
-
-
-def _is_taken_back(part: types.Part) -> bool:
-    """Whether this is what ADK saves in a rewind where an artifact is to be gone."""
-    blob = part.inline_data
-    return blob is not None and not blob.data and blob.mime_type == _BINARY and blob.display_name is None
-
-
-def _uri_of(part: types.Part) -> str:
-    return cast("str", cast("types.FileData", part.file_data).file_uri)
-
-
-def _bytes_of(part: types.Part, uri: str) -> bytes:
-    if part.inline_data is not None and part.inline_data.data is not None:
-        return part.inline_data.data
-    if part.text is not None:
-        return part.text.encode("utf-8", "surrogatepass")
-    raise ArtifactError(f"artifact URI {uri!r} stands for a file elsewhere, which is not loaded here: {ARTIFACT}…")
