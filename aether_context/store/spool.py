@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_text, plain, short
 from aether_context.errors import StoreError
@@ -43,8 +43,7 @@ CREATE TABLE IF NOT EXISTS aside (
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A write that waits. ``exclusive`` is whether the file must be new, ``tries`` how often it failed for itself."""
 
     number: int
@@ -56,25 +55,21 @@ class Waiting:
 
 
 class Spool:
-    """Writes that wait for one store. Any number of processes may share the file.
+    """Writes that wait for one store. Any number of processes may share the file, whose folder the first write makes.
 
-    Args:
-        path: the file; its folder is made with the first write.
-        most_bytes: it takes no more than this; None takes what the disk has, but for its last 256 MB.
+    It takes what its disk has room for, but for the last 256 MB. Each method raises `StoreError` where the file cannot
+    be used.
     """
 
-    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._most_bytes = most_bytes
 
     def add(self, path: str, data: bytes, *, exclusive: bool) -> bool:
-        """Puts a write behind the others; False where the same new file waits already.
-
-        Raises:
-            StoreError: the spool is full, or cannot be written.
-        """
+        """Puts a write behind the others; False where the same new file waits already."""
         with self._open() as database:
-            self._check_room(database, len(data))
+            free = shutil.disk_usage(self.path.parent).free
+            if free - len(data) < _LEAST_FREE_BYTES:
+                raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
             instead = "NOTHING" if exclusive else "UPDATE SET data = excluded.data, hash = excluded.hash"
             added = database.execute(
                 "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
@@ -83,78 +78,52 @@ class Spool:
             )
             return added.rowcount > 0
 
-    def _check_room(self, database: sqlite3.Connection, size: int) -> None:
-        if self._most_bytes is None:
-            free = shutil.disk_usage(self.path.parent).free
-            if free - size < _LEAST_FREE_BYTES:
-                raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            return
-        (taken,) = database.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM waiting").fetchone()
-        if taken + size > self._most_bytes:
-            raise StoreError(f"{self.path} is full with {taken:,} bytes: bring the store back, or free {FOLDER}")
-
     def read(self, path: str) -> bytes | None:
         """What waits to be written to a path; None where nothing does."""
-        if not self.path.exists():
-            return None
-        with self._open() as database:
-            found = database.execute("SELECT data FROM waiting WHERE path = ?", (path,)).fetchone()
-        return None if found is None else bytes(found[0])
+        found = self._rows("SELECT data FROM waiting WHERE path = ?", path)
+        return found[0][0] if found else None
 
     def first(self) -> Waiting | None:
         """The write that waits longest; None where none does."""
-        if not self.path.exists():
-            return None
-        with self._open() as database:
-            found = database.execute(
-                "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
-            ).fetchone()
-        if found is None:
-            return None
-        number, path, exclusive, data, digest, tries = found
-        return Waiting(number=number, path=path, exclusive=bool(exclusive), data=bytes(data), hash=digest, tries=tries)
+        found = self._rows("SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1")
+        return Waiting(*found[0]) if found else None
 
     def is_empty(self) -> bool:
-        if not self.path.exists():
-            return True
-        with self._open() as database:
-            return database.execute("SELECT 1 FROM waiting LIMIT 1").fetchone() is None
+        return not self._rows("SELECT 1 FROM waiting LIMIT 1")
+
+    def aside(self) -> list[tuple[str, str]]:
+        """Paths of what was set aside, each with the reason."""
+        return self._rows("SELECT path, reason FROM aside ORDER BY number")
 
     def done(self, write: Waiting) -> None:
         """Takes out a write that arrived, unless it was replaced meanwhile."""
-        with self._open() as database:
-            database.execute("DELETE FROM waiting WHERE number = ? AND hash = ?", (write.number, write.hash))
+        self._rows("DELETE FROM waiting WHERE number = ? AND hash = ?", write.number, write.hash)
 
     def failed(self, write: Waiting) -> None:
         """Counts a failure of this write while the store took others."""
-        with self._open() as database:
-            database.execute("UPDATE waiting SET tries = tries + 1 WHERE number = ?", (write.number,))
+        self._rows("UPDATE waiting SET tries = tries + 1 WHERE number = ?", write.number)
 
     def set_aside(self, write: Waiting, reason: str) -> None:
         """Takes a write out of the queue and keeps it, with the reason."""
         with self._open() as database:
-            database.execute(
-                "INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", (write.number, write.path, write.data, reason)
-            )
+            values = (write.number, write.path, write.data, reason)
+            database.execute("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", values)
             database.execute("DELETE FROM waiting WHERE number = ?", (write.number,))
 
     def drop(self, path: str) -> None:
         """Takes out what waits to be written to a path."""
-        if self.path.exists():
-            with self._open() as database:
-                database.execute("DELETE FROM waiting WHERE path = ?", (path,))
+        self._rows("DELETE FROM waiting WHERE path = ?", path)
 
-    def aside(self) -> list[tuple[str, str]]:
-        """Paths of what was set aside, each with the reason."""
+    def _rows(self, statement: str, *values: object) -> list[Any]:
+        """What a statement gives; nothing where there is no file yet."""
         if not self.path.exists():
             return []
         with self._open() as database:
-            found: list[tuple[str, str]] = database.execute("SELECT path, reason FROM aside ORDER BY number").fetchall()
-        return found
+            return database.execute(statement, values).fetchall()
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, committed at the end. A file that is no database makes place for a new one."""
+        """A transaction, committed at the end."""
         try:
             with closing(self._connect()) as database, database:
                 yield database
@@ -162,26 +131,20 @@ class Spool:
             raise StoreError(f"{self.path} cannot be used: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
-        try:
-            return self._connected()
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            aside = self.path.with_suffix(".damaged")
-            os.replace(self.path, aside)
-            logger.error("%s was damaged: what waited in it is in %s", self.path, aside)
-            return self._connected()
-
-    def _connected(self) -> sqlite3.Connection:
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
         try:
             database.executescript(_TABLES)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
             database.close()
-            raise
+            if isinstance(error, sqlite3.OperationalError):  # it is in use, or cannot be written
+                raise
+            aside = self.path.with_suffix(".damaged")
+            os.replace(self.path, aside)
+            logger.error("%s was damaged: what waited in it is in %s", self.path, aside)
+            return self._connect()
         return database
 
 
@@ -219,34 +182,31 @@ class SpooledFiles(Files):
         self._nudge = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._thread_process = 0
 
     def create(self, path: str, data: bytes) -> bool:
-        if self._is_free():
+        return self._write(path, data, exclusive=True)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._write(path, data, exclusive=False)
+
+    def _write(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        may_ask = not self.spares_store and (not self._is_down or time.monotonic() > self._ask_again)
+        if may_ask and self._is_empty():
             try:
                 with _contained():
-                    created = super().create(path, data)
+                    created = True
+                    if exclusive:
+                        created = super().create(path, data)
+                    else:
+                        super().replace(path, data)
             except StoreError as error:
                 self._fell(error)
             else:
                 self._is_down = False
                 return created
-        added = self.spool.add(path, data, exclusive=True)
+        added = self.spool.add(path, data, exclusive=exclusive)
         self.deliver()
         return added
-
-    def replace(self, path: str, data: bytes) -> None:
-        if self._is_free():
-            try:
-                with _contained():
-                    super().replace(path, data)
-            except StoreError as error:
-                self._fell(error)
-            else:
-                self._is_down = False
-                return
-        self.spool.add(path, data, exclusive=False)
-        self.deliver()
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         waits = None if self._is_empty() else self.spool.read(path)
@@ -257,9 +217,7 @@ class SpooledFiles(Files):
         if self._is_empty():
             return
         with self._starting:
-            alive = self._thread is not None and self._thread_process == os.getpid() and self._thread.is_alive()
-            if not alive:
-                self._thread_process = os.getpid()
+            if self._thread is None or not self._thread.is_alive():  # a forked process has no threads of its parent
                 self._thread = threading.Thread(target=self._run, name="aether-context-spool", daemon=True)
                 self._thread.start()
 
@@ -276,12 +234,6 @@ class SpooledFiles(Files):
             time.sleep(0.01)
         return empty
 
-    def _is_free(self) -> bool:
-        """Whether a write may go to the store: nothing waits, and the store is up or may be asked once more."""
-        if self.spares_store or (self._is_down and time.monotonic() <= self._ask_again):
-            return False
-        return self._is_empty()
-
     def _is_empty(self) -> bool:
         """Whether nothing waits; a spool that cannot be read stands in nobody's way."""
         try:
@@ -292,14 +244,18 @@ class SpooledFiles(Files):
             self._told = True
             return True
 
-    def _fell(self, error: StoreError) -> None:
+    def _fell(self, error: Exception) -> None:
         if not self._is_down:
             logger.warning("packs wait in %s: %s", self.spool.path, error)
         self._is_down = True
         self._ask_again = time.monotonic() + self._pause
 
     def _run(self) -> None:
-        while not self._is_over():
+        while True:
+            with self._starting:  # what is added from now on starts another thread
+                if self._is_empty():
+                    self._thread = None
+                    return
             try:
                 delivered = self._deliver_all()
             except StoreError as error:
@@ -313,46 +269,34 @@ class SpooledFiles(Files):
                 self._nudge.wait(self._pause)
                 self._pause = min(2 * self._pause, _LAST_PAUSE_SECONDS)
 
-    def _is_over(self) -> bool:
-        """Whether the thread may end; what is added from now on starts another one."""
-        with self._starting:
-            if self._is_empty():
-                self._thread = None
-                return True
-        return False
-
     def _deliver_all(self) -> bool:
         """Writes what waits, the oldest first; False where the store is down."""
         while (write := self.spool.first()) is not None:
+            fault = ""
             try:
                 with _contained():
-                    reason = self._deliver(write)
-            except StoreError as error:
+                    if hash_bytes(write.data) != write.hash:
+                        fault = "it was damaged"
+                    elif not write.exclusive:
+                        super().replace(write.path, write.data)
+                    elif not super().create(write.path, write.data) and super().read(write.path) != write.data:
+                        fault = "another file is in its place"
+            except (StoreError, FileNotFoundError) as error:  # what was in its place may be deleted before it is read
                 if not self._answers():
                     self._fell(error)
                     return False
-                reason = str(error) if write.tries >= _MOST_TRIES else ""
-                if not reason:
+                if write.tries < _MOST_TRIES:
                     self.spool.failed(write)
                     continue
-            if reason:
-                logger.error("%s is set aside in %s: %s", write.path, self.spool.path, reason)
-                self.spool.set_aside(write, reason)
+                fault = str(error)
+            if fault:
+                logger.error("%s is set aside in %s: %s", write.path, self.spool.path, fault)
+                self.spool.set_aside(write, fault)
             else:
                 self.spool.done(write)
             self._pause = _FIRST_PAUSE_SECONDS
         self._is_down = False
         return True
-
-    def _deliver(self, write: Waiting) -> str:
-        """Writes one; why it has to be set aside, empty where it arrived."""
-        if hash_bytes(write.data) != write.hash:
-            return "it was damaged"
-        if not write.exclusive:
-            super().replace(write.path, write.data)
-        elif not super().create(write.path, write.data) and super().read(write.path) != write.data:
-            return "another file is in its place"
-        return ""
 
     def _answers(self) -> bool:
         """Whether the store can be asked at all."""
