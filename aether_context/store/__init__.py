@@ -2,7 +2,7 @@
 
 from aether_context.store.manifest import SCHEMA_VERSION, Manifest, ToolScope, schema
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import Recording, Tip, pack_id, record, splice, stage_hashes
+from aether_context.store.recording import Recording, Tip, pack_id, record
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -14,6 +14,4 @@ __all__ = [
     "pack_id",
     "record",
     "schema",
-    "splice",
-    "stage_hashes",
 ]
