@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -48,6 +47,7 @@ _MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.001
 _QUIET_SECONDS = 10.0
 
 
@@ -65,43 +65,49 @@ class Recorder:
         self.store = store.through(self._spooled) if self._spooled is not None else store
         if self._spooled is not None:
             self._spooled.deliver()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._start = threading.Lock()
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._process = 0
         self._hurry = threading.Event()
-        self._done = threading.Condition()
         self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[str, Manifest] = LRUCache(_MOST_CHAINS)
-        self._warned = False
-        self._failures = 0
-        self._interrupted = 0
+        self._written: LRUCache[tuple[str | int, ...], Manifest] = LRUCache(_MOST_CHAINS)
         self._fails = False
+        self._warned = False
+        self._interrupted = 0
 
     def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
         """Queues a pack."""
-        self._put(lambda: self._record(pack, policy, counter))
+        self.later(lambda: self._record(pack, policy, counter))
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names."""
-        key = _call_key(identity)
-        self._put(lambda: self._write_outcome(key, values))
+
+        def write() -> None:
+            manifest = self._written.get((*agent_key(identity), identity.invocation, identity.call))
+            if manifest is not None:
+                self.store.write_outcome(manifest, {"pack_id": manifest.pack_id, **values})
+
+        self.later(write)
 
     def summary(self, identity: Identity, key: str, text: str) -> None:
         """Queues a summary that a model wrote, under the hash over what it was asked with."""
-        self._put(lambda: self.store.write_summary(identity.app, identity.user, key, text))
-
-    def later(self, write: Callable[[], None]) -> None:
-        """Queues a write of a cache."""
-        self._put(write)
+        self.later(lambda: self.store.write_summary(identity.app, identity.user, key, text))
 
     def evidence(self, scope: tuple[str, str, str], record: EvidenceRecord, data: bytes) -> None:
         """Queues a piece of evidence of a session: app, user, session."""
-        self._put(lambda: self.store.write_evidence(*scope, record, data))
+        self.later(lambda: self.store.write_evidence(*scope, record, data))
 
     def calibration(self, identity: Identity, model: str, value: JSON) -> None:
         """Queues what a user's usage of a model has taught."""
-        self._put(lambda: self.store.write_calibration(identity.app, identity.user, model, value))
+        self.later(lambda: self.store.write_calibration(identity.app, identity.user, model, value))
+
+    def later(self, job: Callable[[], object]) -> None:
+        """Queues a write without waking the thread: one that wakes here takes its time from the model call."""
+        self._waiting.append(job)
+        if len(self._waiting) > _MOST_WAITING and self._fails:
+            self._waiting.popleft()
+            logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
+        self._ensure_thread()
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until everything queued is written; False where that took too long.
@@ -112,32 +118,22 @@ class Recorder:
         """
         began = time.monotonic()
         deadline = began + timeout_seconds
-        failures = self._failures
+        self._fails = False
         self._hurry.set()
         while self._waiting:
             self._ensure_thread()
             if time.monotonic() - began > timeout_seconds / 2:
                 self._spare_store(True)
-            with self._done:
-                self._done.wait_for(lambda: not self._waiting or self._failures > failures, _LOOK_SECONDS)
-            if self._waiting and (self._failures > failures or time.monotonic() > deadline):
+            time.sleep(_POLL_SECONDS)
+            if self._waiting and (self._fails or time.monotonic() > deadline):
                 return False
         return self._spooled is None or self._spooled.flush(deadline - time.monotonic())
 
-    def _put(self, job: Callable[[], None]) -> None:
-        """Adds a job without waking the thread: a thread that wakes here takes its time from the model call."""
-        self._waiting.append(job)
-        if len(self._waiting) > _MOST_WAITING and self._fails:
-            self._waiting.popleft()
-            logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
-        self._ensure_thread()
-
     def _ensure_thread(self) -> None:
-        if self._thread is not None and self._process == os.getpid() and self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():  # a forked process has no threads of its parent
             return
-        with self._start:
-            if self._thread is None or self._process != os.getpid() or not self._thread.is_alive():
-                self._process = os.getpid()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="aether-context-recorder", daemon=True)
                 self._thread.start()
 
@@ -151,28 +147,22 @@ class Recorder:
                 job = self._waiting[0]
                 if len(self._waiting) > _MANY_WAITING:
                     self._spare_store(True)
-                self._fails = not self._attempt(job)
-                if self._fails:
+                if self._attempt(job):
+                    self._fails = False
+                    if self._waiting and self._waiting[0] is job:
+                        self._waiting.popleft()
+                else:
                     self._hurry.clear()
-                    self._failures += 1
-                    self._report()
+                    self._fails = True
                     self._hurry.wait(_RETRY_SECONDS)
-                elif self._waiting and self._waiting[0] is job:
-                    self._waiting.popleft()
             self._spare_store(False)
             self._hurry.clear()
-            self._report()
 
     def _spare_store(self, spares: bool) -> None:
         if self._spooled is not None:
             self._spooled.spares_store = spares
 
-    def _report(self) -> None:
-        """Wakes those who wait for what is written."""
-        with self._done:
-            self._done.notify_all()
-
-    def _attempt(self, job: Callable[[], None]) -> bool:
+    def _attempt(self, job: Callable[[], object]) -> bool:
         """Runs a job; False where it should be tried again."""
         try:
             job()
@@ -194,49 +184,32 @@ class Recorder:
         return True
 
     def _record(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
-        scope = agent_key(pack.identity)
-        recording = record(pack, policy, counter, self._tips.get(scope))
+        key = agent_key(pack.identity)
+        recording = record(pack, policy, counter, self._tips.get(key))
         manifest = self.store.write(recording)
         tip = recording.tip
         if manifest.pack_id != tip.pack_id:
             logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
             tip = replace(tip, pack_id=manifest.pack_id)
-        self._tips[scope] = tip
+        self._tips[key] = tip
         # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
-        self._written[_call_key(pack.identity)] = manifest.model_copy(update={"rows": ()})
+        written = manifest.model_copy(update={"rows": ()})
+        self._written[(*key, pack.identity.invocation, pack.identity.call)] = written
         if self._recorded is not None:
             self._recorded(manifest, recording)
-
-    def _write_outcome(self, key: str, values: Mapping[str, Any]) -> None:
-        manifest = self._written.get(key)
-        if manifest is not None:
-            self.store.write_outcome(manifest, {"pack_id": manifest.pack_id, **values})
-
-
-def _call_key(identity: Identity) -> str:
-    return "\0".join([*agent_key(identity), identity.invocation, str(identity.call)])
 
 
 # Manifests in the app's own artifact service, too, so that they show wherever its artifacts do.
 
-_MOST_INVOCATIONS = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
-    """What is to be saved, and under which name."""
-
-    name: str
-    data: bytes
-    media_type: str
-    metadata: dict[str, str]
-
 
 @dataclass(slots=True)
 class _Saving:
-    """What one invocation has waiting and under way; ``saved`` are versions that no event tells yet, by name."""
+    """What one invocation has waiting, as arguments of ``save_artifact``, and under way.
 
-    waiting: list[_Copy] = field(default_factory=list)
+    ``saved`` are versions that no event tells yet, by name.
+    """
+
+    waiting: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     saved: dict[str, int] = field(default_factory=dict)
 
@@ -250,23 +223,20 @@ class Mirror:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
-        self._savings: LRUCache[str, _Saving] = LRUCache(_MOST_INVOCATIONS)
+        self._savings: LRUCache[str, _Saving] = LRUCache(_MOST_CHAINS)
         self._lock = threading.Lock()
 
     def put(self, manifest: Manifest, recording: Recording) -> None:
         """Takes what was written to the store, in whatever thread."""
-        told = {"pack_id": manifest.pack_id, "step_id": manifest.step_id, "checksum": manifest.checksum}
-        of, data = manifest.invocation, manifest.to_json().encode("utf-8", "surrogatepass")
-        self.add(of, f"packs/{manifest.pack_id}.json", data, "application/json", told)
-        for uri, text in recording.saved.items():
-            self.add(of, uri.removeprefix(SCHEME), text.encode("utf-8", "surrogatepass"), "text/plain", told)
-
-    def add(self, invocation: str, name: str, data: bytes, media_type: str, metadata: Mapping[str, str]) -> None:
-        """Takes anything that is to be an artifact of an invocation's session, in whatever thread."""
-        copy = _Copy(name=name, data=data, media_type=media_type, metadata=dict(metadata))
+        metadata = {"pack_id": manifest.pack_id, "step_id": manifest.step_id, "checksum": manifest.checksum}
+        texts = [(f"packs/{manifest.pack_id}.json", manifest.to_json(), "application/json")]
+        texts += [(uri.removeprefix(SCHEME), text, "text/plain") for uri, text in recording.saved.items()]
         with self._lock:
-            saving = self._savings.setdefault(invocation, _Saving())
-            saving.waiting = [*saving.waiting, copy][-_MOST_WAITING:]
+            saving = self._savings.setdefault(manifest.invocation, _Saving())
+            for name, text, media_type in texts:
+                blob = types.Blob(data=text.encode("utf-8", "surrogatepass"), mime_type=media_type)
+                part = types.Part(inline_data=blob)
+                saving.waiting.append({"filename": name, "artifact": part, "custom_metadata": dict(metadata)})
 
     def go_on(self, context: CallbackContext) -> None:
         """Begins to save what waits, and notes on the context's event what was saved since the last one."""
@@ -291,28 +261,20 @@ class Mirror:
     def _begun(self, invocation: InvocationContext) -> _Saving | None:
         with self._lock:
             saving = self._savings.get(invocation.invocation_id)
-            if saving is None:
-                return None
-            waiting, saving.waiting = saving.waiting, []
-        for copy in waiting:
-            task = asyncio.create_task(self._save(invocation, copy, saving))
-            saving.tasks.add(task)
-            task.add_done_callback(saving.tasks.discard)
+            while saving is not None and saving.waiting:
+                task = asyncio.create_task(self._save(invocation, saving.waiting.popleft(), saving))
+                saving.tasks.add(task)
+                task.add_done_callback(saving.tasks.discard)
         return saving
 
-    async def _save(self, invocation: InvocationContext, copy: _Copy, saving: _Saving) -> None:
-        service = invocation.artifact_service
+    async def _save(self, invocation: InvocationContext, copy: dict[str, Any], saving: _Saving) -> None:
+        service, name = invocation.artifact_service, copy["filename"]
         if service is None:
             self._report("manifests are not mirrored: the app has no artifact service")
             return
         try:
-            saving.saved[copy.name] = await service.save_artifact(
-                app_name=invocation.app_name,
-                user_id=invocation.user_id,
-                session_id=invocation.session.id,
-                filename=copy.name,
-                artifact=types.Part(inline_data=types.Blob(data=copy.data, mime_type=copy.media_type)),
-                custom_metadata=dict(copy.metadata),
+            saving.saved[name] = await service.save_artifact(
+                app_name=invocation.app_name, user_id=invocation.user_id, session_id=invocation.session.id, **copy
             )
         except Exception as error:
-            self._report(f"{copy.name} was not mirrored: {type(error).__name__}: {error}")
+            self._report(f"{name} was not mirrored: {type(error).__name__}: {error}")
