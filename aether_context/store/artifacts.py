@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import ArtifactError
-from aether_context.evidence.record import SCHEME
 from aether_context.store.files import Files, segment
+from aether_context.text.entities import SCHEME
 
 _VERSION = re.compile(r"0|[1-9]\d{0,17}")
 _ABSOLUTE = re.compile(

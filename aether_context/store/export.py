@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, BlobNotFound, ChecksumMismatch, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
-from aether_context.evidence.record import SCHEME
 from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, absolute, relative_name
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
+from aether_context.text.entities import SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,10 @@ from cachetools import LRUCache
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
-from aether_context.evidence.record import SCHEME
 from aether_context.store.files import File, Files, segment
 from aether_context.store.manifest import Manifest
 from aether_context.store.recording import Recording
+from aether_context.text.entities import SCHEME
 
 _NO_SESSIONS = ("blobs", "summaries", "vectors", "calibration", "evidence", "artifacts")
 _HOURS = "hours"

@@ -20,11 +20,11 @@ from aether_context.adk.call import AgentKey, agent_key
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
-from aether_context.evidence.record import SCHEME
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
 from aether_context.store.spool import SpooledFiles, spool_of
+from aether_context.text.entities import SCHEME
 
 # Writes recordings off the model call's path: one thread a store, in order, all there after a flush.
 #
