@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from aether_context.memory import Memories, Memory, library
 from aether_context.memory.database import Span
 from aether_context.redaction import masker
+from aether_context.retrieval.arrays import packed, unpacked
 from aether_context.retrieval.embedders import unit
-from aether_context.retrieval.storage import packed, unpacked
 from aether_context.retrieval.terms import RULES, terms
 
 
@@ -123,8 +123,8 @@ def test_a_damaged_block_is_not_used(path, change):
 def test_blocks_of_another_making_are_not_used(path, more):
     with closing(opened(path, **more)) as memories:
         assert len(found(memories)) == 200
-        scopes = list(memories._scopes.values())
-    assert scopes[0]._index._semantic._embedders[0].name in ("others", "letters")
+        users = list(memories._users.values())
+    assert users[0]._index._semantic._embedders[0].name in ("others", "letters")
     assert len(spans(path)) == (1 if more.get("redact") is str.lower else 2)
 
 
@@ -153,7 +153,7 @@ def test_what_is_deleted_leaves_its_block(path):
     with closing(opened(path)) as memories:
         memories.add("app", "ann", [Memory(name="secret", text="the xylophone of zanzibar")])
         found(memories)
-        memories._scope("app", "ann").save()
+        memories._of("app", "ann").save()
     assert spans(path) == [("ann", 1, 202, 201)]
     with closing(opened(path)) as memories:
         memories.delete("app", "ann", name="secret")
@@ -190,23 +190,6 @@ def test_a_block_of_what_has_gone_is_not_kept(path):
         assert not file.keep_block("app", "ann", made, span, data)
         assert not file.keep_block("app", "ben", made, span, data)
     assert all(one[3] < 200 for one in spans(path))
-
-
-def test_a_file_of_the_first_format_is_taken_over(path):
-    with closing(sqlite3.connect(path)) as database:
-        for statement in (
-            "DROP TRIGGER memories_gone",
-            "DROP TABLE blocks",
-            "ALTER TABLE memories DROP COLUMN origin",
-            "PRAGMA user_version = 1",
-        ):
-            database.execute(statement)
-    with closing(opened(path)) as memories:
-        before = found(memories)
-        assert len(before) == 200
-        memories.add("app", "ann", [Memory(name="m150", text="Nothing of note")])
-        assert len(found(memories)) == 199
-    assert len(spans(path)) == 1
 
 
 def test_rows_in_no_block_are_cut_into_blocks():
@@ -264,7 +247,7 @@ def test_blocks_never_change_what_is_found(tmp_path_factory, acts):
             elif act == "search":
                 assert found(other, "badge 3 change") == found(plain, "badge 3 change")
             elif act == "save":
-                memories._scope("app", "ann").save()
+                memories._of("app", "ann").save()
             elif act == "reopen":
                 memories.close()
                 memories = opened(path)
@@ -273,7 +256,7 @@ def test_blocks_never_change_what_is_found(tmp_path_factory, acts):
                     database.execute("DELETE FROM blocks WHERE id % 2 = ?", (at % 2,))
                     database.commit()
         expected = found(plain, "badge 3 change")
-        memories._scope("app", "ann").save()
+        memories._of("app", "ann").save()
         assert found(memories, "badge 3 change") == expected
         assert found(opened(path), "badge 3 change") == expected
 

@@ -37,10 +37,8 @@ _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
 _NEVER = 2**63 - 1
 _MOST_NAMED = 20_000
-_NO_METADATA = canonical_json({})
 _NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
 """What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
-_PREFERENCES = f"CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED}"
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS memories (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -58,7 +56,7 @@ _TABLES = (
         first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL,
         data BLOB NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows)",
-    _PREFERENCES,
+    f"CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED}",
     """CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
         DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
         END""",
@@ -118,7 +116,8 @@ class Span:
     rows: int
 
 
-_COLUMNS = ", ".join(one.name for one in fields(Memory))
+_FIELDS = tuple(field.name for field in fields(Memory))
+_COLUMNS = ", ".join(_FIELDS)
 _KEY = "app = ? AND user = ? AND session = ? AND name = ?"
 
 
@@ -366,67 +365,37 @@ def located(path: str | os.PathLike[str]) -> Path:
     return found / FILE_NAME if found.is_dir() or not (found.suffix or found.exists()) else found
 
 
-class _Connection(sqlite3.Connection):
-    """Closed with the last reference to it: services of an app that ends are not all closed by hand."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 def _connected(path: Path | None) -> sqlite3.Connection:
+    """A connection to the file, with its tables made.
+
+    Raises:
+        StoreError: the file is of another format.
+    """
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(
-        path or ":memory:",
-        timeout=_TIMEOUT_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-        factory=_Connection,
+        path or ":memory:", timeout=_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA secure_delete = ON")
         database.execute("PRAGMA recursive_triggers = ON")  # else a row that is replaced goes without its trigger
-        _prepare(database, path)
+        (format_,) = database.execute("PRAGMA user_version").fetchone()
+        if format_ == _FORMAT:
+            return database
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if format_ or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
+            raise StoreError(f"{path} holds something else than memories of format {_FORMAT}: give a file of its own")
+        database.execute("BEGIN IMMEDIATE")
+        for table in _TABLES:
+            database.execute(table)
+        database.execute(f"PRAGMA user_version = {_FORMAT}")
+        database.execute("COMMIT")
     except BaseException:
         database.close()
         raise
     return database
-
-
-def _prepare(database: sqlite3.Connection, path: Path | None) -> None:
-    """Makes the tables of a new file.
-
-    Raises:
-        StoreError: the file is of another format.
-    """
-    (held,) = database.execute("PRAGMA user_version").fetchone()
-    if held == _FORMAT:
-        _index_preferences(database)
-        return
-    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if held not in (0, 1) or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
-        raise StoreError(f"{path} holds something else than memories of format {_FORMAT}: give a file of its own")
-    database.execute("BEGIN IMMEDIATE")
-    if database.execute("PRAGMA user_version").fetchone() == (1,):
-        database.execute("ALTER TABLE memories ADD COLUMN origin INTEGER")
-    for table in _TABLES:
-        database.execute(table)
-    database.execute(f"PRAGMA user_version = {_FORMAT}")
-    database.execute("COMMIT")
-
-
-def _index_preferences(database: sqlite3.Connection) -> None:
-    """Adds the index that older files lack. While another process writes, the file is read without it."""
-    database.execute("PRAGMA busy_timeout = 0")
-    try:
-        database.execute(_PREFERENCES)
-    except sqlite3.OperationalError as error:
-        if "locked" not in str(error):
-            raise
-    finally:
-        database.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
 
 
 def _forget_vectors(database: sqlite3.Connection, digest: bytes | None) -> None:
@@ -441,28 +410,12 @@ def _marks(values: Sequence[object]) -> str:
 
 
 def _row(memory: Memory) -> list[str | None]:
-    return [
-        memory.name,
-        memory.text,
-        memory.session,
-        memory.role,
-        memory.author,
-        memory.timestamp,
-        canonical_json(dict(memory.metadata)) if memory.metadata else _NO_METADATA,
-    ]
+    return [*(getattr(memory, name) for name in _FIELDS[:-1]), canonical_json(dict(memory.metadata))]
 
 
 def _memory(row: Sequence[Any]) -> Memory:
-    name, text, session, role, author, timestamp, metadata = row
-    return Memory(
-        name=name,
-        text=text,
-        session=session,
-        role=role,
-        author=author,
-        timestamp=timestamp,
-        metadata={} if metadata == _NO_METADATA else json.loads(metadata),
-    )
+    *values, metadata = row
+    return Memory(**dict(zip(_FIELDS, (*values, json.loads(metadata)), strict=True)))
 
 
 def _sound(memory: Memory) -> Memory:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
 import io
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,14 +18,10 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError
-from aether_context.retrieval.arrays import quantized
 from aether_context.tokens.counters import sound
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-# What turns texts into vectors, and the memory of what it has turned.
 
 Vectors: TypeAlias = NDArray[np.float32]
 """Of shape ``(texts, dimensions)``; a row has length 1, or 0 where the text says nothing that the model knows."""
@@ -61,6 +57,20 @@ def unit(vectors: NDArray[np.generic]) -> Vectors:
     return result
 
 
+def quantized(vectors: Vectors) -> NDArray[np.int8]:
+    """Each row as whole numbers from -127 to 127, the largest of them at an end."""
+    doubles = vectors.astype(np.float64)
+    largest = np.abs(doubles).max(axis=1, keepdims=True, initial=0.0)
+    scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
+    rows: NDArray[np.int8] = np.rint(scaled).astype(np.int8)
+    return rows
+
+
+def digest_of(text: str) -> bytes:
+    """What a text's vectors are kept by: 16 bytes."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 class CachedEmbedder:
     """An embedder that remembers vectors by content, the least recently used forgotten first. Threads may share it.
 
@@ -70,36 +80,21 @@ class CachedEmbedder:
 
     def __init__(self, embedder: Embedder, *, max_texts: int = 10_000) -> None:
         self.embedder = embedder
-        self._held: LRUCache[bytes, Vectors] = LRUCache(max_texts)
+        self.name, self.local = embedder.name, embedder.local
+        self._cache: LRUCache[bytes, Vectors] = LRUCache(max_texts)
         self._lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return self.embedder.name
-
-    @property
-    def local(self) -> bool:
-        return self.embedder.local
-
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        keys = [
-            hashlib.blake2b(f"{purpose}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            for text in texts
-        ]
+        if not texts:
+            return self.embedder.embed(texts, purpose=purpose)
+        keys = [digest_of(f"{purpose}\n{text}") for text in texts]
         with self._lock:
-            known = {key: self._held[key] for key in dict.fromkeys(keys) if key in self._held}
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-        if new or not texts:
-            fresh = self.embedder.embed(list(new.values()), purpose=purpose)
-            if not texts:
-                return fresh
-            known |= dict(zip(new, fresh, strict=True))
+            known = {key: self._cache[key] for key in dict.fromkeys(keys) if key in self._cache}
+        if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in known}:
+            known |= dict(zip(new, self.embedder.embed(list(new.values()), purpose=purpose), strict=True))
             with self._lock:
-                self._held.update((key, known[key].copy()) for key in new)
+                self._cache.update((key, known[key].copy()) for key in new)
         return np.stack([known[key] for key in keys])
-
-
-# An embedder whose vectors are kept by content, wherever there is room for them.
 
 
 class VectorKeep(Protocol):
@@ -122,40 +117,22 @@ class StoredVectors:
     """
 
     def __init__(self, embedder: Embedder, keep: VectorKeep) -> None:
+        self.name, self.local = embedder.name, embedder.local
         self._embedder = embedder
         self._keep = keep
-
-    @property
-    def name(self) -> str:
-        return self._embedder.name
-
-    @property
-    def local(self) -> bool:
-        return self._embedder.local
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         if purpose == "query" or not texts:
             return self._embedder.embed(texts, purpose=purpose)
         digests = [digest_of(text) for text in texts]
         known = self._keep.vectors(self.name, digests)
-        missing = {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}
-        if missing:
-            made = quantized(self._embedder.embed(list(missing.values())))
-            fresh = {digest: row.tobytes() for digest, row in zip(missing, made, strict=True)}
+        if missing := {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}:
+            rows = quantized(self._embedder.embed(list(missing.values())))
+            fresh = {digest: row.tobytes() for digest, row in zip(missing, rows, strict=True)}
             self._keep.keep_vectors(self.name, fresh)
             known |= fresh
         return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
 
-
-def digest_of(text: str) -> bytes:
-    """What a text's vectors are kept by: 16 bytes."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-# The model inside the package: one vector a token, summed.
-#
-# The table is distilled from all-MiniLM-L6-v2 (Apache-2.0) by ``tests/bench/distill.py``. A token's weight is the
-# length of its row, and rows are whole numbers, so that the sum is exact and every machine gives the same vector.
 
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
@@ -163,9 +140,10 @@ _BATCH = 1_024
 
 
 class StaticEmbedder:
-    """Thousands of texts a second with nothing but numpy and a tokenizer. Threads may share it.
+    """The model inside the package: one vector a token, summed. Threads may share it.
 
-    Of a text the first 8,000 characters and 1,024 tokens count.
+    It makes thousands of vectors a second with nothing but numpy and a tokenizer. Of a text the first 8,000 characters
+    and 1,024 tokens count.
     """
 
     local = True
@@ -176,21 +154,24 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         model = _model()
-        batches = [texts[first : first + _BATCH] for first in range(0, len(texts), _BATCH)]
-        sums = [model.sums(batch) for batch in batches] or [np.zeros((0, model.rows.shape[1]), dtype=np.int64)]
+        sums = [model.sums(texts[first : first + _BATCH]) for first in range(0, len(texts) or 1, _BATCH)]
         return unit(np.concatenate(sums))
 
 
 class _Model:
-    """The table and the teacher's tokenizer: lower case, accents off, WordPiece."""
+    """A table of vectors and its teacher's tokenizer: lower case, accents off, WordPiece.
+
+    The table is distilled from all-MiniLM-L6-v2 (Apache-2.0) by ``tests/bench/distill.py``. A token's weight is the
+    length of its row, and rows are whole numbers, so that the sum is exact and every machine gives the same vector.
+    """
 
     def __init__(self, data: bytes) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         self.digest = hashlib.sha256(data).hexdigest()
-        with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            self.rows: NDArray[np.int8] = held["rows"]
-            vocabulary = held["vocabulary"].tobytes().decode().split("\n")
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            self.rows: NDArray[np.int8] = archive["rows"]
+            vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
         pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -200,22 +181,19 @@ class _Model:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
         beginnings = [sound(text[:_MOST_CHARACTERS]) for text in texts]
         encoded = self._tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
-        tokens = [one.ids[:_MOST_TOKENS] for one in encoded]
+        tokens = [encoding.ids[:_MOST_TOKENS] for encoding in encoded]
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
-        said = [number for number, one in enumerate(tokens) if one]
-        if said:
-            together = np.concatenate([np.array(tokens[number], dtype=np.int32) for number in said])
-            starts = np.cumsum([0, *(len(tokens[number]) for number in said[:-1])])
-            result[said] = np.add.reduceat(self.rows[together], starts, axis=0, dtype=np.int32)
+        if telling := [number for number, ids in enumerate(tokens) if ids]:
+            together = np.concatenate([np.array(tokens[number], dtype=np.int32) for number in telling])
+            starts = np.cumsum([0, *(len(tokens[number]) for number in telling[:-1])])
+            result[telling] = np.add.reduceat(self.rows[together], starts, axis=0, dtype=np.int32)
         return result
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _model() -> _Model:
     return _Model((files("aether_context.retrieval") / "static.npz").read_bytes())
 
-
-# Models of the sentence-transformers library, by name or from a folder.
 
 _TRANSFORMER_BATCH = 64
 _READ_BYTES = 2**20
@@ -277,8 +255,6 @@ def identity(model: str) -> str:
             digest.update(file.read(_READ_BYTES))
     return f"{folder.resolve().name}@{digest.hexdigest()[:12]}"
 
-
-# Embedders by name.
 
 Make = Callable[[str], Embedder]
 """The embedder of a model, whose name is what stands behind the colon."""

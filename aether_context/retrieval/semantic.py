@@ -1,41 +1,140 @@
-"""Entries by meaning: vectors of one embedder, and of the static one where the first may be out of reach."""
+"""Entries by meaning: vectors in one byte a dimension, of one embedder and of the static one where that may be away."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.errors import EmbeddingError
-from aether_context.retrieval.arrays import Similarities, Slots, VectorTable, quantized
-from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, Vectors
+from aether_context.retrieval.arrays import Floats, Rows, Slots
+from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, Vectors, quantized
+
+_BLOCK_ROWS = 1_024
+_CACHED_ROWS = 256
+"""So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
+_SIGNED_ROWS = 65_536
+"""So many rows' signs are looked at together, a word of 64 at a time."""
+_LOUDEST = 0.95
+"""Dimensions above this share of a query's count in full."""
 
 
+class VectorTable:
+    """Vectors of numbered entries, `quantized`, all of the same width, and products that every machine gives alike.
+
+    Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
+    whatever order a machine's linear algebra adds them up.
+    """
+
+    def __init__(self, rows: NDArray[np.int8]) -> None:
+        self._rows = Rows(rows)
+        self._lengths = Rows(_lengths(rows))
+        self._signs = np.empty((-(-rows.shape[1] // 64), 0), dtype=np.uint64)
+
+    @property
+    def rows(self) -> NDArray[np.int8]:
+        """Of shape ``(entries, dimensions)``."""
+        return self._rows.values
+
+    @property
+    def lengths(self) -> Floats:
+        """The length of each row, 0 where there is no vector."""
+        return self._lengths.values
+
+    def extend(self, rows: NDArray[np.int8]) -> None:
+        """Adds vectors of the next entries; a row of zeros is no vector."""
+        self._rows.extend(rows)
+        self._lengths.extend(_lengths(rows))
+
+    def similarities(self, query: NDArray[np.float32], slots: Slots | None = None) -> Floats:
+        """The cosine of every entry, or of some, with a vector, 0 where either is none."""
+        wanted = quantized(query[None, :])
+        rows, lengths = self.rows, self.lengths
+        if slots is not None:
+            rows, lengths = rows[slots], lengths[slots]
+        column = wanted[0].astype(np.float32)
+        products = np.empty(len(rows), dtype=np.float32)
+        room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
+        for first in range(0, len(rows), _CACHED_ROWS):
+            some = rows[first : first + _CACHED_ROWS]
+            floats = room[: len(some)]
+            np.copyto(floats, some)
+            np.dot(floats, column, out=products[first : first + len(some)])
+        found = products.astype(np.float64)
+        lengths = lengths * _lengths(wanted)[0]
+        np.divide(found, lengths, out=found, where=lengths > 0)  # the product with no vector is 0 as it is
+        return found
+
+    def near(self, query: NDArray[np.float32], most: int) -> Slots:
+        """The entries that may be nearest to a vector: so many, and those as near as the last of them.
+
+        Nearness is told by the signs of the rows, an eighth of their size: a dimension in which query and row differ
+        counts 0 to 3, by how much the query says in it.
+        """
+        rows = self.rows
+        signed = range(self._signs.shape[1], len(rows), _SIGNED_ROWS)
+        if new := [_words(rows[first : first + _SIGNED_ROWS] > 0).T for first in signed]:
+            self._signs = np.concatenate([self._signs, *new], axis=1)
+        wanted = quantized(query[None, :])
+        loudness = np.abs(wanted.astype(np.int64))
+        loudest = max(1, int(np.sort(loudness[0])[int(_LOUDEST * loudness.size)]))
+        weights = np.minimum(3, (3 * loudness + loudest // 2) // loudest)
+        query_signs, once, twice = _words(np.concatenate([wanted > 0, weights & 1 > 0, weights & 2 > 0]))
+        distances = np.zeros(len(rows), dtype=np.uint16)
+        for first in range(0, len(rows), _SIGNED_ROWS):
+            here = slice(first, first + _SIGNED_ROWS)
+            for row_signs, query_sign, one, two in zip(self._signs, query_signs, once, twice, strict=True):
+                differ = row_signs[here] ^ query_sign
+                distances[here] += np.bitwise_count(differ & one)
+                double = np.bitwise_count(differ & two)
+                distances[here] += double
+                distances[here] += double
+        reached = np.flatnonzero(np.cumsum(np.bincount(distances)) >= most)
+        return np.flatnonzero(distances <= reached[0]) if len(reached) else np.arange(len(rows))
+
+
+def _lengths(rows: NDArray[np.int8]) -> Floats:
+    squares = np.empty(len(rows), dtype=np.float64)
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS].astype(np.float32)
+        squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
+    return np.sqrt(squares)
+
+
+def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Bits, a row each, in words of 64; those that fill up the last word are 0."""
+    packed = np.packbits(bits, axis=1)
+    return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """One query, by each embedder that has a vector of it, and what it is compared with."""
+    """One query: its vector by each embedder that has one, beside the table of that embedder.
 
-    def __init__(self, told: Sequence[tuple[VectorTable, NDArray[np.float32]]], length: int) -> None:
-        self._told = told
-        self._length = length
+    Attributes:
+        length: how many entries it is compared with.
+    """
 
-    def similarities(self, slots: Slots | None = None) -> Similarities:
+    vectors: Sequence[tuple[VectorTable, NDArray[np.float32]]]
+    length: int
+
+    def similarities(self, slots: Slots | None = None) -> Floats:
         """The cosine of every entry, or of some, by the first embedder that has a vector of it; else 0."""
-        found = np.zeros(self._length if slots is None else len(slots))
-        open_ = np.ones(len(found), dtype=bool)
-        for table, vector in self._told:
-            if not open_.any():
-                break
-            lengths = table.lengths if slots is None else table.lengths[slots]
-            here = open_ & (lengths > 0)
-            found[here] = table.similarities(vector, slots)[here]
-            open_ &= ~here
+        found = np.zeros(self.length if slots is None else len(slots))
+        missing = np.ones(len(found), dtype=bool)
+        for table, vector in self.vectors:
+            here = missing & ((table.lengths if slots is None else table.lengths[slots]) > 0)
+            if here.any():
+                found[here] = table.similarities(vector, slots)[here]
+                missing &= ~here
         return found
 
     def near(self, most: int) -> Slots:
-        """Entries that may be the nearest, sorted: about so many by each embedder."""
-        found = [table.near(vector, most) for table, vector in self._told]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+        """Entries that may be the nearest: about so many by each embedder."""
+        found = [table.near(vector, most) for table, vector in self.vectors]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
 class SemanticIndex:
@@ -54,7 +153,6 @@ class SemanticIndex:
             self._embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
         self._tables: list[VectorTable | None] = [None for _ in self._embedders]
         self._length = 0
-        self._reserved = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,10 +165,22 @@ class SemanticIndex:
         Raises:
             EmbeddingError: a local embedder failed; nothing was added.
         """
-        found = [self._vectors(number, texts, "entry") for number in range(len(self._embedders))]
-        for number, vectors in enumerate(found):
-            self._extend(number, None if vectors is None else quantized(vectors), len(texts))
-        self._length += len(texts)
+        made = [_vectors(embedder, texts, "entry") for embedder in self._embedders]
+        self.extend([None if vectors is None else quantized(vectors) for vectors in made], len(texts))
+
+    def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
+        """Adds the next entries, so many, with vectors as `part` gives them."""
+        for number, rows in enumerate(part):
+            table = self._tables[number]
+            if table is None and rows is not None:
+                table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
+            if table is not None:
+                table.extend(np.zeros((length, table.rows.shape[1]), dtype=np.int8) if rows is None else rows)
+        self._length += length
+
+    def part(self, slots: Slots) -> list[NDArray[np.int8] | None]:
+        """The vectors of some entries by each embedder, None where it has given none yet."""
+        return [None if table is None else table.rows[slots] for table in self._tables]
 
     def asked(self, query: str) -> Asked:
         """What compares entries with a query.
@@ -78,49 +188,19 @@ class SemanticIndex:
         Raises:
             EmbeddingError: a local embedder failed.
         """
-        told = []
-        for number, table in enumerate(self._tables):
-            vectors = None if table is None else self._vectors(number, [query], "query")
+        found = []
+        for table, embedder in zip(self._tables, self._embedders, strict=True):
+            vectors = None if table is None else _vectors(embedder, [query], "query")
             if table is not None and vectors is not None and vectors.any():
-                told.append((table, vectors[0]))
-        return Asked(told, self._length)
+                found.append((table, vectors[0]))
+        return Asked(found, self._length)
 
-    def keep(self, slots: NDArray[np.int64]) -> None:
-        """Forgets all but some entries and numbers those anew."""
-        self._length = len(slots)
-        self._tables = [None if table is None else VectorTable(table.rows[slots]) for table in self._tables]
 
-    def part(self, slots: NDArray[np.int64]) -> list[NDArray[np.int8] | None]:
-        """The vectors of some entries by each embedder, None where it has given none yet."""
-        return [None if table is None else table.rows[slots] for table in self._tables]
-
-    def reserve(self, length: int) -> None:
-        """Makes room for so many entries in all."""
-        self._reserved = length
-        for table in self._tables:
-            if table is not None:
-                table.reserve(length)
-
-    def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
-        """Adds vectors of the next entries, as an index with the same embedders gave them."""
-        for number, rows in enumerate(part):
-            self._extend(number, rows, length)
-        self._length += length
-
-    def _extend(self, number: int, rows: NDArray[np.int8] | None, length: int) -> None:
-        table = self._tables[number]
-        if table is None and rows is not None:
-            table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
-            table.reserve(self._reserved)
-        if table is not None:
-            width = table.rows.shape[1]
-            table.extend(np.zeros((length, width), dtype=np.int8) if rows is None else rows)
-
-    def _vectors(self, number: int, texts: Sequence[str], purpose: Purpose) -> Vectors | None:
-        embedder = self._embedders[number]
-        try:
-            return embedder.embed(texts, purpose=purpose)
-        except EmbeddingError:
-            if embedder.local:
-                raise
-            return None
+def _vectors(embedder: Embedder, texts: Sequence[str], purpose: Purpose) -> Vectors | None:
+    """None where an embedder that is not local failed."""
+    try:
+        return embedder.embed(texts, purpose=purpose)
+    except EmbeddingError:
+        if embedder.local:
+            raise
+        return None

@@ -16,7 +16,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from aether_context.errors import StoreError
-from aether_context.retrieval.storage import packed, unpacked
+from aether_context.retrieval.arrays import packed, unpacked
 from aether_context.store.files import File
 from aether_context.store.packs import PackStore
 
