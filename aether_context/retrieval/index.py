@@ -265,14 +265,13 @@ class SlotIndex:
         if not len(self) or limit <= 0:
             return []
         query = self._redact(query)
-        words = query_terms(query)
-        bm25 = self._lexical.scores(words)
+        bm25, ceiling = self._lexical.scores(query_terms(query))
         cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
 
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
         # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
         best = float(bm25.max(initial=0.0))
-        lexical = bm25 / math.sqrt(best * max(best, self._lexical.ceiling(words))) if best > 0 else bm25
+        lexical = bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
         # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
         # usual is taken off. The median of a small pool says little and counts for less.
         usual = max(0.0, float(np.median(cosine[self._sample()]))) * len(self) / (len(self) + _SMALL_POOL)

@@ -104,25 +104,34 @@ class InvertedIndex:
         self.live -= len(slots)
         self._total_length -= int(self._lengths.values[slots].sum(dtype=np.int64))
 
-    def scores(self, query: Sequence[str]) -> Floats:
-        """BM25 of every entry for the terms of a query, each once; removed entries 0."""
+    def scores(self, query: Sequence[str]) -> tuple[Floats, float]:
+        """BM25 of every entry for the terms of a query, each once, removed entries 0; and what any entry can reach.
+
+        That is what one reaches that says the eight rarest of the terms over and over.
+        """
         found = np.zeros(len(self))
         if not self.live or not self._total_length:
-            return found
+            return found, 0.0
+        self._settle()
         norms = K1 * (1 - B) + (K1 * B * self.live / self._total_length) * self._lengths.values
+        weights = []
         for term in sorted(query):
-            postings = self._postings(term)
-            factor = self._weight(postings) * (K1 + 1)
+            key = np.uint64(key_of(term))
+            holders = 0
+            postings = []
+            for run in self._runs:
+                number = int(run.terms.searchsorted(key))
+                if number < len(run.terms) and run.terms[number] == key:
+                    slots = run.slots[run.starts[number] : run.starts[number + 1]]
+                    postings.append((slots, run.counts[run.starts[number] : run.starts[number + 1]]))
+                    holders += len(slots) if self.live == len(self) else int(np.count_nonzero(self.alive[slots]))
+            weights.append(math.log((self.live + 1) / max(1, holders)))
+            factor = weights[-1] * (K1 + 1)
             for slots, counts in postings:
                 found[slots] += factor * counts / (norms[slots] + counts)
         if self.live < len(self):
             found[~self.alive] = 0.0
-        return found
-
-    def ceiling(self, query: Sequence[str]) -> float:
-        """What an entry reaches that says the eight rarest terms of a query over and over."""
-        weights = sorted((self._weight(self._postings(term)) for term in query), reverse=True)
-        return (K1 + 1) * sum(weights[:_FULL_WORDS])
+        return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
     def part(self, slots: Slots) -> tuple[Postings, NDArray[np.int32]]:
         """Postings and lengths of some entries, numbered by their places among these."""
@@ -139,25 +148,6 @@ class InvertedIndex:
             counts.append(run.counts[inside])
         postings = _grouped(np.concatenate(keys), np.concatenate(found), np.concatenate(counts))
         return postings, self._lengths.values[slots]
-
-    def _weight(self, postings: Sequence[tuple[NDArray[np.integer], NDArray[np.integer]]]) -> float:
-        if not self.live:
-            return 0.0
-        whole = self.live == len(self)
-        holders = sum(len(slots) if whole else int(np.count_nonzero(self.alive[slots])) for slots, _ in postings)
-        return math.log((self.live + 1) / max(1, holders))
-
-    def _postings(self, term: str) -> list[tuple[NDArray[np.integer], NDArray[np.integer]]]:
-        """The entries that hold a term, removed ones too, and how often each does."""
-        self._settle()
-        key = np.uint64(key_of(term))
-        found = []
-        for run in self._runs:
-            number = int(np.searchsorted(run.terms, key))
-            if number < len(run.terms) and run.terms[number] == key:
-                here = slice(run.starts[number], run.starts[number + 1])
-                found.append((run.slots[here], run.counts[here]))
-        return found
 
     def _settle(self) -> None:
         """Makes one run of the last ones where they have grown."""

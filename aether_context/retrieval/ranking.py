@@ -179,8 +179,8 @@ def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
 
     index = InvertedIndex()
     index.add([document or ("",) for document in documents])
-    limit = index.ceiling(sorted(words))
-    return tuple((value, min(1.0, value / limit)) for value in index.scores(sorted(words)).tolist())
+    scores, most = index.scores(sorted(words))
+    return tuple((score, min(1.0, score / most)) for score in scores.tolist())
 
 
 def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:
