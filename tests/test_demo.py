@@ -7,16 +7,16 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from click.testing import CliRunner
 
 from aether_context import Manifest, PackStore
-from aether_context.cli.demonstration import WHY, replays, run_demo
-from aether_context.demo.agent import Folder
-from aether_context.demo.script import FOLLOW_UP, QUESTION, STEPS
+from aether_context.cli import demonstration, main
+from aether_context.cli.demonstration import WHY
+from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder
+from aether_context.errors import BlobNotFound
 from aether_context.pack import CandidateOutcome, Reason
 from aether_context.store.replay import Replayer
 
@@ -32,11 +32,9 @@ class Ran:
 
 
 def ran(folder: Path, window: int) -> Ran:
-    output = StringIO()
-    console = Console(file=output, width=100)
-    code = run_demo(model=None, store=str(folder), window=window, console=console)
+    result = CliRunner().invoke(main, ["demo", "--store", str(folder), "--window", str(window)])
     store = PackStore(folder)
-    return Ran(code=code, output=output.getvalue(), store=store, manifests=tuple(store.manifests()))
+    return Ran(code=result.exit_code, output=result.stdout, store=store, manifests=tuple(store.manifests()))
 
 
 @pytest.fixture(scope="module")
@@ -204,19 +202,23 @@ def test_every_column_is_explained(demo: Ran) -> None:
     assert set(header.split()) - {"call", "step"} <= explained
 
 
-def test_a_changed_blob_gives_exit_code_1(demo: Ran) -> None:
-    output = StringIO()
-    other = [demo.manifests[0].model_copy(update={"model": "another"})]
-    assert not replays(Console(file=output, width=200), demo.store, other)
-    assert "the manifest's hash is" in output.getvalue()
+def test_a_pack_that_is_not_what_was_written_gives_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(PackStore):
+        def blob(self, manifest: Manifest, digest: str) -> bytes:
+            raise BlobNotFound(f"{digest} is gone")
+
+    monkeypatch.setattr(demonstration, "PackStore", Forgetful)
+    spoiled = ran(tmp_path, WINDOW)
+    assert spoiled.code == 1
+    assert f"0 of {len(spoiled.manifests)} packs verify and replay" in spoiled.output
+    assert f"{spoiled.manifests[0].pack_id}: " in spoiled.output
 
 
 def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
-    output = StringIO()
-    console = Console(file=output)
-    assert run_demo(model="gemini-2.5-flash", store=str(tmp_path), window=WINDOW, console=console) == 2
-    assert "GOOGLE_API_KEY" in output.getvalue()
+    result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "GOOGLE_API_KEY" in result.stdout
     assert not list(tmp_path.iterdir())
 
 

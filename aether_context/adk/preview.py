@@ -13,9 +13,9 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -30,7 +30,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
-from google.adk.sessions.base_session_service import BaseSessionService
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
 from google.adk.sessions.session import Session
 from google.adk.tools.base_tool import BaseTool
@@ -74,22 +73,10 @@ class StrategyPreview:
 
     strategy: tuple[str, ...]
     pack: Pack
-
-    @property
-    def removed(self) -> int:
-        return sum(act.removed for act in self.pack.acts)
-
-    @property
-    def replaced(self) -> int:
-        return sum(act.replaced for act in self.pack.acts)
-
-    @property
-    def freed_tokens(self) -> int:
-        return sum(act.freed_tokens for act in self.pack.acts)
-
-    @property
-    def lost_tokens(self) -> int:
-        return max((act.lost_tokens for act in self.pack.acts), default=0)
+    removed: int
+    replaced: int
+    freed_tokens: int
+    lost_tokens: int
 
 
 def preview(
@@ -143,10 +130,19 @@ def make_preview(
 ) -> Preview:
     """The same with its recording, which is not written anywhere. The arguments are those of `preview`."""
     copy = session.model_copy(deep=True)
-    agent = _agent(agent_name or _last_agent(copy), model, system, tools)
+    if agent_name is None:
+        authors = (event.author for event in reversed(copy.events) if event.author not in ("", "user"))
+        agent_name = next(authors, "agent")
+    llm = _NoModel(model=model) if isinstance(model, str) else model
+    try:
+        agent = LlmAgent(name=agent_name, model=llm, instruction=system, tools=list(tools))
+    except ValidationError as error:
+        raise SessionError(f"ADK takes no agent named {agent_name!r}: {error.errors()[0]['msg']}") from error
+    if isinstance(message, str):
+        message = types.UserContent(parts=[types.Part(text=message)])
     plugin = _Packing(policy)
     try:
-        _run_apart(_call(copy, agent, plugin, _content(message)))
+        _run_apart(_call(copy, agent, plugin, message))
     except KeyError as error:
         raise SessionError(f"the instruction asks for what the session's state lacks: {error}") from error
     if plugin.error is not None:
@@ -187,20 +183,30 @@ def preview_strategies(
     if by_hand:
         copy.state.update(cut_request(copy.id, "preview"))
 
-    def one(named: str | Sequence[str]) -> StrategyPreview:
-        wanted = (named,) if isinstance(named, str) else tuple(named)
+    previews = []
+    for named in names:
+        strategy = (named,) if isinstance(named, str) else tuple(named)
         made = make_preview(
             copy,
-            policy=chosen.changed(conversation={"strategy": wanted}),
+            policy=chosen.changed(conversation={"strategy": strategy}),
             message=message,
             agent_name=agent_name,
             model=model,
             system=system,
             tools=tools,
         )
-        return StrategyPreview(strategy=wanted, pack=made.pack)
-
-    return tuple(map(one, names))
+        acts = made.pack.acts
+        previews.append(
+            StrategyPreview(
+                strategy=strategy,
+                pack=made.pack,
+                removed=sum(act.removed for act in acts),
+                replaced=sum(act.replaced for act in acts),
+                freed_tokens=sum(act.freed_tokens for act in acts),
+                lost_tokens=max((act.lost_tokens for act in acts), default=0),
+            )
+        )
+    return tuple(previews)
 
 
 def cutoff(
@@ -261,53 +267,39 @@ def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
         MissingExtra: the database needs a package that is not installed.
     """
 
-    async def fetch() -> Session | None:
-        async with _service(url) as service:
-            return await service.get_session(app_name=app, user_id=user, session_id=session)
-
-    try:
-        found = _run_apart(fetch())
-    except (SessionError, MissingExtra):
-        raise
-    except ImportError as error:
-        raise MissingExtra("db", "a session database") from error
-    except Exception as error:
-        raise SessionError(f"the session database cannot be read: {type(error).__name__}: {error}") from error
-    if found is None:
-        raise SessionError(f"no session {session!r} of user {user!r} in app {app!r} is in this database")
-    return found
-
-
-@asynccontextmanager
-async def _service(url: str) -> AsyncIterator[BaseSessionService]:
     kind, _, place = url.partition("://")
     if not place:
         raise SessionError(f"{url!r} is not a database URL: write sqlite+aiosqlite:///file.db")
-    if not kind.startswith("sqlite"):
-        async with _database(url) as service:
-            yield service
-        return
     with tempfile.TemporaryDirectory(prefix="aether-context-") as folder:
         copy = Path(folder) / "sessions.db"
-        _copy_sqlite(Path(place.partition("?")[0].removeprefix("/")), copy)
-        if kind == "sqlite":
-            from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
-            yield SqliteSessionService(db_path=str(copy))
-            return
-        async with _database(f"{kind}:///{copy}") as service:
-            yield service
+        async def fetch() -> Session | None:
+            if kind == "sqlite":
+                from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
+                sqlite = SqliteSessionService(db_path=str(copy))
+                return await sqlite.get_session(app_name=app, user_id=user, session_id=session)
+            from google.adk.sessions.database_session_service import DatabaseSessionService
 
-@asynccontextmanager
-async def _database(url: str) -> AsyncIterator[BaseSessionService]:
-    from google.adk.sessions.database_session_service import DatabaseSessionService
+            service = DatabaseSessionService(f"{kind}:///{copy}" if kind.startswith("sqlite") else url)
+            try:
+                return await service.get_session(app_name=app, user_id=user, session_id=session)
+            finally:
+                await service.close()
 
-    service = DatabaseSessionService(url)
-    try:
-        yield service
-    finally:
-        await service.close()
+        try:
+            if kind.startswith("sqlite"):
+                _copy_sqlite(Path(place.partition("?")[0].removeprefix("/")), copy)
+            found = _run_apart(fetch())
+        except SessionError:
+            raise
+        except ImportError as error:
+            raise MissingExtra("db", "a session database") from error
+        except Exception as error:
+            raise SessionError(f"the session database cannot be read: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise SessionError(f"no session {session!r} of user {user!r} in app {app!r} is in this database")
+    return found
 
 
 def _copy_sqlite(path: Path, copy: Path) -> None:
@@ -359,11 +351,16 @@ class _NoModel(BaseLlm):
 
 async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: types.Content | None) -> None:
     """The next model call of a session, as a runner would make it."""
-    open_event = _unanswered(session) if message is None else None
-    if open_event is not None:
-        invocation, asked = open_event.invocation_id, _asked(session, open_event.invocation_id)
+    spoken = (event for event in reversed(session.events) if event.content is not None and not event.partial)
+    last = next(spoken, None) if message is None else None
+    parts = (last.content and last.content.parts if last else None) or ()
+    if last is not None and (last.author == "user" or any(part.function_response for part in parts)):
+        # The last event waits for a model's answer.
+        invocation, branch = last.invocation_id, last.branch
+        said = (event for event in session.events if event.invocation_id == invocation and event.author == "user")
+        asked = next((event.content for event in said), None)
     else:
-        invocation = f"preview-{len(session.events)}"
+        invocation, branch = f"preview-{len(session.events)}", None
         asked = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
         session.events.append(
             Event(
@@ -382,42 +379,10 @@ async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: 
         agent=agent,
         session=session,
         user_content=asked,
-        branch=open_event.branch if open_event is not None else None,
+        branch=branch,
     )
     async for _ in agent.run_async(context):
         pass
-
-
-def _unanswered(session: Session) -> Event | None:
-    """The last event, where a model has still to answer it."""
-    last = next((event for event in reversed(session.events) if event.content is not None and not event.partial), None)
-    if last is None or last.content is None:
-        return None
-    waits = last.author == "user" or any(part.function_response for part in last.content.parts or ())
-    return last if waits else None
-
-
-def _asked(session: Session, invocation: str) -> types.Content | None:
-    """The user's message of an invocation."""
-    return next(
-        (one.content for one in session.events if one.invocation_id == invocation and one.author == "user"), None
-    )
-
-
-def _last_agent(session: Session) -> str:
-    return next((event.author for event in reversed(session.events) if event.author not in ("", "user")), "agent")
-
-
-def _agent(name: str, model: str | BaseLlm, system: str, tools: Sequence[_Tool]) -> LlmAgent:
-    llm = _NoModel(model=model) if isinstance(model, str) else model
-    try:
-        return LlmAgent(name=name, model=llm, instruction=system, tools=list(tools))
-    except ValidationError as error:
-        raise SessionError(f"ADK takes no agent named {name!r}: {error.errors()[0]['msg']}") from error
-
-
-def _content(message: str | types.Content | None) -> types.Content | None:
-    return types.UserContent(parts=[types.Part(text=message)]) if isinstance(message, str) else message
 
 
 def _run_apart(work: Coroutine[Any, Any, _T]) -> _T:

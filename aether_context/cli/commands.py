@@ -5,45 +5,43 @@
     2    wrong usage
     3    something is not there, or the store cannot be read
 
-What a command needs is imported when it runs: ``--help`` then takes a tenth of a second, and no command pays for what
+A command hands its options by name to a function that prints, and ends with the exit code that this returns. The
+function is imported when the command runs: ``--help`` then takes a tenth of a second, and no command pays for what
 another one does.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from importlib import import_module
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from aether_context import __version__
-from aether_context.errors import (
-    AetherContextError,
-    BudgetExceededError,
-    ChecksumMismatch,
-    ContextOptimizationError,
-    PolicyError,
-    ReplayError,
-    ReplayIncomplete,
-)
+from aether_context.errors import AetherContextError
 
-# Numbers as people write them: sizes such as ``10GB``, ``500MiB`` or plain bytes, amounts and shares.
-
-_UNITS = {
-    "": 1,
-    "b": 1,
-    **{f"{letter}b": 1_000**power for power, letter in enumerate("kmgtp", 1)},
-    **{f"{letter}ib": 1_024**power for power, letter in enumerate("kmgtp", 1)},
-}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]{0,3})", re.IGNORECASE)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*(?:(?:([kmgtp])(i)?)?b)?\s*", re.IGNORECASE)
 
 
-class _Number(click.FloatRange):
-    """A number in a range. What is no number ("nan") is in none, though it compares as false with both ends."""
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+        except AetherContextError as error:
+            from aether_context.cli.terminal import exit_code, tell
+
+            tell(f"Error: {error}")
+            code = exit_code(error)
+        ctx.exit(code or 0)
+
+
+class _Amount(click.FloatRange):
+    """A number from 0 on. "nan" is none, though it compares as false with both ends of a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -52,74 +50,52 @@ class _Number(click.FloatRange):
         return number
 
 
-AMOUNT = _Number(min=0)
-
-
-def size(said: str) -> int:
+def size(text: str) -> int:
     """The whole bytes of a size, rounded down. Units of thousands end in ``B``, those of 1,024 in ``iB``, in any case.
 
     Raises:
         click.BadParameter: it is not a size.
     """
-    found = _SIZE.fullmatch(said.strip())
+    found = _SIZE.fullmatch(text)
     if found is None:
-        raise click.BadParameter(f"{said!r} is no size: give bytes, or a number with a unit, such as 10GB or 500MiB")
-    number, unit = found.groups()
-    if unit.lower() not in _UNITS:
-        known = "B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB"
-        raise click.BadParameter(f"{said!r} has a unit {unit!r} that is not known: it is one of {known}")
-    return int(Decimal(number) * _UNITS[unit.lower()])
+        units = "B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB"
+        raise click.BadParameter(f"{text!r} is no size: give bytes, or a number with a unit out of {units}")
+    number, letter, binary = found.groups()
+    power = " kmgtp".index(letter.lower()) if letter else 0
+    return int(Decimal(number) * (1_024 if binary else 1_000) ** power)
 
 
-FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _exit_code(error: AetherContextError) -> int:
-    if isinstance(error, PolicyError):
-        return WRONG_USAGE
-    if isinstance(error, ReplayIncomplete):
-        return NOT_THERE
-    failed = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayError)
-    return FAILED if isinstance(error, failed) else NOT_THERE
-
-
-class _Commands(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except AetherContextError as error:
-            from aether_context.cli.terminal import plain
-
-            click.echo(f"Error: {plain(error)}", err=True)
-            ctx.exit(_exit_code(error))
-
-
-def _end(code: int) -> NoReturn:
-    click.get_current_context().exit(code)
-
-
-def _store_option(command: _Command) -> _Command:
-    return click.option(
-        "--store",
-        "url",
-        metavar="URL",
-        envvar="AETHER_CONTEXT_STORE",
-        default="artifacts",
-        show_default=True,
-        show_envvar=True,
-        help="The store of packs: a folder or any fsspec URL.",
-    )(command)
+def _examples(*lines: str) -> str:
+    """An epilog whose lines click leaves alone."""
+    return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
 
 
 def _json_option(meaning: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
-def _examples(*lines: str) -> str:
-    """An epilog whose lines click leaves alone."""
-    return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
+def _packs_of(command: _Command) -> _Command:
+    """Options that say whose packs are meant."""
+    command = click.option("--session", help="Packs of this session only.")(command)
+    command = click.option("--user", help="Packs of this user only.")(command)
+    return click.option("--app", help="Packs of this application only.")(command)
+
+
+_store_option = click.option(
+    "--store",
+    "url",
+    metavar="URL",
+    envvar="AETHER_CONTEXT_STORE",
+    default="artifacts",
+    show_default=True,
+    show_envvar=True,
+    help="The store of packs: a folder or any fsspec URL.",
+)
+_policy_option = click.option(
+    "--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat."
+)
+_all_option = click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
+_yes_option = click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
 
 
 @click.group(
@@ -139,19 +115,14 @@ def main() -> None:
 
 @main.command("list", epilog=_examples("list", "list --limit 20", "list --store s3://bucket/packs --app shop --json"))
 @_store_option
-@click.option("--app", help="Packs of this application only.")
-@click.option("--user", help="Packs of this user only.")
-@click.option("--session", help="Packs of this session only.")
+@_packs_of
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
 @_json_option("A JSON list, an object for each pack.")
-def list_packs(
-    url: str, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool
-) -> None:
+def list_packs(**options: Any) -> int:
     """Lists packs, the oldest first."""
-    from aether_context.cli import packs
+    from aether_context.cli.packs import show
 
-    readable = packs.show(url, app=app, user=user, session=session, limit=limit, as_json=as_json)
-    _end(0 if readable else NOT_THERE)
+    return show(**options)
 
 
 @main.command(
@@ -161,17 +132,16 @@ def list_packs(
 )
 @click.argument("pack_id", required=False)
 @_store_option
-@click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
+@_all_option
 @_json_option("The manifest as JSON, with what the packs before it hold filled in.")
-def inspect(pack_id: str | None, url: str, everything: bool, as_json: bool) -> None:
+def inspect(**options: Any) -> int:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 
     PACK_ID is the beginning of an id, or the hash at its end; without it the newest pack is shown.
     """
-    from aether_context.cli import inspection
+    from aether_context.cli.inspection import show
 
-    problem = inspection.show(url, pack_id, everything=everything, as_json=as_json)
-    _end({"": 0, "gap": NOT_THERE, "fault": FAILED}[problem])
+    return show(**options)
 
 
 @main.command(
@@ -190,7 +160,7 @@ def inspect(pack_id: str | None, url: str, everything: bool, as_json: bool) -> N
 )
 @click.option("--all", "everything", is_flag=True, help="Every line of every text, none of them shortened.")
 @_json_option("The request as canonical JSON; with --policy, a comparison with the other request.")
-def replay(pack_id: str, url: str, policy: str | None, everything: bool, as_json: bool) -> None:
+def replay(**options: Any) -> int:
     """Builds a pack's request again, checks it against the recorded checksum, and prints it.
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
@@ -198,25 +168,24 @@ def replay(pack_id: str, url: str, policy: str | None, everything: bool, as_json
     What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
     policy names one.
     """
-    from aether_context.cli import replay as replaying
+    from aether_context.cli.replay import show_replay
 
-    is_whole = replaying.show_replay(url, pack_id, policy=policy, everything=everything, as_json=as_json)
-    _end(0 if is_whole else FAILED)
+    return show_replay(**options)
 
 
 @main.command(epilog=_examples("verify", "verify --replay", "verify 9f86d081 --store memory://packs"))
 @click.argument("pack_ids", nargs=-1)
 @_store_option
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
-def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
+def verify(**options: Any) -> int:
     """Checks that packs are what was written: digests of manifests, the texts that they name, the packs they extend.
 
     A pack whose request passed its window fails, too. Without PACK_IDS all packs are checked. The exit code is 1 where
     any failed.
     """
-    from aether_context.cli import replay as verification
+    from aether_context.cli.replay import show_verification
 
-    _end(0 if verification.show_verification(url, pack_ids, replays=replays) else FAILED)
+    return show_verification(**options)
 
 
 @main.command(
@@ -234,7 +203,7 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
 @click.option("--user", help="The session's user; with --db.")
 @click.option("--session", help="The session's id; with --db.")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
-@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@_policy_option
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
 @click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
 @click.option("--agent", metavar="NAME", help="The agent that is called; else the session's last one.")
@@ -243,57 +212,17 @@ def verify(pack_ids: tuple[str, ...], url: str, replays: bool) -> None:
 @click.option("--request", is_flag=True, help="The request itself, not the account of it.")
 @click.option("--strategies", is_flag=True, help="What each strategy would cut, save and cost in cache.")
 @click.option("--by-hand", is_flag=True, help="With --strategies: as if a cut had been asked for.")
-@click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
+@_all_option
 @_json_option("The manifest as JSON; with --request, the request.")
-def preview(
-    path: str | None,
-    database: str | None,
-    app: str | None,
-    user: str | None,
-    session: str | None,
-    message: str | None,
-    policy: str | None,
-    window: int | None,
-    model: str,
-    agent: str | None,
-    system: str,
-    url: str | None,
-    request: bool,
-    strategies: bool,
-    by_hand: bool,
-    everything: bool,
-    as_json: bool,
-) -> None:
+def preview(**options: Any) -> None:
     """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
 
     SESSION.json is what `Session.model_dump_json()` or ADK's web page wrote. A session that waits for a user's message
     gets a stand-in where --message gives none. Tools are not known here, and memories are not searched.
     """
-    from aether_context.cli import preview as previewing
+    from aether_context.cli.preview import show
 
-    if (path is None) == (database is None):
-        raise click.UsageError("give either a file or --db")
-    if database is not None and not (app and user and session):
-        raise click.UsageError("--db needs --app, --user and --session")
-    if strategies and (request or everything or url):
-        raise click.UsageError("--strategies goes without --request, --all and --store")
-    if by_hand and not strategies:
-        raise click.UsageError("--by-hand goes with --strategies")
-    source = previewing.Source(path=path, database=database, app=app or "", user=user or "", session=session or "")
-    called = previewing.Agent(message=message, name=agent, model=model, system=system)
-    if strategies:
-        previewing.show_strategies(source, called, policy=policy, window=window, by_hand=by_hand, as_json=as_json)
-        return
-    previewing.show(
-        source,
-        called,
-        policy=policy,
-        window=window,
-        store=url,
-        request=request,
-        everything=everything,
-        as_json=as_json,
-    )
+    show(**options)
 
 
 @main.command(
@@ -315,35 +244,23 @@ def preview(
     help="A counter's name, and leave for it to use the network.",
 )
 @click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
-@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@_policy_option
 @_store_option
 @_json_option("A JSON object with the layers of each counter.")
-def tokens(
-    source: str,
-    model: str | None,
-    counters: tuple[str, ...],
-    vocabulary: str | None,
-    policy: str | None,
-    url: str,
-    as_json: bool,
-) -> None:
+def tokens(**options: Any) -> None:
     """Counts what is sent, by layer and by counter: the estimate, and what the policy or --counter asks for.
 
     The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path;
     or any text. Nothing of a pack is decided anew.
     """
-    from aether_context.cli import tokens as counting
+    from aether_context.cli.tokens import show
 
-    counting.show(
-        source, model=model, counters=counters, vocabulary=vocabulary, policy=policy, url=url, as_json=as_json
-    )
+    show(**options)
 
 
 @main.command(epilog=_examples("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json"))
 @_store_option
-@click.option("--app", help="Packs of this application only.")
-@click.option("--user", help="Packs of this user only.")
-@click.option("--session", help="Packs of this session only.")
+@_packs_of
 @click.option(
     "--by",
     type=click.Choice(["agent", "day", "model", "session"]),
@@ -352,7 +269,7 @@ def tokens(
     help="A row for each of these, agent and day by default; may be given more than once.",
 )
 @_json_option("The same as JSON; null is unknown.")
-def usage(url: str, app: str | None, user: str | None, session: str | None, by: tuple[str, ...], as_json: bool) -> None:
+def usage(**options: Any) -> int:
     """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
 
     Below stands what each strategy did to the requests, where any did: cuts, contents removed and replaced, tokens
@@ -361,10 +278,9 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """
-    from aether_context.cli import usage as accounting
+    from aether_context.cli.usage import show
 
-    readable = accounting.show(url, app=app, user=user, session=session, by=tuple(dict.fromkeys(by)), as_json=as_json)
-    _end(0 if readable else NOT_THERE)
+    return show(**options)
 
 
 @main.command(
@@ -377,7 +293,7 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
 @click.argument("query")
 @click.option(
     "--memory",
-    "folder",
+    "path",
     metavar="PATH",
     required=True,
     help="Where an index was saved, or the file or folder of a memory service.",
@@ -387,19 +303,11 @@ def usage(url: str, app: str | None, user: str | None, session: str | None, by: 
 @click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
 @_json_option("A JSON list, an object for each hit.")
-def search(
-    query: str,
-    folder: str,
-    app: str | None,
-    user: str | None,
-    embedder: str | None,
-    limit: int,
-    as_json: bool,
-) -> None:
+def search(**options: Any) -> None:
     """Shows what an index or a memory service finds for QUERY, best first, with each score the rank was made of."""
-    from aether_context.cli import search as searching
+    from aether_context.cli.search import show
 
-    searching.show(query, folder, app=app, user=user, embedder=embedder, limit=limit, as_json=as_json)
+    show(**options)
 
 
 @main.command(
@@ -408,30 +316,19 @@ def search(
 @_store_option
 @click.option("--app", help="Users of this application only.")
 @click.option("--user", help="This user only.")
-@click.option("--pack-days", type=AMOUNT, default=30.0, show_default=True, help="Age of a pack.")
-@click.option("--evidence-days", type=AMOUNT, default=14.0, show_default=True, help="Age of raw evidence.")
-@click.option("--cache-days", type=AMOUNT, default=7.0, show_default=True, help="Age of a cache.")
+@click.option("--pack-days", type=_Amount(min=0), default=30.0, show_default=True, help="Age of a pack.")
+@click.option("--evidence-days", type=_Amount(min=0), default=14.0, show_default=True, help="Age of raw evidence.")
+@click.option("--cache-days", type=_Amount(min=0), default=7.0, show_default=True, help="Age of a cache.")
 @click.option(
     "--max-bytes",
     type=size,
     metavar="SIZE",
     help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
 )
-@click.option("--grace-minutes", type=AMOUNT, default=60.0, show_default=True, help="What is younger stays.")
-@click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
+@click.option("--grace-minutes", type=_Amount(min=0), default=60.0, show_default=True, help="What is younger stays.")
+@_yes_option
 @_json_option("A JSON object with a row per user.")
-def gc(
-    url: str,
-    app: str | None,
-    user: str | None,
-    pack_days: float,
-    evidence_days: float,
-    cache_days: float,
-    max_bytes: int | None,
-    grace_minutes: float,
-    delete: bool,
-    as_json: bool,
-) -> None:
+def gc(**options: Any) -> int:
     """Deletes what is old: packs, raw evidence, caches, and texts that no pack names any more.
 
     A pack that younger ones extend outlives its age. With --max-bytes the chains of packs that were written to longest
@@ -439,18 +336,9 @@ def gc(
 
     The exit code is 3 where a manifest could not be read; then no text of that user goes.
     """
-    from aether_context.cli import retention
-    from aether_context.store.retention import DAY_SECONDS, Rules
+    from aether_context.cli.retention import collect
 
-    rules = Rules(
-        packs_seconds=pack_days * DAY_SECONDS,
-        evidence_seconds=evidence_days * DAY_SECONDS,
-        caches_seconds=cache_days * DAY_SECONDS,
-        most_bytes=max_bytes,
-        grace_seconds=grace_minutes * 60,
-    )
-    readable = retention.collect(url, rules, app=app, user=user, delete=delete, as_json=as_json)
-    _end(0 if readable else NOT_THERE)
+    return collect(**options)
 
 
 @main.command(epilog=_examples("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes"))
@@ -458,17 +346,17 @@ def gc(
 @click.option("--app", required=True, help="The application.")
 @click.option("--user", required=True, help="The user.")
 @click.option("--session", help="This session only.")
-@click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
+@_yes_option
 @_json_option("A JSON object with what was found.")
-def forget(url: str, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
+def forget(**options: Any) -> None:
     """Deletes all that a store keeps of a user, or of one session, whatever its age.
 
     That is packs, texts, evidence, caches, artifacts in the same store, and what waits in this machine's spool. Texts
     that other sessions of the user name stay until those go. A memory service keeps its own.
     """
-    from aether_context.cli import retention
+    from aether_context.cli.retention import forget_all
 
-    retention.forget_all(url, app=app, user=user, session=session, delete=delete, as_json=as_json)
+    forget_all(**options)
 
 
 @main.command(
@@ -480,40 +368,34 @@ def forget(url: str, app: str, user: str, session: str | None, delete: bool, as_
 @click.option("--to", "target", metavar="URL", required=True, help="The store to copy to.")
 @click.option("--raw/--no-raw", default=True, show_default=True, help="Also copy what artifact:// URIs stand for.")
 @_json_option("A JSON object with what was copied.")
-def export_pack(pack_id: str, url: str, target: str, raw: bool, as_json: bool) -> None:
+def export_pack(**options: Any) -> None:
     """Copies a pack, the packs that it extends and all their texts to another store, where it verifies and replays.
 
     With it goes what the packs' artifact:// URIs stand for: tool results and other evidence with their records, what
     was taken out of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in
     the store are named.
     """
-    from aether_context.cli import retention
+    from aether_context.cli.retention import export
 
-    retention.export(url, pack_id, target, raw=raw, as_json=as_json)
+    export(**options)
 
 
 @main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:
     """Prints a JSON Schema: of manifests, of the session state that is read, or of policies."""
-    from aether_context.cli import terminal
+    from aether_context import policy, state, store
 
-    module, name = {
-        "manifest": ("store", "schema"),
-        "state": ("state", "state_schema"),
-        "policy": ("policy", "PackPolicy"),
-    }[kind]
-    found = getattr(import_module(f"aether_context.{module}"), name)
-    terminal.print_json(found.model_json_schema() if kind == "policy" else found(), indent=2)
+    schemas = {"manifest": store.schema, "state": state.state_schema, "policy": policy.PackPolicy.model_json_schema}
+    click.echo(json.dumps(schemas[kind](), indent=2, sort_keys=True))
 
 
 @main.command(epilog=_examples("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo"))
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
-def demo(model: str | None, url: str, window: int) -> None:
+def demo(**options: Any) -> int:
     """Runs a small agent with the plugin attached, and shows what its packs held."""
     from aether_context.cli.demonstration import run_demo
-    from aether_context.cli.terminal import console
 
-    _end(run_demo(model=model, store=url, window=window, console=console()))
+    return run_demo(**options)

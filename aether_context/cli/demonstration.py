@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from aether_context.cli.terminal import cell, grid, heading, number, print_line
-from aether_context.errors import AetherContextError
-from aether_context.pack import LAYERS, CandidateOutcome, TruncationEvent
+from aether_context.cli.packs import pack_name
+from aether_context.cli.replay import Verifier
+from aether_context.cli.terminal import FAILED, WRONG_USAGE, cell, console, grid, heading, number, print_line
+from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
-from aether_context.store.replay import Replayer
 from aether_context.usage.prices import cost_of
 
 if TYPE_CHECKING:
-    from aether_context.demo.agent import Reached
+    from aether_context.demo import Reached
 
 _PACKAGE = Path(__file__).parent.parent
-_MOST_LINES = 12
 
 WHY: Mapping[str, str] = {
     "below_floor": "it has too little to do with the request and the step",
@@ -49,7 +48,6 @@ WHY: Mapping[str, str] = {
 }
 """Each reason for leaving something out, as the end of a sentence."""
 
-
 _COLUMNS = {
     "sent": "the whole request",
     "sys": "the agent's instruction",
@@ -65,12 +63,12 @@ _COLUMNS = {
 """What a column of the table holds."""
 
 
-def run_demo(*, model: str | None, store: str, window: int, console: Console) -> int:
+def run_demo(*, model: str | None, url: str, window: int) -> int:
     """Runs the agent, and prints what its model got to read and what was left out.
 
     Args:
         model: a Gemini model to call with ``GOOGLE_API_KEY``; None for the script.
-        store: where the packs go, any fsspec URL.
+        url: where the packs go, any fsspec URL.
         window: tokens that cap the model's window.
 
     Returns:
@@ -80,218 +78,163 @@ def run_demo(*, model: str | None, store: str, window: int, console: Console) ->
     Raises:
         StoreError: packs cannot be written there.
     """
+    out = console()
     if model is not None and not os.environ.get("GOOGLE_API_KEY"):
-        console.print(f"{model} needs GOOGLE_API_KEY: set it, or leave the model out to run the demo offline.")
-        return 2
+        out.print(f"{model} needs GOOGLE_API_KEY: set it, or leave the model out to run the demo offline.")
+        return WRONG_USAGE
     from aether_context.adk import ContextPackPlugin
-    from aether_context.demo.agent import LIKE, research
+    from aether_context.demo import LIKE, research
 
-    packs = PackStore(store)
-    packs.files.try_writing()
+    store = PackStore(url)
+    store.files.try_writing()
     policy = PackPolicy.load("research", max_input_tokens=window)
-    heading(console, "A research agent reads this package's source")
+    heading(out, "A research agent reads this package's source")
     who = model or "a script in the model's place, offline"
-    print_line(console, f"model: {who} · window: {window:,} tokens · policy: the profile research")
-    console.print()
-    plugin = ContextPackPlugin(policy=policy, store=packs)
+    print_line(out, f"model: {who} · window: {window:,} tokens · policy: the profile research")
+    out.print()
+    plugin = ContextPackPlugin(policy=policy, store=store)
     run = asyncio.run(research(model=model, plugin=plugin, folder=_PACKAGE))
-    manifests = list(packs.manifests(run.app, run.user, run.session))
+    manifests = list(store.manifests(run.app, run.user, run.session))
     for question, answer in run.answers:
-        console.print(Text.assemble(("user: ", "bold"), question))
-        console.print(Text.assemble(("agent: ", "bold"), answer, "\n"))
-    table(console, manifests)
-    fit = too_large(console, manifests)
-    left_out(console, manifests)
+        out.print(Text.assemble(("user: ", "bold"), question))
+        out.print(Text.assemble(("agent: ", "bold"), answer, "\n"))
+    _show_calls(out, manifests)
+    fits = _show_too_large(out, manifests)
+    _show_left_out(out, manifests)
     if model is None:
-        plain = asyncio.run(research(model=None, plugin=None, folder=_PACKAGE))
-        comparison(console, run.requests, plain.requests, window=window, model=LIKE)
-    same = replays(console, packs, manifests)
-    next_commands(console, packs, manifests)
-    return 0 if same and fit else 1
+        without = asyncio.run(research(model=None, plugin=None, folder=_PACKAGE))
+        _show_comparison(out, (run.requests, without.requests), window=window, model=LIKE)
+    sound = _check(out, store, store.folders(run.app, run.user, run.session))
+    if manifests:
+        shown = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])
+        heading(out, "Packs")
+        print_line(out, f"  {store.uri(shown).rsplit('/packs/', 1)[0]}/packs")
+        if store.url.startswith("memory://"):
+            print_line(out, "  in memory: they are gone when this process ends")
+        else:
+            heading(out, "Next")
+            for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
+                print_line(out, f"  {store.command(command)}")
+    return 0 if sound and fits else FAILED
 
 
-def table(console: Console, manifests: Sequence[Manifest]) -> None:
+def _show_calls(out: Console, manifests: Sequence[Manifest]) -> None:
     """A row for each pack, and below what the columns mean."""
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
-    used = [layer for layer in LAYERS if layer != "slack"]
-    layers = (f">{short.get(layer, layer)}" for layer in used)
-    calls = grid(">call", "step", ">sent", *layers, ">prefix", "events")
+    layers = [layer for layer in LAYERS if layer != "slack"]
+    calls = grid(">call", "step", ">sent", *(f">{short.get(layer, layer)}" for layer in layers), ">prefix", "events")
     for at, manifest in enumerate(manifests, start=1):
         shared = manifest.prefix.shared_tokens
+        began = manifest.epoch_reason if manifest.epoch_reason != "high_water" else None
+        events = [began.replace("_", " ")] if began else []
         calls.add_row(
             str(at),
             cell(manifest.step_id),
             number(manifest.request_tokens),
-            *(number(manifest.allocation[layer].used) for layer in used),
+            *(number(manifest.allocation[layer].used) for layer in layers),
             "-" if shared is None else number(shared),
-            _happened(manifest),
+            ", ".join([*events, *(event.stage for event in manifest.truncation_events)]),
         )
     meanings = grid("", "")
     for name, meaning in _COLUMNS.items():
         meanings.add_row(name, meaning, style="dim")
-    heading(console, "What each model call was sent, in tokens")
-    for shown in (calls, meanings):
-        console.print(shown)
-        console.print()
+    heading(out, "What each model call was sent, in tokens")
+    for table in (calls, meanings):
+        out.print(table)
+        out.print()
 
 
-def _happened(manifest: Manifest) -> str:
-    stages = [event.stage for event in manifest.truncation_events]
-    began = manifest.epoch_reason
-    return ", ".join([*([began.replace("_", " ")] if began and began != "high_water" else []), *stages])
-
-
-def comparison(
-    console: Console, packed: Sequence[Reached], plain: Sequence[Reached], *, window: int, model: str
-) -> None:
-    """What reached the model with the plugin beside what reaches it without."""
-    heading(console, "The same run without the plugin")
-    compared = grid("", ">with the plugin", ">without")
-    runs = (packed, plain)
-    rows: dict[str, list[str]] = {
-        "model calls": [number(len(run)) for run in runs],
-        "input tokens": [number(sum(one.tokens for one in run)) for run in runs],
-        "largest request": [number(max((one.tokens for one in run), default=0)) for run in runs],
-        "larger than the window": [f"{sum(one.tokens > window for one in run)} calls" for run in runs],
-        "same beginning as the call before": [_share(run) for run in runs],
-        "cost of the input": [_cost(run, model) for run in runs],
-    }
-    for name, cells in rows.items():
-        compared.add_row(f"  {name}", *cells)
-    console.print(compared)
-    print_line(
-        console, f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
-    )
-    print_line(console, "  A model with this window would have refused the calls that are larger than it.")
-    console.print()
-
-
-def _share(run: Sequence[Reached]) -> str:
-    whole = sum(one.tokens for one in run)
-    return f"{sum(one.shared for one in run) / whole:.0%}" if whole else "-"
-
-
-def _cost(run: Sequence[Reached], model: str) -> str:
-    costs = [cost_of(model, input_tokens=one.tokens, cached_tokens=one.shared) for one in run]
-    known = [cost for cost in costs if cost is not None]
-    return f"${sum(known):.4f}" if len(known) == len(costs) else "unknown"
-
-
-def too_large(console: Console, manifests: Sequence[Manifest]) -> bool:
+def _show_too_large(out: Console, manifests: Sequence[Manifest]) -> bool:
     """Says which requests are larger than the window, and what they consist of; True where none is."""
-    over = [(number, one) for number, one in enumerate(manifests, start=1) if one.request_tokens > one.window]
+    over = {at: manifest for at, manifest in enumerate(manifests, 1) if manifest.request_tokens > manifest.window}
     if not over:
         return True
-    _, largest = max(over, key=lambda pair: pair[1].request_tokens)
-    must = " + ".join(
-        f"{layer} {largest.allocation[layer].used:,}"
-        for layer in ("system", "task", "tools")
-        if layer in largest.allocation
-    )
-    calls = ", ".join(str(number) for number, _ in over)
-    heading(console, "Larger than the window")
-    print_line(
-        console,
-        f"  {len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
-        f"{largest.window:,} tokens: calls {calls}.",
-    )
-    print_line(
-        console,
-        f"  The largest takes {largest.request_tokens:,} tokens. {must} tokens of it are never cut, since without them "
+    largest = max(over.values(), key=lambda manifest: manifest.request_tokens)
+    must = " + ".join(f"{layer} {largest.allocation[layer].used:,}" for layer in FIXED_LAYERS)
+    heading(out, "Larger than the window")
+    for line in (
+        f"{len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
+        f"{largest.window:,} tokens: calls {', '.join(map(str, over))}.",
+        f"The largest takes {largest.request_tokens:,} tokens. {must} tokens of it are never cut, since without them "
         "the agent has no instruction, no task or no tools.",
-    )
-    print_line(console, "  A live model of that window would refuse them. Choose a larger --window.")
-    console.print()
+        "A live model of that window would refuse them. Choose a larger --window.",
+    ):
+        print_line(out, f"  {line}")
+    out.print()
     return False
 
 
-def left_out(console: Console, manifests: Sequence[Manifest]) -> None:
+def _show_left_out(out: Console, manifests: Sequence[Manifest]) -> None:
     """What was cut, shortened or never chosen, and why, in words."""
-    acts = [
-        f"call {number} ({one.step_id}): {_event(event)}"
-        for number, one in enumerate(manifests, start=1)
-        for event in one.truncation_events
-    ]
-    acts += sorted({f"{note} ({one.step_id})" for one in manifests for note in one.degradations})
-    tools = {name: reason for one in manifests for name, reason in one.tools.left_out.items()}
-    unsent = [
-        *map(_row, _never_sent(manifests)),
-        *(f"tool {name}: {_why(reason)}" for name, reason in tools.items()),
-    ]
-    heading(console, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
-    if not acts and not unsent:
-        print_line(console, "  nothing: everything fitted")
-    for lines in (acts, unsent):
-        for line in lines[:_MOST_LINES]:
-            print_line(console, f"  - {line}")
-        if len(lines) > _MOST_LINES:
-            print_line(console, f"  - and {len(lines) - _MOST_LINES} more")
-    console.print()
-
-
-def _never_sent(manifests: Sequence[Manifest]) -> list[CandidateOutcome]:
-    """The latest row of each memory and piece of evidence that no pack held."""
-    rows = [row for one in manifests for row in one.rows if row.layer in ("memory", "evidence")]
+    acts = []
+    for at, manifest in enumerate(manifests, start=1):
+        for event in manifest.truncation_events:
+            items = f"{len(event.item_ids)} item" + ("s" if len(event.item_ids) != 1 else "")
+            done = {
+                "cut": f"a cut took {items} out of the {event.layer}",
+                "emergency": f"{items} of the {event.layer} shortened to extracts",
+                "drop": f"{items} of {event.layer} dropped",
+                "compress": f"{items} of {event.layer} compressed",
+            }.get(event.stage, f"{items} of {event.layer} left out")
+            tokens = f"{event.tokens_before:,} to {event.tokens_after:,} tokens"
+            acts.append(f"call {at} ({manifest.step_id}): {done}, {tokens}: {WHY[event.reason]}")
+    acts += sorted({f"{note} ({manifest.step_id})" for manifest in manifests for note in manifest.degradations})
+    # The latest row of each memory and piece of evidence that no pack held.
+    rows = [row for manifest in manifests for row in manifest.rows if row.layer in ("memory", "evidence")]
     sent = {row.id for row in rows if row.state not in ("dropped", "in_tail")}
-    return list({row.id: row for row in rows if row.id not in sent}.values())
+    unsent = []
+    for row in {row.id: row for row in rows if row.id not in sent}.values():
+        known = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""
+        unsent.append(f"{row.layer} {row.id}{known}: {WHY.get(row.reason or '', '')}")
+    tools = {name: reason for manifest in manifests for name, reason in manifest.tools.left_out.items()}
+    unsent += [f"tool {name}: {WHY[reason]}" for name, reason in tools.items()]
+    heading(out, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
+    if not acts and not unsent:
+        print_line(out, "  nothing: everything fitted")
+    for lines in (acts, unsent):
+        for line in lines[:12]:
+            print_line(out, f"  - {line}")
+        if len(lines) > 12:
+            print_line(out, f"  - and {len(lines) - 12} more")
+    out.print()
 
 
-def _event(event: TruncationEvent) -> str:
-    count = len(event.item_ids)
-    items = f"{count} item" if count == 1 else f"{count} items"
-    acts = {
-        "cut": f"a cut took {items} out of the {event.layer}",
-        "emergency": f"{items} of the {event.layer} shortened to extracts",
-        "drop": f"{items} of {event.layer} dropped",
-        "compress": f"{items} of {event.layer} compressed",
-    }
-    act = acts.get(event.stage, f"{items} of {event.layer} left out")
-    return f"{act}, {event.tokens_before:,} to {event.tokens_after:,} tokens: {_why(event.reason)}"
+def _show_comparison(out: Console, runs: Sequence[Sequence[Reached]], *, window: int, model: str) -> None:
+    """What reached the model with the plugin beside what reaches it without."""
+    heading(out, "The same run without the plugin")
+    compared = grid("", ">with the plugin", ">without")
+    columns = []
+    for run in runs:
+        whole = sum(request.tokens for request in run)
+        costs = [cost_of(model, input_tokens=request.tokens, cached_tokens=request.shared) for request in run]
+        known = [cost for cost in costs if cost is not None]
+        columns.append(
+            {
+                "model calls": number(len(run)),
+                "input tokens": number(whole),
+                "largest request": number(max(request.tokens for request in run)),
+                "larger than the window": f"{sum(request.tokens > window for request in run)} calls",
+                "same beginning as the call before": f"{sum(request.shared for request in run) / whole:.0%}",
+                "cost of the input": f"${sum(known):.4f}" if len(known) == len(costs) else "unknown",
+            }
+        )
+    for name in columns[0]:
+        compared.add_row(f"  {name}", *(column[name] for column in columns))
+    out.print(compared)
+    print_line(
+        out, f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
+    )
+    print_line(out, "  A model with this window would have refused the calls that are larger than it.")
+    out.print()
 
 
-def _row(row: CandidateOutcome) -> str:
-    known = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""
-    return f"{row.layer} {row.id}{known}: {_why(row.reason or '')}"
-
-
-def _why(reason: str) -> str:
-    return WHY.get(reason, reason.replace("_", " "))
-
-
-def replays(console: Console, store: PackStore, manifests: Sequence[Manifest]) -> bool:
-    """Verifies every manifest and builds every request again; False where there is none, or one differs."""
-    replayer = Replayer(store)
-    wrong = [(one, problem) for one in manifests if (problem := _problem(replayer, one))]
-    total = len(manifests)
-    heading(console, "Checked")
-    print_line(console, f"  {total - len(wrong)} of {total} packs verify and replay to their checksum")
-    for one, problem in wrong:
-        print_line(console, f"  - {one.pack_id}: {problem}")
-    console.print()
-    return bool(manifests) and not wrong
-
-
-def _problem(replayer: Replayer, manifest: Manifest) -> str:
-    """Why a pack does not verify or replay; empty where it does."""
-    try:
-        manifest.verify()
-        replayer.replay(manifest)
-        return ""
-    except AetherContextError as error:
-        return str(error)
-
-
-def next_commands(console: Console, store: PackStore, manifests: Sequence[Manifest]) -> None:
-    """Where the packs are, and what to type next."""
-    if not manifests:
-        return
-    shown = next((one for one in manifests if one.truncation_events), manifests[-1])
-    place = store.uri(shown).rsplit("/packs/", 1)[0]
-    heading(console, "Packs")
-    print_line(console, f"  {place}/packs")
-    if store.url.startswith("memory://"):
-        print_line(console, "  in memory: they are gone when this process ends")
-        return
-    heading(console, "Next")
-    for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-        print_line(console, f"  {store.command(command)}")
+def _check(out: Console, store: PackStore, places: Sequence[str]) -> bool:
+    """Verifies every pack and builds every request again; False where there is none, or one differs."""
+    verifier = Verifier(store)
+    faults = {place: fault for place in places if (fault := verifier.fault(place, replays=True))}
+    heading(out, "Checked")
+    print_line(out, f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
+    for place, fault in faults.items():
+        print_line(out, f"  - {pack_name(place)}: {fault}")
+    out.print()
+    return bool(places) and not faults

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from aether_context.canonical import JSON
 from aether_context.cli.terminal import (
+    NOT_THERE,
     cell,
     console,
     grid,
@@ -42,8 +43,8 @@ def require(store: PackStore) -> PackStore:
 def whose(*, app: str | None, user: str | None, session: str | None) -> str:
     """Those whose packs are meant, as the middle of a sentence; empty where it is everybody."""
     names = (("app", app), ("user", user), ("session", session))
-    told = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
-    return f" of {told}" if told else ""
+    given = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
+    return f" of {given}" if given else ""
 
 
 def find(store: PackStore, pack_id: str | None) -> str:
@@ -66,89 +67,79 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
 # `aether-context list`: a row per pack.
 
-_ROOM_FOR_ALL = 130
-"""Columns from which on a row shows whole ids."""
-_ROOM_FOR_EPOCHS = 96
-_UNBOUNDED = 1_000
-"""The width of a table that is piped: wide enough that nothing is folded."""
 
-
-def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> bool:
-    """Prints the list; False where a manifest in it could not be read.
+def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
+    """Prints the list.
 
     Raises:
         StoreError: the store is not there, or could not be listed.
     """
     store = require(PackStore(url))
-    known = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
-    shown = known[-limit:] if limit else known
-    found = [(place, _read(store, place)) for place in shown]
+    places = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
+    packs: list[tuple[str, Manifest | AetherContextError]] = []
+    for place in places[-limit:] if limit else places:
+        try:
+            packs.append((pack_name(place), store.read(place)))
+        except AetherContextError as error:
+            packs.append((pack_name(place), error))
     if as_json:
-        print_json([_value(store, place, one) for place, one in found])
-    elif not found:
+        print_json([_value(store, name, manifest) for name, manifest in packs])
+    elif not packs:
         tell(f"no packs{whose(app=app, user=user, session=session)} in {store.url}")
     else:
-        _print(found, len(known) > len(shown))
-    return not any(isinstance(one, AetherContextError) for _, one in found)
+        _print(packs)
+        if len(places) > len(packs):
+            console().print("… and earlier ones")
+    return NOT_THERE if any(isinstance(manifest, AetherContextError) for _, manifest in packs) else 0
 
 
-def _read(store: PackStore, place: str) -> Manifest | AetherContextError:
-    try:
-        return store.read(place)
-    except AetherContextError as error:
-        return error
-
-
-def _print(found: list[tuple[str, Manifest | AetherContextError]], earlier: bool) -> None:
+def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
     """A row each. On a terminal the pack is the hash at the end of its id, by which it is found as well."""
     out = console()
-    narrow = out.width < _ROOM_FOR_ALL
+    narrow = out.width < 130
     whole = not narrow and not out.is_terminal
     if whole:
-        out.width = _UNBOUNDED
-    only_wide = (">call", ">full", ">events", "validity", *(("epoch",) if out.width < _ROOM_FOR_EPOCHS else ()))
-    columns = ("pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">full", "epoch")
-    shown = [name for name in (*columns, ">events", "validity") if not (narrow and name in only_wide)]
-    table = grid(*shown)
-    unreadable = []
-    for place, one in found:
-        name = pack_name(place) if whole else pack_name(place).rsplit("_", 1)[-1]
-        if isinstance(one, AetherContextError):
+        out.width = 1_000  # so that nothing is folded where the output is piped
+    hidden = {"call", "full", "events", "validity"} if narrow else set()
+    if out.width < 96:
+        hidden.add("epoch")
+    columns = ["pack", "time (UTC)", "app", "session", "agent", ">call", ">tokens / window", ">full", "epoch"]
+    columns = [name for name in (*columns, ">events", "validity") if name.removeprefix(">") not in hidden]
+    table, unreadable = grid(*columns), []
+    for pack_id, manifest in packs:
+        name = pack_id if whole else pack_id.rsplit("_", 1)[-1]
+        if isinstance(manifest, AetherContextError):
             table.add_row(cell(name), Text("unreadable", style="red"))
-            unreadable.append(f"{name} unreadable: {one}")
+            unreadable.append(f"{name} unreadable: {manifest}")
             continue
-        epoch_style = "yellow" if one.epoch_reason else ""
+        full = percent(manifest.request_tokens, manifest.window)
+        epoch = " ".join(filter(None, (str(manifest.epoch.number), manifest.epoch_reason)))
         cells: dict[str, Text | str] = {
             "pack": cell(name),
-            "time (UTC)": moment(one.last_event_time),
-            "app": cell(one.app, limit=60 if whole else 12),
-            "session": cell(one.session, limit=60 if whole else 9 if narrow else 20),
-            "agent": cell(one.agent, limit=24 if whole else 14),
-            ">call": number(one.call),
-            ">tokens / window": f"{number(one.request_tokens)} / {number(one.window)}",
-            ">full": cell(
-                f"{percent(one.request_tokens, one.window)}{' over' if one.over_window else ''}",
-                "red" if one.over_window else "",
-            ),
-            "epoch": cell(" ".join(filter(None, (str(one.epoch.number), one.epoch_reason))), epoch_style),
-            ">events": number(len(one.truncation_events)),
-            "validity": cell(one.validity, "red" if one.validity == "invalid" else ""),
+            "time (UTC)": moment(manifest.last_event_time),
+            "app": cell(manifest.app, limit=60 if whole else 12),
+            "session": cell(manifest.session, limit=60 if whole else 9 if narrow else 20),
+            "agent": cell(manifest.agent, limit=24 if whole else 14),
+            ">call": number(manifest.call),
+            ">tokens / window": f"{number(manifest.request_tokens)} / {number(manifest.window)}",
+            ">full": Text(f"{full} over", style="red") if manifest.over_window else full,
+            "epoch": cell(epoch, "yellow" if manifest.epoch_reason else ""),
+            ">events": number(len(manifest.truncation_events)),
+            "validity": cell(manifest.validity, "red" if manifest.validity == "invalid" else ""),
         }
-        table.add_row(*(cells[column] for column in shown))
+        table.add_row(*(cells[column] for column in columns))
     out.print(table)
     for line in unreadable:
         print_line(out, line, "red")
-    if earlier:
-        out.print("… and earlier ones")
 
 
-def _value(store: PackStore, place: str, one: Manifest | AetherContextError) -> JSON:
-    if isinstance(one, AetherContextError):
-        return {"pack_id": pack_name(place), "error": plain(one)}
+def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:
+    if isinstance(manifest, AetherContextError):
+        return {"pack_id": name, "error": plain(manifest)}
     same = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
-    return {field: getattr(one, field) for field in (*same, *tokens)} | {
-        "epoch": one.epoch.number,
-        "events": len(one.truncation_events),
-        "uri": store.uri(one),
+    return {field: getattr(manifest, field) for field in (*same, *tokens)} | {
+        "epoch": manifest.epoch.number,
+        "events": len(manifest.truncation_events),
+        "uri": store.uri(manifest),
     }

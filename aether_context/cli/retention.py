@@ -3,34 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
+from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import cell, console, grid, number, print_json, print_line, progress, tell
+from aether_context.cli.terminal import NOT_THERE, cell, console, grid, number, print_json, print_line, progress, tell
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 from aether_context.store.export import export_pack
-from aether_context.store.retention import Plan, Rules, carry_out, carry_out_forgetting, forget, plan
-
-_KINDS = ("packs", "blobs", "evidence", "caches")
+from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 
 
-def collect(url: str, rules: Rules, *, app: str | None, user: str | None, delete: bool, as_json: bool) -> bool:
-    """Prints what the rules delete, and deletes it where ``delete`` says so; False where a manifest is unreadable.
+def collect(
+    url: str,
+    *,
+    app: str | None,
+    user: str | None,
+    pack_days: float,
+    evidence_days: float,
+    cache_days: float,
+    max_bytes: int | None,
+    grace_minutes: float,
+    delete: bool,
+    as_json: bool,
+) -> int:
+    """Prints what the rules delete, and deletes it where ``delete`` says so.
 
     Raises:
         StoreError: the store is not there, or could not be read or written.
     """
+    rules = Rules(
+        packs_seconds=pack_days * DAY_SECONDS,
+        evidence_seconds=evidence_days * DAY_SECONDS,
+        caches_seconds=cache_days * DAY_SECONDS,
+        most_bytes=max_bytes,
+        grace_seconds=grace_minutes * 60,
+    )
     store = packs.require(PackStore(url))
     plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
     if delete:
-        with progress("deleting", sum(len(one.files) for one in plans)) as step:
-            plans = [carry_out(store, one, step) for one in plans]
+        with progress("deleting", sum(len(planned.files) for planned in plans)) as step:
+            plans = [carry_out(store, planned, step) for planned in plans]
+    kinds = ("packs", "blobs", "evidence", "caches")
+    rows: list[dict[str, JSON]] = [
+        {
+            "user": planned.owner.removeprefix(f"{store.files.root}/"),
+            **{kind: len(getattr(planned, kind)) for kind in kinds},
+            "bytes": planned.size,
+            "kept_bytes": planned.kept_bytes,
+            "unreadable": [f"{pack}/manifest.json" for pack in planned.unreadable],
+        }
+        for planned in plans
+    ]
+    unreadable = [path for row in rows for path in row["unreadable"]]
     if as_json:
-        print_json({"store": store.url, "deleted": delete, "users": [_value(store, one) for one in plans]})
+        print_json({"store": store.url, "deleted": delete, "users": rows})
     else:
-        _print(store, plans, delete)
-    return not any(one.unreadable for one in plans)
+        out = console()
+        table = grid("app / user", *(f">{kind}" for kind in kinds), ">bytes", ">kept bytes")
+        for row in rows:
+            table.add_row(cell(row["user"]), *(number(row[name]) for name in (*kinds, "bytes", "kept_bytes")))
+        out.print(table)
+        for path in unreadable:
+            print_line(out, f"unreadable: {path}: no text of this user is deleted", "red")
+        _print_done(sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete)
+    return NOT_THERE if unreadable else 0
 
 
 def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
@@ -52,10 +88,15 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
     if as_json:
         owner = {"app": app, "user": user, "session": session}
         print_json({"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size})
-        return
+    else:
+        _print_done(len(files), size, whose, delete)
+
+
+def _print_done(files: int, size: int, whose: str, delete: bool) -> None:
     done = "deleted" if delete else "would be deleted"
-    console().print(cell(f"{number(len(files))} files, {number(size)} bytes{whose} {done}"))
-    _hint(delete)
+    console().print(cell(f"{number(files)} files, {number(size)} bytes{whose} {done}"))
+    if not delete:
+        tell("nothing was deleted: add --yes")
 
 
 def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> None:
@@ -68,55 +109,14 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
     store, other = packs.require(PackStore(url)), PackStore(target)
     other.files.is_there()  # a file in its place is told before anything is copied
     exported = export_pack(store, store.read(packs.find(store, pack_id)), other, raw=raw)
-    names = [one.pack_id for one in exported.manifests]
+    names = [manifest.pack_id for manifest in exported.manifests]
     if as_json:
-        print_json(
-            {
-                "packs": names,
-                "files": exported.files,
-                "bytes": exported.size,
-                "raw": list(exported.raw),
-                "missing": list(exported.missing),
-                "target": other.url,
-            }
-        )
+        copied = {"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url}
+        print_json(copied | {"raw": list(exported.raw), "missing": list(exported.missing)})
         return
-    count = number(len(exported.manifests))
-    text = f"{names[-1]} with its chain of {count}: {number(exported.files)} files in {other.url}"
     out = console()
-    print_line(out, text)
+    print_line(out, f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {other.url}")
     if raw:
-        print_line(out, f"raw evidence of {number(len(exported.raw))} addresses is there")
+        print_line(out, f"raw evidence of {len(exported.raw):,} addresses is there")
     for uri in exported.missing:
         print_line(out, f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow")
-
-
-def _value(store: PackStore, one: Plan) -> dict[str, object]:
-    return {
-        "user": one.owner.removeprefix(f"{store.files.root}/"),
-        **{kind: len(getattr(one, kind)) for kind in _KINDS},
-        "bytes": one.size,
-        "kept_bytes": one.kept_bytes,
-        "unreadable": [f"{pack}/manifest.json" for pack in one.unreadable],
-    }
-
-
-def _print(store: PackStore, plans: Sequence[Plan], delete: bool) -> None:
-    table = grid("app / user", *(f">{kind}" for kind in _KINDS), ">bytes", ">kept bytes")
-    for one in plans:
-        counts = [number(len(getattr(one, kind))) for kind in _KINDS]
-        table.add_row(
-            cell(one.owner.removeprefix(f"{store.files.root}/")), *counts, number(one.size), number(one.kept_bytes)
-        )
-    out = console()
-    out.print(table)
-    for pack in (pack for one in plans for pack in one.unreadable):
-        print_line(out, f"unreadable: {pack}/manifest.json: no text of this user is deleted", "red")
-    size, files = sum(one.size for one in plans), sum(len(one.files) for one in plans)
-    out.print(cell(f"{number(files)} files, {number(size)} bytes {'deleted' if delete else 'would be deleted'}"))
-    _hint(delete)
-
-
-def _hint(delete: bool) -> None:
-    if not delete:
-        tell("nothing was deleted: add --yes")

@@ -6,26 +6,17 @@ from contextlib import closing
 
 from aether_context.cli.terminal import cell, console, grid, moment, print_json, tell
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Memories, Remembered, located
+from aether_context.memory import Memories, located
 from aether_context.retrieval import Entry, Hit, HybridIndex, embedders
-
-_SCORES = ("lexical", "semantic", "neighbours", "time", "recency")
 
 
 def show(
-    query: str,
-    folder: str,
-    *,
-    app: str | None,
-    user: str | None,
-    embedder: str | None,
-    limit: int,
-    as_json: bool,
+    query: str, path: str, *, app: str | None, user: str | None, embedder: str | None, limit: int, as_json: bool
 ) -> None:
     """Prints hits, best first.
 
     Args:
-        folder: where an index was saved, or the file or folder of a memory service.
+        path: where an index was saved, or the file or folder of a memory service.
         app: whose memories, of those in such a file; None takes the only ones there are. So does ``user``.
         embedder: by name; None takes the default one.
 
@@ -37,52 +28,57 @@ def show(
         from aether_context.adk.models.gemini import register_embedders
 
         register_embedders()
-    if located(folder).is_file():
-        hits, count = _remembered(query, folder, app, user, embedder, limit)
+    if located(path).is_file():
+        hits, count = _search_memories(query, path, app, user, embedder, limit)
     else:
-        index = HybridIndex.load(folder, embedder)
+        index = HybridIndex.load(path, embedder)
         hits, count = index.search(query, limit), len(index)
     if as_json:
-        print_json([_value(hit) for hit in hits])
-    elif not hits:
-        tell(f"nothing in {folder} answers that: {count:,} entries were looked at")
-    else:
-        _print(hits)
+        print_json(
+            [
+                {
+                    "id": hit.id,
+                    "score": hit.score,
+                    "scores": dict(hit.scores),
+                    "text": hit.text,
+                    "time": hit.entry.time,
+                    "speaker": hit.entry.speaker,
+                    "thread": hit.entry.thread,
+                }
+                for hit in hits
+            ]
+        )
+        return
+    if not hits:
+        tell(f"nothing in {path} answers that: {count:,} entries were looked at")
+        return
+    names = ("lexical", "semantic", "neighbours", "time", "recency")
+    shown = [name for name in names if any(hit.scores.get(name) for hit in hits)]
+    table = grid("id", ">score", *(f">{name}" for name in shown), "time (UTC)", "text")
+    for hit in hits:
+        scores = [f"{hit.scores[name]:.3f}" if name in hit.scores else "" for name in shown]
+        text = cell(hit.entry.searched, limit=160)
+        table.add_row(cell(hit.id, limit=40), f"{hit.score:.3f}", *scores, moment(hit.entry.time), text)
+    console().print(table)
 
 
-def _remembered(
+def _search_memories(
     query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int
 ) -> tuple[list[Hit], int]:
     """Hits among one user's memories, and how many of these there are."""
     with closing(Memories(path, embedder=embedder)) as memories:
-        users = memories.users()
-        if not users:
+        owners = memories.users()
+        if not owners:
             raise SearchIndexError(f"{path} holds no memories")
-        fitting = [one for one in users if app in (None, one[0]) and user in (None, one[1])]
+        fitting = [owner for owner in owners if app in (None, owner[0]) and user in (None, owner[1])]
         if len(fitting) != 1:
-            known = "; ".join(f"--app {one[0]} --user {one[1]}" for one in users[:10])
+            known = "; ".join(f"--app {of_app} --user {of_user}" for of_app, of_user, *_ in owners[:10])
             raise SearchIndexError(f"{path} holds the memories of {len(fitting)} users that fit: name one of {known}")
-        whose, of, count = fitting[0]
-        return [_hit(one) for one in memories.search(whose, of, query, limit)], count
-
-
-def _hit(found: Remembered) -> Hit:
-    one = found.memory
-    entry = Entry(id=one.name, text=one.text, time=one.time, speaker=one.author, thread=one.session or None)
-    return Hit(entry=entry, score=found.score, scores=found.scores)
-
-
-def _print(hits: list[Hit]) -> None:
-    shown = [name for name in _SCORES if any(hit.scores.get(name) for hit in hits)]
-    table = grid("id", ">score", *(f">{name}" for name in shown), "time (UTC)", "text")
-    for hit in hits:
-        scores = [f"{hit.scores[name]:.3f}" if name in hit.scores else "" for name in shown]
-        said = cell(hit.entry.searched, limit=160)
-        table.add_row(cell(hit.id, limit=40), f"{hit.score:.3f}", *scores, moment(hit.entry.time), said)
-    console().print(table)
-
-
-def _value(hit: Hit) -> dict[str, object]:
-    entry = hit.entry
-    told = {"time": entry.time, "speaker": entry.speaker, "thread": entry.thread}
-    return {"id": hit.id, "score": hit.score, "scores": dict(hit.scores), "text": hit.text, **told}
+        of_app, of_user, count = fitting[0]
+        hits = []
+        for found in memories.search(of_app, of_user, query, limit):
+            memory = found.memory
+            speaker, thread = memory.author, memory.session or None
+            entry = Entry(id=memory.name, text=memory.text, time=memory.time, speaker=speaker, thread=thread)
+            hits.append(Hit(entry=entry, score=found.score, scores=found.scores))
+        return hits, count

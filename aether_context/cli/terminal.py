@@ -1,4 +1,4 @@
-"""What is printed: for people through rich, for programs as UTF-8 JSON.
+"""What is printed: for people through rich, for programs as UTF-8 JSON; and how a command ends.
 
 Names and texts in a manifest come from users, models and tools. They are printed as plain text, never as markup, and
 characters that move the cursor, hide or reorder text are printed as escapes, so that a name cannot forge output.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import datetime
 import io
-import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -22,13 +21,31 @@ from rich.table import Table
 from rich.text import Text
 
 from aether_context.canonical import JSON, canonical_json
+from aether_context.errors import (
+    AetherContextError,
+    BudgetExceededError,
+    ChecksumMismatch,
+    ContextOptimizationError,
+    PolicyError,
+    ReplayError,
+    ReplayIncomplete,
+)
+
+FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
+"""Exit codes; 0 is fine."""
 
 PIPED_WIDTH = 160
 """Columns where the output is no terminal."""
 
-_LEAST_WIDTH = 10
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _ASCII = {"█": "#", "░": ".", "½": "1/2", "→": "->", "…": "...", "·": "|", "−": "-", "━": "-", "─": "-"}
+
+
+def exit_code(error: AetherContextError) -> int:
+    if isinstance(error, PolicyError):
+        return WRONG_USAGE
+    failures = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayError)
+    return FAILED if isinstance(error, failures) and not isinstance(error, ReplayIncomplete) else NOT_THERE
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -46,18 +63,12 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking: str = error.object[error.start : error.end]
-    return "".join(_ASCII.get(one) or ascii(one)[1:-1] for one in lacking), error.end
+    return "".join(_ASCII.get(character) or ascii(character)[1:-1] for character in lacking), error.end
 
 
-def print_json(value: JSON, *, indent: int | None = None) -> None:
-    """JSON in UTF-8, whatever the terminal's encoding; canonical without ``indent``."""
-    text = canonical_json(value) if indent is None else json.dumps(value, indent=indent, sort_keys=True)
-    print_canonical(text)
-
-
-def print_canonical(text: str) -> None:
-    """Canonical JSON as it is, and a line break."""
-    click.echo(text.encode())
+def print_json(value: JSON) -> None:
+    """Canonical JSON in UTF-8, whatever the terminal's encoding."""
+    click.echo(canonical_json(value).encode())
 
 
 def plain(text: object, limit: int | None = None) -> str:
@@ -67,7 +78,9 @@ def plain(text: object, limit: int | None = None) -> str:
         whole = whole[: limit - 1] + "…"
     if whole.isascii() and whole.isprintable():
         return whole
-    return "".join(ascii(one)[1:-1] if unicodedata.category(one) in _UNPRINTABLE else one for one in whole)
+    return "".join(
+        ascii(character)[1:-1] if unicodedata.category(character) in _UNPRINTABLE else character for character in whole
+    )
 
 
 def cell(text: object, style: str = "", limit: int | None = None) -> Text:
@@ -95,16 +108,12 @@ def grid(*columns: str) -> Table:
     On a short line the last column of words goes on below; all others keep to one line, so that no word is broken.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
-    words = [at for at, name in enumerate(columns) if not name.startswith(">")]
+    last = max((at for at, name in enumerate(columns) if not name.startswith(">")), default=None)
     for at, name in enumerate(columns):
-        goes_on = at in words[-1:]
-        table.add_column(
-            name.removeprefix(">"),
-            justify="left" if at in words else "right",
-            no_wrap=not goes_on,
-            overflow="fold" if goes_on else "ellipsis",
-            min_width=_LEAST_WIDTH if goes_on else None,
-        )
+        if at == last:
+            table.add_column(name, overflow="fold", min_width=10)
+        else:
+            table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left", no_wrap=True)
     return table
 
 
@@ -133,15 +142,12 @@ def moment(time: float | None) -> str:
 
 
 def bar(used: int, ceiling: int, whole: int, cells: int = 32) -> str:
-    """``used`` within ``ceiling``, both as shares of ``whole``."""
-    filled = _cells(used, whole, cells)
-    return "█" * filled + "░" * max(0, _cells(ceiling, whole, cells) - filled)
-
-
-def _cells(tokens: int, whole: int, cells: int) -> int:
-    if tokens <= 0 or whole <= 0:
-        return 0
-    return min(cells, max(1, round(cells * tokens / whole)))
+    """``used`` within ``ceiling``, both as shares of ``whole``; what is there at all has a cell."""
+    filled, room = (
+        min(cells, max(1, round(cells * tokens / whole))) if tokens > 0 and whole > 0 else 0
+        for tokens in (used, ceiling)
+    )
+    return "█" * filled + "░" * (room - filled)
 
 
 @contextmanager
