@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from packs import answered, called, lines, pack_input, said
+from dataclasses import replace
 
+from packs import answered, called, lines, said
+
+from aether_context.conversation import Budget, Conversation, Trimmed
+from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.summary import recap
-from aether_context.pack import Content, Outgoing
-from aether_context.packing.compaction import cut_to, pays
-from aether_context.packing.draft import Draft, occurrence_keys
-from aether_context.policy import PackPolicy
+from aether_context.pack import Content
+from aether_context.policy import ConversationSettings
 from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry
 from aether_context.tokens import counter_for
@@ -17,13 +19,6 @@ from aether_context.tokens.cache import PackCounter
 TALLY = PackCounter(counter_for("gemini-2.5-flash"))
 NONE = Summaries("", {})
 """No model writes summaries."""
-
-
-def sent(contents: list[Content]) -> list[Outgoing]:
-    return [
-        Outgoing(content=one, raw=one, origin=at, outcome="verbatim", tokens=TALLY.content(one))
-        for at, one in enumerate(contents)
-    ]
 
 
 def work(count: int, size: int = 20) -> list[Content]:
@@ -37,34 +32,33 @@ def work(count: int, size: int = 20) -> list[Content]:
     return [*contents, said("Done with docs/reports/all.md.", "model"), said("And which is late?")]
 
 
-def left(contents: list[Content], low: int, room: int = 0, earlier: str = "", ceiling: int = 10_000):
-    keys = occurrence_keys(contents)
-    draft = Draft(input=pack_input(contents), policy=PackPolicy(), counter=TALLY, summary=earlier, keys=keys)
-    return cut_to(draft, low, sent(contents), len(contents) - 1, ceiling=ceiling, room=room)
+def left(contents: list[Content], low: int, room: int = 0) -> tuple[Conversation, Trimmed]:
+    budget = Budget(window=10_000, slack=0, fixed=0, high=low, low=low, ceiling=10_000)
+    conversation = replace(Conversation.of(contents, window=10_000, budget=budget), forced=True)
+    settings = ConversationSettings(summary_share=room / 10_000)
+    return conversation, Epochs(settings=settings).trim(conversation)
 
 
-def held(remainder, but: int) -> int:
-    return sum(item.tokens for item in remainder.items if item.origin != but)
+def held(conversation: Conversation, made: Trimmed) -> int:
+    """Tokens of what stays but for the last message, which a cut does not touch."""
+    return sum(conversation.after(made).tokens)
 
 
 def test_the_edge_of_a_cut_is_shortened_not_dropped():
-    contents = work(6, 60)
-    made = left(contents, 2_000)
-    short = [item for item in made.items if item.outcome == "extract"]
-    assert len(short) == 1
-    assert list(made.extracts) == [short[0].raw.digest]
-    assert "left out" in short[0].content.responses[0].text
-    assert held(made, len(contents) - 1) <= 2_000
-    assert held(made, len(contents) - 1) > 1_900
-    assert max(item.origin for item in made.cut) < short[0].origin
+    conversation, made = left(work(6, 60), 2_000)
+    (short,) = made.replaced
+    assert short.ceiling is not None
+    assert "left out" in short.content.responses[0].text
+    assert 1_900 < held(conversation, made) <= 2_000
+    assert max(removed.index for removed in made.removed) < short.index
 
 
 def test_a_response_that_a_later_call_replaced_goes_first():
     again = [called("read", "x", path="docs/reports/r4.md"), answered("read", "x", lines("newer", 20))]
     contents = [*work(6)[:-2], *again, said("well", "model"), said("And now?")]
-    total = sum(item.tokens for item in sent(contents)[:-1])
-    made = left(contents, total - 100)
-    assert [item.raw for item in made.cut] == [contents[9], contents[10]]
+    total = Conversation.of(contents, window=10_000).used
+    _, made = left(contents, total - 100)
+    assert [removed.index for removed in made.removed] == [9, 10]
 
 
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
@@ -99,16 +93,22 @@ def test_what_a_person_said_cannot_pass_for_an_entity():
 
 
 def test_the_recap_is_counted_inside_the_low_water_mark():
-    contents = work(30)
-    made = left(contents, 1_500, room=400)
+    conversation, made = left(work(30), 1_500, room=400)
     assert made.summary
-    assert held(made, len(contents) - 1) + TALLY.count(made.summary) <= 1_500
+    assert conversation.after(made).used <= 1_500
+
+
+def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:
+    contents = [said("So it is.", "model")] * calls
+    conversation = Conversation.of(contents, window=10_000)
+    tokens = (freed + kept, *(0 for _ in contents[1:]))
+    return replace(conversation, tokens=tokens, cached_price=cached_price).pays(kept)
 
 
 def test_a_cut_pays_by_what_it_frees_what_it_keeps_and_what_a_cache_costs():
-    assert pays(freed=6_000, kept=5_000, growth=300, cached_price=0.1)
-    assert not pays(freed=4_000, kept=5_000, growth=300, cached_price=0.1)
-    assert pays(freed=4_000, kept=5_000, growth=300, cached_price=0.25)
-    assert pays(freed=4_000, kept=2_000, growth=300, cached_price=0.1)
-    assert not pays(freed=4_000, kept=2_000, growth=900, cached_price=0.1)
-    assert pays(freed=1, kept=5_000, growth=300, cached_price=1)
+    assert pays(freed=6_000, kept=5_000, calls=37, cached_price=0.1)
+    assert not pays(freed=4_000, kept=5_000, calls=30, cached_price=0.1)
+    assert pays(freed=4_000, kept=5_000, calls=30, cached_price=0.25)
+    assert pays(freed=4_000, kept=2_000, calls=20, cached_price=0.1)
+    assert not pays(freed=4_000, kept=2_000, calls=7, cached_price=0.1)
+    assert pays(freed=1, kept=5_000, calls=17, cached_price=1)

@@ -344,20 +344,6 @@ def test_summaries_are_bounded_and_go_on_from_the_one_before() -> None:
     assert held.counter.count(result.summary) <= 0.12 * held.budget.input
 
 
-def test_a_summarizer_of_ones_own_is_asked_and_given_its_limits() -> None:
-    asked: list[tuple[int, int, str]] = []
-
-    def write(gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
-        asked.append((len(gone), max_tokens, earlier))
-        return "- all of it"
-
-    held = conversation(talk(30), 4_000, summary="- before", summarize=write)
-    result = trim(held, options("summarize"))
-    assert result.summary == "- all of it"
-    assert asked == [(len(result.removed), asked[0][1], "- before")]
-    assert 0 < asked[0][1] <= 0.12 * held.budget.input
-
-
 def test_summaries_need_a_place() -> None:
     with pytest.raises(PolicyError, match="leaves the strategy 'summarize' no place"):
         PackPolicy(conversation={"strategy": "summarize", "summary": "off"})

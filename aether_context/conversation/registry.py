@@ -170,7 +170,7 @@ def _joined(whole: Trimmed, result: Trimmed) -> Trimmed:
         replaced=tuple(replaced[at] for at in sorted(replaced)),
         anchors=_both(whole.anchors, result.anchors),
         summary=result.summary if summarized else whole.summary,
-        summary_at=(place[result.summary_at] if result.summary_at else 0) if summarized else whole.summary_at,
+        summary_at=place[result.summary_at] if result.summary_at is not None else whole.summary_at,
         state=result.state if result.state is not None else whole.state,
         lasting=whole.lasting and result.lasting,
         normalize=whole.normalize or result.normalize,

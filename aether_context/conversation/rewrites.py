@@ -16,6 +16,8 @@ from aether_context.text.compression import extract, level
 from aether_context.text.leaves import laid_out, parsed
 from aether_context.tokens.cache import PackCounter
 
+LEAST_EXTRACT = 48
+"""Tokens under which a response is not shortened."""
 _DOMINANT = 0.8
 _LEAST_TEXT = 8
 """Tokens under which a text inside arguments is not cut."""

@@ -234,9 +234,9 @@ def _boundary(conversation: Conversation) -> tuple[int, str]:
     last = conversation.positions[below - 1] if below else -1
     if last < count - 1 and len(conversation.positions) > below:
         return below, ""
-    if below and conversation.digests[below - 1] == digest:
+    if below and conversation.raws[below - 1].digest == digest:
         return below, ""
-    places = [at + 1 for at, found in enumerate(conversation.digests) if found == digest]
+    places = [at + 1 for at, raw in enumerate(conversation.raws) if raw.digest == digest]
     if places:
         return min(places, key=lambda at: (abs(at - below), at)), "the boundary of the placeholders was found again"
     return 0, "the boundary of the placeholders is gone"
@@ -245,4 +245,4 @@ def _boundary(conversation: Conversation) -> tuple[int, str]:
 def _state(conversation: Conversation, end: int) -> Mapping[str, JSON]:
     if not end:
         return {}
-    return {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.digests[end - 1]}
+    return {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.raws[end - 1].digest}

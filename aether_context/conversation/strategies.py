@@ -1,77 +1,136 @@
-"""Strategies that leave out whole units: what they have in common, and each of them."""
+"""Strategies that leave out whole units: the cut that they have in common, and each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.strategy import Budget, Conversation, Removed, Trimmed, decided, summary_tokens
+from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, response_tokens, shortened
+from aether_context.conversation.strategy import (
+    Budget,
+    Conversation,
+    Removed,
+    Replaced,
+    Trimmed,
+    decided,
+    summary_tokens,
+)
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Unit, Worth, cut, is_human, outliving, protected, superseded, units
-from aether_context.pack import Reason
+from aether_context.conversation.turns import Cut, Unit, Worth, cut, is_human, outliving, protected, superseded, units
+from aether_context.pack import Anchor, Reason
 from aether_context.policy import ConversationSettings
+from aether_context.text.compression import level
 
-# What strategies that cut for good have in common: whole units from the oldest, in one act, with a summary.
-
-_BULLET = "- x"
+RECAP_SHARE = 0.5
+"""The recap's most beside turns that were recalled, as a share of what a cut leaves."""
+_FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
+_BULLET = "- a"
 _SUMMARY_SHARE = 0.12
 """The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
 
-def cut_units(
+def cut_to(
     conversation: Conversation,
     strategy: str,
     parts: Sequence[Unit],
     *,
-    stay: frozenset[int],
     target: int,
     summary_ceiling: int,
     last_turns: int,
-    worthwhile: int,
     reason: Reason,
+    anchors: Iterable[Anchor],
+    stay: Collection[int] = (),
+    behind_head: bool = False,
 ) -> Trimmed:
-    """Leaves out units from the oldest down to ``target`` tokens, anchors and those that stay excepted.
+    """The cut of every strategy that cuts for good: whole units from the oldest, in one act, with a summary.
 
-    Anchors stay, by priority, while they fit under the ceiling with what stays anyway.
+    What stays takes at most ``target`` tokens, summary included, where what may leave holds enough. The unit that would
+    free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they fit under
+    the ceiling with what stays anyway. Messages beside the final one go only where the ceiling demands it. A cut that
+    frees less than half of what is asked for is made only where the window or a hand demands it.
 
     Args:
         parts: the conversation's units; ``stay`` are places in it.
-        summary_ceiling: tokens of the summary, which ``target`` includes; 0 for none.
-        worthwhile: tokens; a cut that frees fewer is made only where the window or a hand demands it.
+        summary_ceiling: tokens of the summary; 0 for none.
+        behind_head: whether the summary stands behind what comes before the first content that goes, and not where the
+            summary of earlier cuts stands.
     """
-    always = stay | protected(parts, conversation.human)
+    budget, counter, tokens, human = conversation.budget, conversation.counter, conversation.tokens, conversation.human
+    if conversation.recalls:
+        summary_ceiling = min(summary_ceiling, int(RECAP_SHARE * budget.low))
+    summary_ceiling = min(summary_ceiling, MOST_TOKENS)
+    frame = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
+    responses = [response_tokens(content, counter) for content in conversation.contents]
+    worth = Worth(
+        superseded=superseded(parts, conversation.raws),
+        stands_at=outliving(parts, conversation.raws, tokens),
+        spare={
+            at: sum(max(0, sum(responses[index]) - LEAST_EXTRACT * len(responses[index])) for index in unit.indices)
+            for at, unit in enumerate(parts)
+        },
+    )
     held = hold(
-        conversation.anchors,
+        anchors,
         parts,
         conversation.positions,
-        conversation.tokens,
-        ceiling=conversation.budget.ceiling - summary_ceiling,
-        stay=always,
+        tokens,
+        ceiling=budget.ceiling - summary_ceiling,
+        stay=protected(parts, human).union(stay),
     )
-    gone = cut(
-        parts,
-        conversation.tokens,
-        target=max(0, target - summary_ceiling),
-        human=conversation.human,
-        last_turns=last_turns,
-        worth=Worth(
-            superseded=superseded(parts, conversation.contents),
-            stands_at=outliving(parts, conversation.contents, conversation.tokens),
-        ),
-        stay=stay | held.units,
-    ).gone
-    freed = sum(conversation.tokens[at] for at in gone)
-    demanded = conversation.used > conversation.budget.ceiling or conversation.forced
-    if not gone or (not demanded and freed < worthwhile):
-        return decided(conversation, strategy)
-    room = min(summary_ceiling, conversation.budget.ceiling - sum(conversation.tokens) + freed) - _frame(conversation)
-    text = conversation.summarized(gone, room)
     why: Reason = "by_hand" if conversation.forced else reason
-    removed = [Removed(index=at, reason=why) for at in gone]
-    note = "; ".join(held.notes)
-    return decided(conversation, strategy, removed=removed, summary=text, summary_at=_opening(parts, gone), note=note)
+    summary, gone, shorter = "", Cut().gone, dict[int, Replaced]()
+    # The second round knows how long the summary is; a model is asked for one there alone.
+    for reserved in (summary_ceiling, None):
+        room = target - (summary_tokens(counter, summary) if reserved is None else reserved)
+        for neighbours in (True, False):
+            made = cut(
+                parts,
+                tokens,
+                target=max(0, room),
+                human=human,
+                last_turns=last_turns,
+                neighbours=neighbours,
+                worth=worth,
+                stay=held.units.union(stay),
+            )
+            kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess
+            if kept <= budget.ceiling:
+                break
+        sizes = [size for at in made.shortened for size in responses[at]]
+        ceiling = max(LEAST_EXTRACT, level(sizes, sum(sizes) - made.excess))
+        gone, shorter = made.gone, {}
+        for at in made.shortened:
+            if not responses[at]:
+                continue
+            content, raw = conversation.contents[at], conversation.raws[at]
+            whole = raw if len(content.parts) == len(raw.parts) else content
+            extract = shortened(whole, ceiling, asked(conversation.raws, at), counter)
+            shorter[at] = Replaced(index=at, content=extract, reason=why, ceiling=ceiling)
+        summary = conversation.summarized(
+            frozenset(gone),
+            min(summary_ceiling, budget.ceiling - kept - frame),
+            shorter={at: replaced.content for at, replaced in shorter.items()},
+            own=reserved is not None,
+        )
+    if not (gone or shorter or conversation.surplus):
+        return decided(conversation, strategy)
+    result = decided(
+        conversation,
+        strategy,
+        removed=[Removed(index=at, reason=why) for at in gone],
+        replaced=tuple(shorter.values()),
+        summary=summary,
+        summary_at=_opening(parts, gone) if behind_head else None,
+        note="; ".join(held.notes),
+    )
+    if conversation.used > budget.ceiling:
+        return result
+    if conversation.forced:
+        return result if result.freed_tokens > 0 else decided(conversation, strategy, note=_FREES_NOTHING)
+    asked_for = conversation.used - target
+    return result if 2 * result.freed_tokens >= asked_for else decided(conversation, strategy)
 
 
 def _opening(parts: Sequence[Unit], gone: Sequence[int]) -> int:
@@ -79,51 +138,41 @@ def _opening(parts: Sequence[Unit], gone: Sequence[int]) -> int:
 
     It is the beginning where an exchange with late answers reaches across.
     """
-    first = min(gone)
+    first = min(gone, default=0)
     return 0 if any(part.indices[0] < first < part.indices[-1] for part in parts) else first
-
-
-def _frame(conversation: Conversation) -> int:
-    """Tokens of a summary besides its own words."""
-    return summary_tokens(conversation.counter, _BULLET) - conversation.counter.count(_BULLET)
 
 
 def summary_room(conversation: Conversation, settings: ConversationSettings) -> int:
     """Tokens of a summary under a policy."""
-    room = int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0
-    return min(room, MOST_TOKENS)
+    return int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0
 
 
-# The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary.
-
-SCARCE_SHARE = 0.02
-"""A cut that frees less than this share of the input budget is made only where the window demands it."""
+# The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary, where that
+# pays or the window demands it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epochs:
-    """The strategy ``epochs``.
-
-    Inside a pack the same cut also shortens responses where that frees enough, which needs what a pack alone knows.
-    """
+    """The strategy ``epochs``, and under another name the net behind every strategy."""
 
     settings: ConversationSettings
-    name: ClassVar[str] = "epochs"
+    name: str = "epochs"
     early: ClassVar[bool] = False
 
     def trim(self, conversation: Conversation) -> Trimmed:
         budget = conversation.budget
-        if not conversation.passes(budget.high):
+        demanded = conversation.forced or conversation.heavy or conversation.used > budget.ceiling
+        if not conversation.passes(budget.high) or not (demanded or conversation.pays(budget.low)):
             return decided(conversation, self.name)
-        return cut_units(
+        return cut_to(
             conversation,
             self.name,
             units(conversation.contents),
-            stay=frozenset(),
+            # Here age decides: a large result of long ago would leave the latest turns no room.
+            anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
             target=budget.low,
             summary_ceiling=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
-            worthwhile=int(SCARCE_SHARE * budget.input),
             reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
         )
 
@@ -150,17 +199,17 @@ class HeadsTails:
         if not conversation.passes(budget.high):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
-        summary = summary_room(conversation, self.settings)
-        return cut_units(
+        return cut_to(
             conversation,
             self.name,
             parts,
+            anchors=conversation.anchors,
             stay=self._frozen(conversation, parts),
             target=budget.low,
-            summary_ceiling=summary,
+            summary_ceiling=summary_room(conversation, self.settings),
             last_turns=self.settings.last_turns,
-            worthwhile=budget.high - budget.low,
             reason=conversation.reason(budget.high, "middle"),
+            behind_head=True,
         )
 
     def _frozen(self, conversation: Conversation, parts: Sequence[Unit]) -> frozenset[int]:
@@ -259,16 +308,17 @@ class Summarize:
             return decided(conversation, self.name)
         parts = units(conversation.contents)
         target = mark(budget, settings.target)
-        return cut_units(
+        return cut_to(
             conversation,
             self.name,
             parts,
+            anchors=conversation.anchors,
             stay=self._latest(conversation, parts, target),
             target=min(target, budget.low) if conversation.forced else target,
-            summary_ceiling=min(int(_SUMMARY_SHARE * budget.input), MOST_TOKENS),
+            summary_ceiling=int(_SUMMARY_SHARE * budget.input),
             last_turns=1,
-            worthwhile=mark(budget, settings.trigger) - target,
             reason=conversation.reason(mark(budget, settings.trigger), "high_water"),
+            behind_head=True,
         )
 
     def _latest(self, conversation: Conversation, parts: Sequence[Unit], room: int) -> frozenset[int]:

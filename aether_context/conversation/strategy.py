@@ -9,7 +9,7 @@ Indices are places in ``Conversation.contents``. Nothing is changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,28 +18,10 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.summary import recap, summary_message
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Act, Anchor, Content, Reason, Tool
+from aether_context.text.compression import Summaries
 from aether_context.tokens import TokenCounter, counter_for
 from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of
-
-
-class Summarize(Protocol):
-    """Writes what stands for contents that are cut, the summary of earlier cuts included, in at most so many tokens.
-
-    What those that are kept mention needs no place in it.
-    """
-
-    def __call__(
-        self, gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str
-    ) -> str: ...
-
-
-class Counts(Protocol):
-    """Counts the tokens of texts and of whole contents, framing included."""
-
-    def count(self, text: str) -> int: ...
-
-    def content(self, content: Content) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,34 +71,40 @@ class Budget:
 class Conversation:
     """A conversation as a strategy sees it.
 
-    ``tokens`` are those of each content, 0 for one that ``budget.fixed`` counts. ``human`` is the index of the final
-    human message, None where there is none. ``positions`` are the places of the contents in the host's list; anchors
-    name those. ``digests`` are the hashes of the contents as the host gave them. ``state`` is what each strategy kept
-    from call to call, by its name. ``summary`` is that of what earlier calls cut, with its own tokens. ``opens`` is set
-    at the first model call after the human message. ``forced`` is set where a cut was asked for by hand: marks and
-    thresholds are not waited for. ``gated`` is set where reported usage says that the window is far from full, and
-    ``heavy`` where bytes say that it is not: `passes` heeds them. ``summarize`` writes what stands for contents that
-    are cut; None takes their own words.
+    ``raws`` are the contents as the host gave them. ``tokens`` are those of each content, 0 for one that
+    ``budget.fixed`` counts. ``human`` is the index of the final human message, None where there is none, and
+    ``human_tokens`` are its tokens where ``fixed`` counts them. ``positions`` are the places of the contents in the
+    host's list; anchors name those. ``state`` is what each strategy kept from call to call, by its name. ``summary`` is
+    that of what earlier calls cut, with its own tokens, and ``surplus`` are tokens of earlier payloads, which any cut
+    frees. ``opens`` is set at the first model call after the human message. ``forced`` is set where a cut was asked for
+    by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is far
+    from full, and ``heavy`` where bytes say that it is not: `passes` heeds them. ``recalls`` is set where turns that
+    were cut are sent beside the conversation. ``cached_price`` is that of cached input as a share of other input's, 1
+    where nothing is cached. ``summaries`` holds a model's; without one a summary has the conversation's own words.
     """
 
     contents: tuple[Content, ...]
+    raws: tuple[Content, ...]
     tokens: tuple[int, ...]
     human: int | None
     positions: tuple[int, ...]
-    digests: tuple[str, ...]
     budget: Budget
-    counter: Counts
+    counter: PackCounter
+    human_tokens: int = 0
     system: str = ""
     tools: tuple[Tool, ...] = ()
     anchors: tuple[Anchor, ...] = ()
     state: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     summary: str = ""
     summary_tokens: int = 0
+    surplus: int = 0
     opens: bool = True
     forced: bool = False
     gated: bool = False
     heavy: bool = False
-    summarize: Summarize | None = None
+    recalls: bool = False
+    cached_price: float = 1.0
+    summaries: Summaries = field(default_factory=lambda: Summaries("", {}))
 
     @classmethod
     def of(
@@ -132,7 +120,6 @@ class Conversation:
         summary: str = "",
         counter: TokenCounter | None = None,
         model: str = "",
-        summarize: Summarize | None = None,
     ) -> Conversation:
         """A conversation outside any pack.
 
@@ -146,10 +133,10 @@ class Conversation:
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(
             contents=tuple(contents),
+            raws=tuple(contents),
             tokens=tuple(cached.contents(contents)),
             human=next(humans, None),
             positions=tuple(range(len(contents))),
-            digests=tuple(content.digest for content in contents),
             budget=budget or Budget.of(window, fixed=fixed),
             counter=cached,
             system=system,
@@ -158,30 +145,53 @@ class Conversation:
             state=state or {},
             summary=summary,
             summary_tokens=summary_tokens(cached, summary),
-            summarize=summarize,
         )
 
     @property
     def used(self) -> int:
-        """Tokens of the contents and the summary."""
-        return sum(self.tokens) + self.summary_tokens
+        """Tokens of the contents, of the summary, and of earlier payloads."""
+        return sum(self.tokens) + self.summary_tokens + self.surplus
 
-    def summarized(self, gone: Sequence[int], max_tokens: int) -> str:
-        """What stands for contents that are cut now and were before; empty where there is no room."""
+    def summarized(
+        self, gone: Collection[int], max_tokens: int, *, shorter: Mapping[int, Content] | None = None, own: bool = False
+    ) -> str:
+        """What stands for contents that are cut now and were before; empty where there is no room.
+
+        Args:
+            shorter: what stands for contents that are shortened now, by index.
+            own: whether it has the conversation's own words, although a model could write it.
+        """
         if max_tokens <= 0:
             return ""
-        out = set(gone)
-        lost = [self.contents[at] for at in gone]
-        kept = [content for at, content in enumerate(self.contents) if at not in out]
-        write = self.summarize or self._recap
-        return write(lost, kept, max_tokens=max_tokens, earlier=self.summary)
-
-    def _recap(self, gone: Sequence[Content], kept: Sequence[Content], /, *, max_tokens: int, earlier: str) -> str:
-        return recap(gone, kept, max_tokens=max_tokens, counter=self.counter, earlier=earlier)
+        sent = {at: (shorter or {}).get(at, content) for at, content in enumerate(self.contents) if at not in gone}
+        return recap(
+            [
+                raw
+                for at, raw in enumerate(self.raws)
+                if at not in sent or (sent[at].digest != raw.digest and at != self.human)
+            ],
+            list(sent.values()),
+            max_tokens=max_tokens,
+            counter=self.counter,
+            summaries=None if own else self.summaries,
+            earlier=self.summary,
+        )
 
     def passes(self, mark: int) -> bool:
         """Whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
         return self.forced or self.heavy or (self.used > mark and not self.gated)
+
+    def pays(self, target: int) -> bool:
+        """Whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.
+
+        A cut is judged like an order in stock-keeping (Wilson's rule for its size). What it frees lasts for as many
+        calls as the conversation takes to grow by it, half of it on average, each call at the cached price; what it
+        keeps costs the difference between both prices once.
+        """
+        freed = self.used - target
+        growth = self.used / max(1, sum(content.role == "model" for content in self.contents))
+        calls = freed / max(1.0, growth)
+        return gain(saved=freed / 2, calls=calls, resent=target, cached_price=self.cached_price) >= 0
 
     def reason(self, mark: int, usual: Reason) -> Reason:
         """Why a strategy acts that looks at a mark: the byte net, where nothing else calls for it."""
@@ -206,22 +216,35 @@ class Conversation:
         return replace(
             self,
             contents=tuple(made.get(at, self.contents[at]) for at in result.kept),
+            raws=tuple(self.raws[at] for at in result.kept),
             tokens=tuple(
                 self.counter.content(made[at]) if at in made and self.tokens[at] else self.tokens[at]
                 for at in result.kept
             ),
             positions=tuple(self.positions[at] for at in result.kept),
-            digests=tuple(self.digests[at] for at in result.kept),
             human=result.kept.index(self.human) if self.human is not None and self.human in result.kept else None,
             state=result.state if result.state is not None else self.state,
             summary=self.summary if result.summary is None else result.summary,
             summary_tokens=(
                 self.summary_tokens if result.summary is None else summary_tokens(self.counter, result.summary)
             ),
+            surplus=0 if result.cuts else self.surplus,
         )
 
 
-def summary_tokens(counter: Counts, summary: str) -> int:
+def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> float:
+    """What a break of the cached prefix is worth, in tokens at the price of uncached input.
+
+    Args:
+        saved: tokens that each later call sends less, at the cached price.
+        calls: how many calls that lasts.
+        resent: tokens behind the break, which cost the difference between both prices once.
+        cached_price: price of cached input as a share of that of uncached input, over 0 and up to 1.
+    """
+    return cached_price * saved * calls - (1 - cached_price) * resent
+
+
+def summary_tokens(counter: PackCounter, summary: str) -> int:
     """What a summary costs as a message of its own."""
     return counter.content(summary_content(summary)) if summary else 0
 
@@ -242,12 +265,16 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """A content that another one stands for, by index, and why. ``new`` is set where this call decided it."""
+    """A content that another one stands for, by index, and why. ``new`` is set where this call decided it.
+
+    ``ceiling`` are the tokens that its parts are cut down to where it is an extract, None where it is not.
+    """
 
     index: int
     content: Content
     reason: Reason
     new: bool = True
+    ceiling: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +282,10 @@ class Trimmed:
     """What a strategy decided.
 
     ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
-    ``summary_at`` stand before it. ``state`` is what the strategies keep from now on, by name, None where it stays.
-    ``lasting`` says whether what is removed stays away at later calls, or is decided anew at each. ``normalize`` says
-    that what is sent is to be normalized. ``note`` says what could not be done as asked. ``act`` is the effect in
-    numbers, None where there was none.
+    ``summary_at`` stand before it, as many as before where that is None. ``state`` is what the strategies keep from now
+    on, by name, None where it stays. ``lasting`` says whether what is removed stays away at later calls, or is decided
+    anew at each. ``normalize`` says that what is sent is to be normalized. ``note`` says what could not be done as
+    asked. ``act`` is the effect in numbers, None where there was none.
     """
 
     kept: tuple[int, ...]
@@ -266,7 +293,7 @@ class Trimmed:
     replaced: tuple[Replaced, ...] = ()
     anchors: tuple[Anchor, ...] = ()
     summary: str | None = None
-    summary_at: int = 0
+    summary_at: int | None = None
     state: Mapping[str, Mapping[str, JSON]] | None = None
     lasting: bool = True
     normalize: bool = False
@@ -280,9 +307,13 @@ class Trimmed:
         return self.tokens_before - self.tokens_after
 
     @property
+    def cuts(self) -> bool:
+        """Whether something leaves for good."""
+        return self.lasting and (bool(self.removed) or self.summary is not None)
+
+    @property
     def changes(self) -> bool:
-        """Whether anything is removed or replaced."""
-        return bool(self.removed or self.replaced)
+        return bool(self.replaced or self.removed or self.cuts)
 
 
 class Strategy(Protocol):
@@ -308,7 +339,7 @@ def decided(
     removed: Sequence[Removed] = (),
     replaced: Sequence[Replaced] = (),
     summary: str | None = None,
-    summary_at: int = 0,
+    summary_at: int | None = None,
     state: Mapping[str, JSON] | None = None,
     lasting: bool = True,
     normalize: bool = False,
@@ -354,11 +385,13 @@ def _saved_earlier(conversation: Conversation, result: Trimmed) -> int:
 def _act(conversation: Conversation, strategy: str, result: Trimmed, freed: int) -> Act | None:
     replaced = {one.index for one in result.replaced if one.new}
     removed = {one.index for one in result.removed if one.new}
-    if not removed and not replaced:
+    if not (removed or replaced or result.cuts):
         return None
     earlier = {one.index for one in result.replaced if not one.new}
     earlier |= {one.index for one in result.removed if not one.new}
     left = [0 if at in earlier else tokens for at, tokens in enumerate(conversation.tokens)]
+    if conversation.human is not None:
+        left[conversation.human] = left[conversation.human] or conversation.human_tokens
     return Act(
         strategy=strategy,
         removed=len(removed),
@@ -385,5 +418,5 @@ def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]
     summary = conversation.summary if result.summary is None else result.summary
     if not summary:
         return contents
-    at = sum(index < result.summary_at for index in result.kept)
+    at = sum(index < (result.summary_at or 0) for index in result.kept)
     return (*contents[:at], summary_content(summary), *contents[at:])

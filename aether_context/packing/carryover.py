@@ -9,10 +9,11 @@ from dataclasses import replace
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
 from aether_context.conversation.rewrites import Parts, asked, packed_message, reduced, thinned
+from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
 from aether_context.packing import payload
-from aether_context.packing.draft import Draft, gain, occurrence_keys
+from aether_context.packing.draft import Draft, occurrence_keys
 
 
 def carry(draft: Draft) -> None:

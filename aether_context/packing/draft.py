@@ -333,15 +333,3 @@ def sent_bytes(contents: Iterable[Content]) -> int:
     """Bytes of contents as JSON in UTF-8."""
     wires = (content.wire for content in contents)
     return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
-
-
-def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> float:
-    """What a break of the cached prefix is worth, in tokens at the price of uncached input.
-
-    Args:
-        saved: tokens that each later call sends less, at the cached price.
-        calls: how many calls that lasts.
-        resent: tokens behind the break, which cost the difference between both prices once.
-        cached_price: price of cached input as a share of that of uncached input, over 0 and up to 1.
-    """
-    return cached_price * saved * calls - (1 - cached_price) * resent

@@ -10,6 +10,7 @@ from dataclasses import replace
 from aether_context import retrieval
 from aether_context.canonical import strings
 from aether_context.conversation import units
+from aether_context.conversation.strategies import RECAP_SHARE
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
 from aether_context.packing import payload
@@ -20,8 +21,6 @@ from aether_context.tokens.cache import PackCounter
 
 _MOST_STANDING, _STANDING_SHARE = 20, 0.1
 _DAY_SECONDS = 86_400
-RECAP_SHARE = 0.5
-"""The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 
 
 def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
