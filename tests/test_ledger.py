@@ -229,9 +229,7 @@ def test_an_agents_limit_sees_only_its_own_calls_under_way() -> None:
 def test_an_error_carries_the_numbers_and_what_to_do() -> None:
     ledger = TokenLedger()
     ledger.track(used(95_000), **HERE)
-    violation = ledger.check(ledger.estimate(12_000), limits(session={"total_tokens": 100_000}), **HERE)
-    assert violation is not None
-    error = violation.error()
+    error = ledger.check(ledger.estimate(12_000), limits(session={"total_tokens": 100_000}), **HERE)
     assert isinstance(error, AetherContextError)
     assert (error.scope, error.measure, error.limit, error.used, error.planned) == (
         "session",

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -22,14 +23,14 @@ from google.genai import types
 
 from aether_context.adk.call import METADATA, AgentKey, Call, SessionKey, agent_key, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, BudgetExceededError
 from aether_context.pack import Calibration, Content, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
 from aether_context.tokens.framing import framing_of
-from aether_context.usage import BudgetViolation, CallUsage, Estimate, LedgerReport, Pressure, TokenLedger
+from aether_context.usage import CallUsage, LedgerReport, Pressure, TokenLedger
 from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
 from aether_context.usage.prices import cost_of, prices_of
 
@@ -45,15 +46,8 @@ from aether_context.usage.prices import cost_of, prices_of
 
 logger = logging.getLogger("aether_context")
 
-_MOST_SESSIONS = 512
-_MOST_SLOTS = 256
-_MOST_SAID = 1_000
-_MOST_TOLD = 256
 _CALLER: ContextVar[tuple[SessionKey, str] | None] = ContextVar("aether_context_caller", default=None)
 """The session and the invocation whose tool is running."""
-
-
-# what providers report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +66,29 @@ class Reported:
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
 
-    @property
-    def billed_input(self) -> int:
-        return (self.input_tokens or 0) + self.tool_use_tokens
+    def priced(
+        self, model: str, time: float, *, input_tokens: int | None = None, output_tokens: int | None = None, **more: Any
+    ) -> CallUsage:
+        """The call with its cost. Tokens that are given stand in the place of what was not reported."""
+        read = (self.input_tokens or 0) + self.tool_use_tokens if input_tokens is None else input_tokens
+        answered = (self.output_tokens or 0) if output_tokens is None else output_tokens
+        cached, written = self.cached_tokens, self.cache_write_tokens or 0
+        cost = cost_of(
+            model,
+            time,
+            input_tokens=read,
+            output_tokens=answered,
+            cached_tokens=cached,
+            cache_write_tokens=written,
+        )
+        return CallUsage(
+            input_tokens=read,
+            output_tokens=answered,
+            cached_tokens=cached,
+            cache_write_tokens=written,
+            cost_usd=cost,
+            **more,
+        )
 
 
 def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Reported:
@@ -100,47 +114,42 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Report
     )
 
 
-# sessions
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Going:
     """The latest call of one agent and branch, from its request to its answer.
 
     ``is_whole`` says that the estimate is of all that the model reads, not of the current turn only. ``contents`` are
-    the number of its contents and the last of them.
+    the number of its contents and the last of them, ``passed`` a limit that it passes all the same.
     """
 
     invocation: str
     model: str
     time: float
-    estimate: int
-    is_whole: bool
+    estimate: int = 0
+    is_whole: bool = False
     system: int = 0
     tools: int = 0
     formatting: int = 0
     contents: tuple[int, Content | None] = (0, None)
-    violation: BudgetViolation | None = None
+    passed: BudgetExceededError | None = None
 
 
 @dataclass(slots=True)
 class _Session:
     """A session's ledger.
 
-    ``read`` events of it were taken in, ``last`` being id and time of the last one. ``said`` is the latest record that
-    this process put into an event.
+    ``last`` are id and time of the last event that was taken in, ``booked`` is the latest record that this process put
+    into an event.
     """
 
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: tuple[SessionKey, str] | None = None
-    read: int = 0
     last: tuple[str, float] = ("", float("-inf"))
-    said: Mapping[str, JSON] | None = None
-    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(_MOST_SLOTS))
+    booked: Mapping[str, JSON] | None = None
+    going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
 
 
-@dataclass(frozen=True, slots=True)
-class _Account:
+class _Account(NamedTuple):
     """A ledger that a call is booked in, under which invocation and branch."""
 
     key: SessionKey
@@ -160,14 +169,9 @@ class Ledgers:
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
         self._own: dict[SessionKey, LimitSettings] = {}
-        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(_MOST_SESSIONS)
-        self._told: set[object] = set()
+        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(512)
+        self._logged: set[object] = set()
         self._lock = threading.Lock()
-
-    # limits
-
-    def limits_of(self, key: SessionKey) -> LimitSettings:
-        return self._own.get(key, self.limits)
 
     def set_limits(self, limits: LimitSettings | None, key: SessionKey) -> None:
         """Gives a session limits of its own; None takes them away again."""
@@ -176,28 +180,25 @@ class Ledgers:
         else:
             self._own[key] = limits
 
-    # before a call
-
     def enter(self, call: Call) -> Pressure | None:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.is_live:
             return None
-        key, invocation, branch = _place(call)
-        events, caller = call.context.session.events, _CALLER.get()
+        key, events, caller = session_key(call.context), call.context.session.events, _CALLER.get()
         with self._lock:
             session = self._session(key)
             session.caller = caller if caller is not None and caller[0] != key else None
-            for event in _telling(events[_first_unread(session, events) :]):
+            for event in _telling(_unread(events, *session.last)):
                 _recall(session, event)
-            session.read = len(events)
             if events:
                 session.last = (events[-1].id, events[-1].timestamp)
             found = [
-                one.ledger.pressure(one.limits, invocation=one.invocation, agent=call.context.agent_name)
-                for one in self._accounts(key, invocation, branch)
-                if one.limits.measures and one.limits.on_budget == "degrade"
+                account.ledger.pressure(account.limits, invocation=account.invocation, agent=call.context.agent_name)
+                for account in self._accounts(key, call.invocation)
+                if account.limits.measures and account.limits.on_budget == "degrade"
             ]
-        return max((one for one in found if one is not None), key=lambda one: one.level, default=None)
+        known = (pressure for pressure in found if pressure is not None)
+        return max(known, key=lambda pressure: pressure.level, default=None)
 
     def admit(self, call: Call, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -207,39 +208,54 @@ class Ledgers:
         """
         if call.is_live:
             return None
-        key, invocation, branch = _place(call)
-        agent, model = call.context.agent_name, call.request.model or ""
+        key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
+        slot = (call.invocation.branch or "", agent)
         with self._lock:
             session = self._session(key)
-            sent, before = pack.contents, session.going.get((branch, agent))
-            known, last = before.contents if before is not None else (0, None)
+            sent, before = pack.contents, session.going.get(slot)
             # Where the contents go on from those of the call before, only the framing of new ones is counted.
             formatting, new = 0, sent
+            known, last = before.contents if before is not None else (0, None)
             if before is not None and 0 < known <= len(sent) and sent[known - 1].content is last:
                 formatting, new = before.formatting, sent[known:]
             framing = framing_of(model)
             going = _Going(
-                invocation=invocation,
+                invocation=call.invocation.invocation_id,
                 model=model,
                 time=pack.identity.last_event_time,
                 estimate=pack.request_tokens,
                 is_whole=not pack.source.passthrough_reason,
                 system=pack.allocation.layers["system"].used,
                 tools=pack.allocation.layers["tools"].used,
-                formatting=formatting + sum(frame_of(one.content, framing) for one in new),
+                formatting=formatting + sum(frame_of(item.content, framing) for item in new),
                 contents=(len(sent), sent[-1].content if sent else None),
             )
-            accounts = list(self._accounts(key, invocation, branch))
-            limited = [one for one in accounts if one.limits.measures]
-            planned = self._planned(call, session.ledger, going, limited) if limited else None
-            if planned is not None and (refused := self._refused(call, going, planned, limited)) is not None:
-                return refused
-            session.going[branch, agent] = going
-            for one in accounts:
-                one.ledger.begin(planned, invocation=one.invocation, agent=agent, branch=one.branch)
+            accounts = list(self._accounts(key, call.invocation))
+            limited = [account for account in accounts if account.limits.measures]
+            planned = None
+            if limited:
+                config, prices = call.request.config, prices_of(model, going.time)
+                if prices is None and any("cost" in account.limits.measures for account in limited):
+                    self._log_once(model, f"no price is known for {model!r}: limits on costs do not see its calls")
+                output_limit = (config.max_output_tokens or None) if config is not None else None
+                planned = session.ledger.estimate(pack.request_tokens, output_limit=output_limit, prices=prices)
+                for account in limited:
+                    error = account.ledger.check(
+                        planned, account.limits, invocation=account.invocation, agent=agent, branch=account.branch
+                    )
+                    if error is None:
+                        continue
+                    if account.limits.on_budget == "raise":
+                        raise error
+                    if account.limits.on_budget == "stop":
+                        return _stopped(call, error)
+                    going.passed = going.passed or error
+                    limit = (account.key, error.scope, error.name, error.measure, error.limit)
+                    self._log_once(limit, f"session {account.key[2]}: {error}")
+            session.going[slot] = going
+            for account in accounts:
+                account.ledger.begin(planned, invocation=account.invocation, agent=agent, branch=account.branch)
         return None
-
-    # after a call
 
     def track(self, context: CallbackContext, response: LlmResponse) -> dict[str, JSON]:
         """Books an answer; returns what its event should say: totals, and a limit that was passed.
@@ -250,34 +266,32 @@ class Ledgers:
         if invocation.live_request_queue is not None:
             return {}
         key, agent, branch = session_key(context), context.agent_name, invocation.branch or ""
+        called = {"invocation": invocation.invocation_id, "agent": agent}
         with self._lock:
             session = self._session(key)
             going = session.going.get((branch, agent))
-            if going is not None and going.invocation != invocation.invocation_id:
-                going = None
-            before = session.ledger.counted(invocation=invocation.invocation_id, agent=agent, branch=branch)
-            call = _call_usage(response, going, before, context.session.events)
-            for one in self._accounts(key, invocation.invocation_id, branch):
+            if going is None or going.invocation != invocation.invocation_id:
+                events = context.session.events
+                time = events[-1].timestamp if events else 0.0
+                going = _Going(invocation=invocation.invocation_id, model=response.model_version or "", time=time)
+            before = session.ledger.counted(**called, branch=branch)
+            call = _call_usage(response, going, before)
+            for account in self._accounts(key, invocation):
                 if call is None:
-                    one.ledger.fail(invocation=one.invocation, agent=agent, branch=one.branch)
+                    account.ledger.fail(invocation=account.invocation, agent=agent, branch=account.branch)
                 elif call is not before:
-                    one.ledger.track(call, invocation=one.invocation, agent=agent, branch=one.branch)
+                    account.ledger.track(call, invocation=account.invocation, agent=agent, branch=account.branch)
             if call is None:
                 return {}
-            totals = session.ledger.standing(invocation=invocation.invocation_id, agent=agent)
-            session.said = {"call": call.record(), **totals}
-            said: dict[str, JSON] = {"usage": session.said}
-        if going is not None and going.violation is not None:
-            said["budget"] = going.violation.record()
-        return said
-
-    # what is known
+            session.booked = {"call": call.record(), **session.ledger.standing(**called)}
+        noted: dict[str, JSON] = {"usage": session.booked}
+        return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
         """All accounts of a session, None where no call of it was seen."""
         with self._lock:
             session = self._sessions.get(key)
-            return session.ledger.report(self.limits_of(key)) if session is not None else None
+            return session.ledger.report(self._own.get(key, self.limits)) if session is not None else None
 
     def _session(self, key: SessionKey) -> _Session:
         session = self._sessions.get(key)
@@ -285,52 +299,21 @@ class Ledgers:
             session = self._sessions[key] = _Session()
         return session
 
-    def _accounts(self, key: SessionKey, invocation: str, branch: str) -> Iterator[_Account]:
+    def _accounts(self, key: SessionKey, invocation: InvocationContext) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
-        place: tuple[SessionKey, str] | None = (key, invocation)
-        slot, seen = branch, set[SessionKey]()
-        while place is not None and place[0] not in seen and (held := self._sessions.get(place[0])) is not None:
-            seen.add(place[0])
-            yield _Account(place[0], held.ledger, self.limits_of(place[0]), place[1], slot)
-            slot = "\0".join([*place[0], slot])
-            place = held.caller
+        place: tuple[SessionKey, str] | None = (key, invocation.invocation_id)
+        branch, seen = invocation.branch or "", set[SessionKey]()
+        while place is not None and place[0] not in seen and (session := self._sessions.get(place[0])) is not None:
+            key, name = place
+            seen.add(key)
+            yield _Account(key, session.ledger, self._own.get(key, self.limits), name, branch)
+            branch = "\0".join([*key, branch])
+            place = session.caller
 
-    def _refused(
-        self, call: Call, going: _Going, planned: Estimate, accounts: Sequence[_Account]
-    ) -> LlmResponse | None:
-        """The answer in the model's place where a limit would be passed and stops the call; other limits are noted."""
-        for one in accounts:
-            violation = one.ledger.check(
-                planned, one.limits, invocation=one.invocation, agent=call.context.agent_name, branch=one.branch
-            )
-            if violation is None:
-                continue
-            if one.limits.on_budget == "raise":
-                raise violation.error()
-            if one.limits.on_budget == "stop":
-                return _stopped(call, violation)
-            going.violation = going.violation or violation
-            limit = (one.key, violation.scope, violation.name, violation.measure, violation.limit)
-            self._say(limit, f"session {one.key[2]}: {violation.error()}")
-        return None
-
-    def _planned(self, call: Call, ledger: TokenLedger, going: _Going, accounts: Sequence[_Account]) -> Estimate:
-        config, prices = call.request.config, prices_of(going.model, going.time)
-        if prices is None and any("cost" in one.limits.measures for one in accounts):
-            self._say(going.model, f"no price is known for {going.model!r}: limits on costs do not see its calls")
-        limit = (config.max_output_tokens or None) if config is not None else None
-        return ledger.estimate(going.estimate, output_limit=limit, prices=prices)
-
-    def _say(self, about: object, text: str) -> None:
-        """Says something in the log, once."""
-        if about not in self._told and len(self._told) < _MOST_SAID:
-            self._told.add(about)
+    def _log_once(self, about: object, text: str) -> None:
+        if about not in self._logged and len(self._logged) < 1_000:
+            self._logged.add(about)
             logger.warning("%s", text)
-
-
-def _place(call: Call) -> tuple[SessionKey, str, str]:
-    """Session, invocation and branch of a call."""
-    return session_key(call.context), call.invocation.invocation_id, call.invocation.branch or ""
 
 
 def calling(invocation: InvocationContext) -> None:
@@ -346,70 +329,51 @@ def note(pressure: Pressure) -> str:
     return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
 
 
-def _call_usage(
-    response: LlmResponse, going: _Going | None, before: CallUsage | None, events: Sequence[Event]
-) -> CallUsage | None:
+def _call_usage(response: LlmResponse, going: _Going, before: CallUsage | None) -> CallUsage | None:
     """What an answer used; what the provider did not report is estimated. None where the call failed.
 
     Args:
         before: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
             what was estimated, and nothing to what was reported.
     """
-    said = reported(response.usage_metadata)
+    usage = reported(response.usage_metadata)
     parts = (response.content.parts if response.content is not None else None) or []
-    silent = said.input_tokens is None
+    silent = usage.input_tokens is None
     if silent and not parts and (response.error_code is not None or before is not None):
         return before
     if silent and before is not None and not before.input_estimated:
         return before
-    model = going.model if going is not None else response.model_version or ""
-    time = going.time if going is not None else events[-1].timestamp if events else 0.0
-    guessed = said.output_tokens is None or (said.output_tokens == 0 and bool(parts))
-    earlier = before.output_tokens if before is not None and before.output_estimated else 0
-    input_tokens = said.billed_input if not silent else going.estimate if going is not None else 0
-    output_tokens = _answer_tokens(parts, model) + earlier if guessed else said.output_tokens or 0
-    return CallUsage(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=said.cached_tokens,
-        cache_write_tokens=said.cache_write_tokens or 0,
-        estimate=going.estimate if going is not None and going.is_whole and not said.tool_use_tokens else None,
+    more: dict[str, Any] = {"input_tokens": going.estimate} if silent else {}
+    guessed = usage.output_tokens is None or (usage.output_tokens == 0 and bool(parts))
+    if guessed:
+        texts = [part.text for part in parts if part.text]
+        texts += [
+            f"{part.function_call.name} {canonical_json(plain(part.function_call.args))}"
+            for part in parts
+            if part.function_call is not None
+        ]
+        earlier = before.output_tokens if before is not None and before.output_estimated else 0
+        more["output_tokens"] = counter_for(going.model).count("\n".join(texts)) + earlier
+    return usage.priced(
+        going.model,
+        going.time,
+        **more,
+        estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
-        cost_usd=cost_of(
-            model,
-            time,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cached_tokens=said.cached_tokens,
-            cache_write_tokens=said.cache_write_tokens,
-        ),
-        system_tokens=going.system if going is not None else 0,
-        tool_tokens=going.tools if going is not None else 0,
-        formatting_tokens=going.formatting if going is not None else 0,
+        system_tokens=going.system,
+        tool_tokens=going.tools,
+        formatting_tokens=going.formatting,
     )
 
 
-def _answer_tokens(parts: Sequence[types.Part], model: str) -> int:
-    """An answer's tokens, counted from its text and its calls."""
-    said = [part.text or "" for part in parts]
-    said += [
-        f"{part.function_call.name} {canonical_json(plain(part.function_call.args))}"
-        for part in parts
-        if part.function_call is not None
-    ]
-    return counter_for(model).count("\n".join(filter(None, said)))
-
-
-def _first_unread(session: _Session, events: Sequence[Event]) -> int:
-    """The index of the first event that was not taken in; the host may hand out the latest events only."""
-    read, (name, time) = session.read, session.last
-    if read <= len(events) and (read == 0 or events[read - 1].id == name):
-        return read
-    known = next((at for at in range(len(events) - 1, -1, -1) if events[at].id == name), None)
-    if known is not None:
-        return known + 1
-    return next((at for at, event in enumerate(events) if event.timestamp > time), len(events))
+def _unread(events: Sequence[Event], last_id: str, last_time: float) -> Sequence[Event]:
+    """The events after the last one that was taken in; the host may hand out the latest events only."""
+    for at in range(len(events) - 1, -1, -1):
+        if events[at].id == last_id:
+            return events[at + 1 :]
+    first = next((at for at, event in enumerate(events) if event.timestamp > last_time), len(events))
+    return events[first:]
 
 
 def _telling(events: Sequence[Event]) -> list[Event]:
@@ -418,63 +382,53 @@ def _telling(events: Sequence[Event]) -> list[Event]:
     Totals hold all that was booked before them. Of what lies far before the last ones, the latest of each agent is
     enough.
     """
-    told = [one for one in events if one.custom_metadata is not None or one.usage_metadata is not None]
-    if len(told) <= _MOST_TOLD:
-        return told
+    told = [event for event in events if event.custom_metadata is not None or event.usage_metadata is not None]
     carrying = [at for at, event in enumerate(told) if _standing(event) is not None]
-    first = carrying[-1] - _MOST_TOLD if carrying else 0
+    first = max(0, carrying[-1] - 256) if carrying else 0
     latest = {told[at].author: at for at in carrying if at < first}
-    return [told[at] for at in sorted(latest.values())] + told[max(0, first) :]
+    return [told[at] for at in sorted(latest.values())] + told[first:]
 
 
 def _standing(event: Event) -> Mapping[str, JSON] | None:
     """The totals that an event carries."""
-    held = (event.custom_metadata or {}).get(METADATA)
-    usage = held.get("usage") if isinstance(held, Mapping) else None
+    metadata = (event.custom_metadata or {}).get(METADATA)
+    usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
     return usage if isinstance(usage, Mapping) else None
 
 
 def _recall(session: _Session, event: Event) -> None:
     """Takes in a model's event: by the totals that it carries, else by the usage that it reports."""
     standing = _standing(event)
-    if standing is not None and standing is session.said:
+    if standing is not None and standing is session.booked:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return
     call = CallUsage.from_record(standing.get("call")) if standing is not None else None
-    said = reported(event.usage_metadata)
-    if call is None and said.input_tokens is not None and not event.partial:
-        output = said.output_tokens or 0
-        call = CallUsage(
-            input_tokens=said.billed_input,
-            output_tokens=output,
-            cached_tokens=said.cached_tokens,
-            output_estimated=said.output_tokens is None,
-            cost_usd=cost_of(
-                event.model_version or "",
-                event.timestamp,
-                input_tokens=said.billed_input,
-                output_tokens=output,
-                cached_tokens=said.cached_tokens,
-                cache_write_tokens=said.cache_write_tokens,
-            ),
-        )
+    usage = reported(event.usage_metadata)
+    if call is None and usage.input_tokens is not None and not event.partial:
+        silent = usage.output_tokens is None
+        call = usage.priced(event.model_version or "", event.timestamp, output_estimated=silent)
     if call is not None:
         session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
 
 
-def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
+def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
+    """The numbers of an error as JSON."""
+    values = {name: getattr(error, name) for name in ("scope", "name", "measure", "limit", "used", "planned")}
+    return {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
+
+
+def _stopped(call: Call, error: BudgetExceededError) -> LlmResponse:
     """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
     agent = call.invocation.agent
     while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
         agent = agent.parent_agent
     if isinstance(agent, LoopAgent):
         call.context.actions.escalate = True
-    error = violation.error()
     return LlmResponse(
         content=types.ModelContent(f"The budget is used up: {error}."),
         error_code="budget_exceeded",
         error_message=str(error),
-        custom_metadata={METADATA: {"budget": violation.record()}},
+        custom_metadata={METADATA: {"budget": _recorded(error)}},
     )
 
 
@@ -485,10 +439,6 @@ def _stopped(call: Call, violation: BudgetViolation) -> LlmResponse:
 # conversation counts only where its events say nothing.
 
 _STATE_KEY = "aether:calibration"
-_MOST_SCOPES = 2_048
-_MOST_RATIOS = 4_096
-_STORE_SECONDS = 0.5
-_UNSEEN_SHARE = 0.5
 
 
 class _Owner(NamedTuple):
@@ -519,8 +469,8 @@ class Meters:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: LRUCache[AgentKey, _Meter] = LRUCache(_MOST_SCOPES)
-        self._ratios: LRUCache[_Owner, TokenRatio] = LRUCache(_MOST_RATIOS)
+        self._meters: LRUCache[AgentKey, _Meter] = LRUCache(2_048)
+        self._ratios: LRUCache[_Owner, TokenRatio] = LRUCache(4_096)
         self._written: dict[_Owner, TokenRatio] = {}
         self._lock = threading.Lock()
 
@@ -529,14 +479,14 @@ class Meters:
         owner = _owner(source, counter)
         if owner in self._ratios:
             return
-        held = valid(RATIO, _held(state.get(_STATE_KEY)).get(owner.by))
+        found = [valid(RATIO, _ratios(state).get(owner.by))]
         try:
-            async with asyncio.timeout(_STORE_SECONDS):
-                stored = valid(RATIO, await asyncio.to_thread(self._store.calibration, *owner))
+            async with asyncio.timeout(0.5):
+                found.append(valid(RATIO, await asyncio.to_thread(self._store.calibration, *owner)))
         except (AetherContextError, TimeoutError):
-            stored = None
-        found = [ratio for ratio in (held, stored) if ratio is not None]
-        best = max(found, key=lambda ratio: ratio.samples, default=TokenRatio())
+            pass
+        known = (ratio for ratio in found if ratio is not None)
+        best = max(known, key=lambda ratio: ratio.samples, default=TokenRatio())
         with self._lock:
             self._ratios[owner] = best
 
@@ -545,14 +495,19 @@ class Meters:
     ) -> Calibration | None:
         """What this request is estimated by, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
-        meter = self._meter(identity, events)
+        known = self._meters.get(agent_key(identity))
+        # As its events have it; as it is remembered where they have none.
+        meter = _meter_of(events, identity, latest=known is not None) or known or _Meter()
+        if meter is not known:
+            with self._lock:
+                self._meters[agent_key(identity)] = meter
         if not settings.anchor:
             return None
         anchor, ratio = meter.anchor, self._ratios.get(owner, TokenRatio())
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
-            meter.unseen = max(0, min(beyond, int(_UNSEEN_SHARE * source.window)))
+            meter.unseen = max(0, min(beyond, source.window // 2))
         here = meter.reported_in == identity.invocation
         return calibration(anchor, ratio, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
 
@@ -586,25 +541,15 @@ class Meters:
             noted["meter"] = {"anchor": anchor, "invocation": meter.reported_in, "unseen": meter.unseen}
         return noted
 
-    def _meter(self, identity: Identity, events: list[Event]) -> _Meter:
-        """The conversation's meter as its events have it; as it is remembered where they have none."""
-        scope = agent_key(identity)
-        held = self._meters.get(scope)
-        found = _meter_of(events, identity, latest=held is not None) or held or _Meter()
-        if found is not held:
-            with self._lock:
-                self._meters[scope] = found
-        return found
-
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
         """Puts a ratio that moved into the session's state and, where ``store`` says so, into the store's queue."""
         owner = _owner(source, counter)
         ratio = self._ratios.get(owner)
         if ratio is None or not ratio.samples:
             return
-        held = _held(state.get(_STATE_KEY))
-        if ratio.moved(valid(RATIO, held.get(owner.by))):
-            state[_STATE_KEY] = {**held, owner.by: RATIO.dump_python(ratio)}
+        ratios = _ratios(state)
+        if ratio.moved(valid(RATIO, ratios.get(owner.by))):
+            state[_STATE_KEY] = {**ratios, owner.by: RATIO.dump_python(ratio)}
         if store and ratio.moved(self._written.get(owner)):
             self._written[owner] = ratio
             self._write(source.identity, owner.by, RATIO.dump_python(ratio))
@@ -613,6 +558,12 @@ class Meters:
 def _owner(source: PackInput, counter: str) -> _Owner:
     by = f"{source.request.model}-{short(hash_text(counter), 6)}"
     return _Owner(source.identity.app, source.identity.user, by)
+
+
+def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
+    """The ratios in a session's state, by model and counter."""
+    ratios = state.get(_STATE_KEY)
+    return ratios if isinstance(ratios, Mapping) else {}
 
 
 def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Meter | None:
@@ -633,7 +584,3 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
         if latest and event.content is not None and event.content.role == "model":
             return None
     return None
-
-
-def _held(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -1,35 +1,541 @@
-"""What model calls have used and what they may still use: pure accounts, without ADK."""
+"""What model calls have used, what they may still use, and what the next ones will: pure accounts, without ADK.
 
-from aether_context.usage.ledger import (
-    SCOPES,
-    Accuracy,
-    BudgetViolation,
-    CallUsage,
-    Estimate,
-    Gauge,
-    LedgerReport,
-    Pressure,
-    Scope,
-    Snapshot,
-    TokenBudget,
-    TokenLedger,
-    Totals,
-    accuracy,
-)
+    ledger = TokenLedger()
+    planned = ledger.estimate(12_000)
+    violation = ledger.check(planned, limits, invocation="i1", agent="writer")
+    ledger.begin(planned, invocation="i1", agent="writer")
+    ledger.track(CallUsage(input_tokens=11_870, output_tokens=420), invocation="i1", agent="writer")
 
-__all__ = [
-    "SCOPES",
-    "Accuracy",
-    "BudgetViolation",
-    "CallUsage",
-    "Estimate",
-    "Gauge",
-    "LedgerReport",
-    "Pressure",
-    "Scope",
-    "Snapshot",
-    "TokenBudget",
-    "TokenLedger",
-    "Totals",
-    "accuracy",
-]
+Limits are given with each question and never kept, so they can change between two calls.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from cachetools import LRUCache
+from pydantic import Field, PlainSerializer, Strict, TypeAdapter
+
+from aether_context.canonical import JSON
+from aether_context.errors import BudgetExceededError
+from aether_context.pack import valid
+from aether_context.policy import Amount, Limit, LimitSettings, Measure
+from aether_context.usage.prices import Prices
+
+Scope: TypeAlias = Literal["session", "invocation", "agent"]
+
+_MOST = 10**18
+_Tokens = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
+_Dollars = Annotated[Decimal, Field(ge=0, le=_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallUsage:
+    """What one model call used.
+
+    Attributes:
+        input_tokens: all that was read, cached tokens and the results of tools that the provider ran included.
+        output_tokens: all that was answered, thoughts included.
+        cached_tokens: of the input, what the provider's cache served; None where the provider did not say.
+        cache_write_tokens: of the input, what the provider wrote into its cache and says so.
+        estimate: the input as it was estimated before the call; None where it was not.
+        input_estimated: whether the provider reported no input, so that the estimate stands for it.
+        output_estimated: whether the output is counted from the answer's text, likewise.
+        cost_usd: None where the price is unknown.
+        system_tokens, tool_tokens, formatting_tokens: of the estimate, what the system instruction, the declarations,
+            and the framing of messages and calls take.
+    """
+
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+    cached_tokens: _Tokens | None = None
+    cache_write_tokens: int = 0
+    estimate: _Tokens | None = None
+    input_estimated: bool = False
+    output_estimated: bool = False
+    cost_usd: Annotated[_Dollars, PlainSerializer(float, when_used="json")] | None = None
+    system_tokens: int = 0
+    tool_tokens: int = 0
+    formatting_tokens: int = 0
+
+    def least_zero(self) -> CallUsage:
+        """The call without negative amounts: what a provider reports wrongly never makes an account smaller."""
+        amounts = {
+            name: value * 0
+            for name in ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
+            if (value := getattr(self, name)) is not None and value < 0
+        }
+        return replace(self, **amounts) if amounts else self
+
+    def record(self) -> dict[str, JSON]:
+        """The call as JSON, without what the estimate is made of; None is unknown."""
+        unrecorded = {"cache_write_tokens", "system_tokens", "tool_tokens", "formatting_tokens"}
+        recorded: dict[str, JSON] = _CALL.dump_python(self, mode="json", exclude=unrecorded)
+        return recorded
+
+    @classmethod
+    def from_record(cls, value: object) -> CallUsage | None:
+        """A call from its JSON, None where it is not that of a call."""
+        return valid(_CALL, value)
+
+
+class Totals(NamedTuple):
+    """Sums over calls.
+
+    Attributes:
+        cached_tokens: of `known_cache_tokens`, what a cache served.
+        known_cache_tokens: input of the calls whose provider said how much its cache served.
+        cost_usd: of the calls whose price is known.
+        unpriced_calls: the others.
+        estimated_inputs, estimated_outputs: calls whose input or output no provider reported.
+    """
+
+    calls: _Tokens = 0
+    input_tokens: _Tokens = 0
+    output_tokens: _Tokens = 0
+    cached_tokens: _Tokens = 0
+    known_cache_tokens: _Tokens = 0
+    cache_write_tokens: _Tokens = 0
+    cost_usd: _Dollars = Decimal(0)
+    unpriced_calls: _Tokens = 0
+    estimated_inputs: _Tokens = 0
+    estimated_outputs: _Tokens = 0
+    system_tokens: _Tokens = 0
+    tool_tokens: _Tokens = 0
+    formatting_tokens: _Tokens = 0
+
+    @classmethod
+    def of(cls, call: CallUsage) -> Totals:
+        return cls(
+            calls=1,
+            input_tokens=call.input_tokens,
+            output_tokens=call.output_tokens,
+            cached_tokens=call.cached_tokens or 0,
+            known_cache_tokens=call.input_tokens if call.cached_tokens is not None else 0,
+            cache_write_tokens=call.cache_write_tokens,
+            cost_usd=call.cost_usd or Decimal(0),
+            unpriced_calls=int(call.cost_usd is None),
+            estimated_inputs=int(call.input_estimated),
+            estimated_outputs=int(call.output_estimated),
+            system_tokens=call.system_tokens,
+            tool_tokens=call.tool_tokens,
+            formatting_tokens=call.formatting_tokens,
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def cached_share(self) -> float | None:
+        """Cached tokens over the input of which it is known; None where it is of none."""
+        return self.cached_tokens / self.known_cache_tokens if self.known_cache_tokens else None
+
+    @property
+    def known_cost_usd(self) -> Decimal | None:
+        """The cost, None where no call has a known price."""
+        return None if self.unpriced_calls == self.calls else self.cost_usd
+
+    @property
+    def amounts(self) -> dict[Measure, Amount]:
+        """What was used, by measure."""
+        read, answered = self.input_tokens, self.output_tokens
+        return {"input": read, "output": answered, "total": read + answered, "cost": self.cost_usd}
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals._make(map(operator.add, self, other))
+
+    def minus(self, other: Totals) -> Totals:
+        return Totals._make(map(operator.sub, self, other))
+
+    def larger(self, other: Totals) -> Totals:
+        """The larger of each number: what is known from two sides of the same calls."""
+        return Totals._make(map(max, self, other))
+
+    def record(self) -> dict[str, JSON]:
+        """The sums as JSON; besides the total, those that are 0 are left out."""
+        values = {name: value for name, value in zip(self._fields, self, strict=True) if value}
+        if self.cost_usd:
+            values["cost_usd"] = float(self.cost_usd)
+        return {"total_tokens": self.total_tokens, **values}
+
+    @classmethod
+    def from_record(cls, value: object) -> Totals | None:
+        """Sums from their JSON, None where it is not that of sums."""
+        if not isinstance(value, Mapping):
+            return None
+        return valid(_TOTALS, {name: value[name] for name in cls._fields if name in value})
+
+
+_CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How close estimates came to what providers reported; None where there is nothing to compare.
+
+    Attributes:
+        p50, p95: of the absolute errors, as shares of what was reported.
+        bias: all that was estimated over all that was reported, less one: negative where estimates are low.
+        under: the share of calls whose estimate was low by more than one percent.
+    """
+
+    calls: int
+    p50: float | None = None
+    p95: float | None = None
+    bias: float | None = None
+    under: float | None = None
+
+
+def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
+    """The accuracy of (estimated, reported) tokens. Pairs of which nothing was reported are left out."""
+    known = [(estimated, reported) for estimated, reported in pairs if reported > 0]
+    if not known:
+        return Accuracy(calls=0)
+    errors = [(estimated - reported) / reported for estimated, reported in known]
+    sizes = sorted(map(abs, errors))
+    return Accuracy(
+        calls=len(known),
+        p50=_percentile(sizes, 0.5),
+        p95=_percentile(sizes, 0.95),
+        bias=sum(estimated for estimated, _ in known) / sum(reported for _, reported in known) - 1,
+        under=sum(error < -0.01 for error in errors) / len(errors),
+    )
+
+
+def _percentile(ascending: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of values that ascend; there is at least one."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a call is expected to use; None is unknown.
+
+    ``output_from`` says where the output comes from: the request's limit, or the session's p90.
+    """
+
+    input_tokens: int
+    output_tokens: int | None = None
+    output_from: Literal["limit", "p90", "unknown"] = "unknown"
+    cost_usd: Decimal | None = None
+
+    @property
+    def amounts(self) -> dict[Measure, Amount]:
+        """The estimate by measure, what is unknown as 0."""
+        output = self.output_tokens or 0
+        cost = self.cost_usd or Decimal(0)
+        return {"input": self.input_tokens, "output": output, "total": self.input_tokens + output, "cost": cost}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """One measure of an account. ``limit`` is None where there is none."""
+
+    limit: Amount | None
+    used: Amount
+    approximate: bool
+
+    @property
+    def remaining(self) -> Amount | None:
+        """What is left, never below 0; None where there is no limit."""
+        return None if self.limit is None else max(self.limit - self.used, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudget:
+    """One account with its limits. ``name`` is the invocation's or agent's, empty for the session.
+
+    ``cost`` is approximate where a call has no known price: that call is not in it.
+    """
+
+    scope: Scope
+    name: str
+    input: Gauge
+    output: Gauge
+    total: Gauge
+    cost: Gauge
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The three budgets that a call falls under, at one moment."""
+
+    session: TokenBudget
+    invocation: TokenBudget
+    agent: TokenBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """How near an account is to a limit. ``level`` is 1 where it is near and 2 where it is reached."""
+
+    level: Literal[1, 2]
+    scope: Scope
+    measure: Measure
+    limit: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerReport:
+    """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
+
+    session: TokenBudget
+    invocations: tuple[TokenBudget, ...]
+    agents: tuple[TokenBudget, ...]
+    accuracy: Accuracy
+    recent: Accuracy
+    output_p90: int | None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that began. ``counted`` is what was tracked of it so far."""
+
+    invocation: str
+    agent: str
+    planned: Estimate | None
+    counted: CallUsage | None = None
+
+
+def _accounts() -> dict[Scope, LRUCache[str, Any]]:
+    """What is kept by scope and name; of a scope the longest unused are forgotten first."""
+    return {"session": LRUCache(1), "invocation": LRUCache(64), "agent": LRUCache(1_024)}
+
+
+class TokenLedger:
+    """What one session has used. Memory is bounded: old invocations are forgotten, the session's own account is not.
+
+    Not safe to use from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[Scope, LRUCache[str, Totals]] = _accounts()
+        # What history told: totals, or a record of them that is read only where another process's calls follow.
+        self._told: dict[Scope, LRUCache[str, JSON]] = _accounts()
+        self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
+        self._pairs: deque[tuple[int, int]] = deque(maxlen=256)
+        self._outputs: deque[int] = deque(maxlen=256)
+
+    # before a call
+
+    def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
+        """What a call will use.
+
+        Args:
+            input_tokens: the estimate of the request.
+            output_limit: the most that it lets the model answer; without one the session's p90 is expected.
+            prices: the model's; all input is priced as if no cache served any of it.
+        """
+        output = output_limit if output_limit is not None else self.output_p90
+        return Estimate(
+            input_tokens=input_tokens,
+            output_tokens=output,
+            output_from="limit" if output_limit is not None else "p90" if output is not None else "unknown",
+            cost_usd=prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None,
+        )
+
+    @property
+    def output_p90(self) -> int | None:
+        """The p90 of the latest 256 answers, None before the first."""
+        return int(_percentile(sorted(self._outputs), 0.9)) if self._outputs else None
+
+    def check(
+        self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
+    ) -> BudgetExceededError | None:
+        """The error that names the limit which a call would pass by most, as a share of it; None where it passes none.
+
+        A limit of which nothing is left is passed by any call. What other calls of the invocation that are under way
+        are expected to take is counted as used.
+        """
+        under_way = [
+            (call.agent, call.planned.amounts)
+            for slot, call in self._open.items()
+            if slot != (branch, agent) and call.planned is not None and call.invocation == invocation
+        ]
+        amounts, worst, error = planned.amounts, 0.0, None
+        for scope, name, measure, limit, used in self._bounds(limits, invocation, agent):
+            wanted = amounts[measure]
+            for caller, expected in under_way:
+                if scope != "agent" or caller == agent:
+                    used += expected[measure]
+            share = float((used + wanted) / limit)
+            if (used >= limit or used + wanted > limit) and share > worst:
+                worst = share
+                error = BudgetExceededError(
+                    scope=scope, name=name, measure=measure, limit=limit, used=used, planned=wanted
+                )
+        return error
+
+    def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
+        """The limit of which the largest share is used, where that is 80% or more.
+
+        It looks at what was used, not at what is planned, so that it only grows while an account does.
+        """
+        most, pressure = 0.0, None
+        for scope, _, measure, limit, used in self._bounds(limits, invocation, agent):
+            share = float(used / limit)
+            if share >= 0.8 and share > most:
+                most = share
+                pressure = Pressure(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
+        return pressure
+
+    def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
+        """A call is made: until it is tracked or fails, its estimate is held against the limits of the others."""
+        self._open.pop((branch, agent), None)  # to the end: a look at all of them counts as a use, in their order
+        self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
+
+    # after a call
+
+    def track(self, call: CallUsage, *, invocation: str, agent: str, branch: str = "") -> None:
+        """Books what a call used. A second report of the same call takes the place of the first.
+
+        A negative amount is none. Input that was reported once is not taken back by a lower report of the same call.
+        """
+        call = call.least_zero()
+        change, before = Totals.of(call), None
+        if (opened := self._opened(invocation, agent, branch)) is not None:
+            if (before := opened.counted) is not None:
+                if not before.input_estimated and call.input_tokens < before.input_tokens:
+                    call = replace(call, input_tokens=before.input_tokens)
+                change = Totals.of(call).minus(Totals.of(before))
+            opened.counted, opened.planned = call, None
+        for scope, name in _names(invocation, agent):
+            self._spent[scope][name] = self._totals(scope, name).plus(change)
+        if before is not None:
+            with suppress(ValueError):
+                self._outputs.remove(before.output_tokens)
+            if before.estimate is not None and not before.input_estimated:
+                with suppress(ValueError):
+                    self._pairs.remove((before.estimate, before.input_tokens))
+        self._observe(call)
+
+    def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
+        """What is booked of the call that began last; None before its first report."""
+        opened = self._opened(invocation, agent, branch)
+        return opened.counted if opened is not None else None
+
+    def fail(self, *, invocation: str, agent: str, branch: str = "") -> None:
+        """A call came to nothing that was paid for: nothing is held for it any more."""
+        if (opened := self._opened(invocation, agent, branch)) is not None:
+            opened.planned = None
+
+    def recall(
+        self, call: CallUsage, standing: Mapping[str, JSON] | None = None, *, invocation: str, agent: str
+    ) -> None:
+        """Takes in a call from the session's history, made by this process or another one.
+
+        The accounts become the larger of what this ledger booked and what history tells, so that history can never
+        make them smaller.
+
+        Args:
+            standing: the totals that were recorded with the call, as `standing` gives them. Without them the call is
+                added to what earlier ones told.
+        """
+        spent = self._totals("session", "")
+        if standing is not None:
+            recorded = Totals.from_record(standing.get("session"))
+            if recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens:
+                self.confirm(standing, invocation=invocation, agent=agent)
+                return
+        call = call.least_zero()
+        for scope, name in _names(invocation, agent):
+            recorded = Totals.from_record(standing.get(scope)) if standing is not None else None
+            told = self._told[scope].get(name)
+            told = told if isinstance(told, Totals) else Totals.from_record(told) or _NOTHING
+            told = told.larger(recorded) if recorded is not None else told.plus(Totals.of(call))
+            self._told[scope][name] = told
+            self._spent[scope][name] = self._totals(scope, name).larger(told)
+        if self._totals("session", "").total_tokens > spent.total_tokens:
+            self._observe(call)
+
+    def confirm(self, standing: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
+        """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
+        for scope, name in _names(invocation, agent):
+            self._told[scope][name] = standing.get(scope)
+
+    # accounts
+
+    def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
+        """One account with its limits."""
+        totals = self._totals(scope, name)
+        limit, used = _limit(limits, scope, name).by_measure, totals.amounts
+        estimated = totals.estimated_inputs + totals.estimated_outputs
+
+        def gauge(measure: Measure, vague_calls: int) -> Gauge:
+            return Gauge(limit=limit.get(measure), used=used[measure], approximate=vague_calls > 0)
+
+        return TokenBudget(
+            scope=scope,
+            name=name,
+            input=gauge("input", totals.estimated_inputs),
+            output=gauge("output", totals.estimated_outputs),
+            total=gauge("total", estimated),
+            cost=gauge("cost", estimated + totals.unpriced_calls),
+            totals=totals,
+        )
+
+    def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
+        """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""
+        return {scope: self._totals(scope, name).record() for scope, name in _names(invocation, agent)}
+
+    def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
+        """The budgets that a call of this agent in this invocation falls under."""
+        return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
+
+    def report(self, limits: LimitSettings) -> LedgerReport:
+        """All accounts, invocations by age, agents by name."""
+        pairs = list(self._pairs)
+        return LedgerReport(
+            session=self.budget("session", "", limits),
+            invocations=tuple(self.budget("invocation", name, limits) for name in self._spent["invocation"]),
+            agents=tuple(self.budget("agent", name, limits) for name in sorted(self._spent["agent"])),
+            accuracy=accuracy(pairs),
+            recent=accuracy(pairs[-20:]),
+            output_p90=self.output_p90,
+        )
+
+    def _totals(self, scope: Scope, name: str) -> Totals:
+        return self._spent[scope].get(name, _NOTHING)
+
+    def _opened(self, invocation: str, agent: str, branch: str) -> _Open | None:
+        """The call that an agent began last, where that was in this invocation."""
+        opened = self._open.get((branch, agent))
+        return opened if opened is not None and opened.invocation == invocation else None
+
+    def _bounds(
+        self, limits: LimitSettings, invocation: str, agent: str
+    ) -> Iterator[tuple[Scope, str, Measure, Amount, Amount]]:
+        """The limits that a call falls under, and what is used of each."""
+        for scope, name in _names(invocation, agent):
+            if bounds := _limit(limits, scope, name).by_measure:
+                used = self._totals(scope, name).amounts
+                for measure, limit in bounds.items():
+                    yield scope, name, measure, limit, used[measure]
+
+    def _observe(self, call: CallUsage) -> None:
+        """Takes a call into what is expected of the next ones."""
+        if call.estimate is not None and not call.input_estimated:
+            self._pairs.append((call.estimate, call.input_tokens))
+        self._outputs.append(call.output_tokens)
+
+
+_NOTHING = Totals()
+
+
+def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
+    return ("session", ""), ("invocation", invocation), ("agent", agent)
+
+
+def _limit(limits: LimitSettings, scope: Scope, name: str) -> Limit:
+    if scope == "agent":
+        return limits.of_agent(name)
+    return limits.session if scope == "session" else limits.invocation

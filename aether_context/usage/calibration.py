@@ -21,21 +21,13 @@ _PRIOR_TOKENS = 1_000
 _MEMORY_TOKENS = 50_000
 """Counted tokens that the first ratio, 1, stands for, and those after which what was learned is forgotten."""
 
-_CLIP = 1.5
-"""A growth counts for at most this many times what was expected of it, and for at least the inverse."""
+_LARGEST_GROWTH = 60_000
 
 _LEAST_BELIEVED = 0.25
 """The share of the count under which a report is not one of the whole request; digits alone are counted four times as
 many as a provider may report."""
 
-_FALLEN = 0.75
-"""The share of the report before under which the report of a larger request is one of its uncached tokens."""
-
 Count = Annotated[int, Strict(), Field(ge=0, lt=10**12)]
-
-_LARGEST_GROWTH = 60_000
-_JUMP_SHARE = 0.5
-_JUMP_TOKENS = 8_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +44,13 @@ class TokenRatio:
     def learned(self, counted: int, reported: int) -> TokenRatio:
         """The ratio after a request grew by so many counted and reported tokens.
 
-        A request that shrank and growth beyond 60,000 tokens teach nothing.
+        A growth counts for at most 1.5 times what was expected of it, and for at least the inverse. A request that
+        shrank and growth beyond 60,000 tokens teach nothing.
         """
         if not 0 < counted <= _LARGEST_GROWTH or not 0 <= reported <= _LARGEST_GROWTH:
             return self
         expected = self.value * counted
-        clipped = min(max(reported, expected / _CLIP), expected * _CLIP)
+        clipped = min(max(reported, expected / 1.5), expected * 1.5)
         value = (self.value * self.counted_tokens + clipped) / (self.counted_tokens + counted)
         return TokenRatio(
             # Rounded, so that it is the same after it was read back from a session's state.
@@ -121,12 +114,11 @@ def report(
     fresh = UsageAnchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
     if anchor is None or anchor.model != model:
         return fresh, ratio
-    fell = counted >= anchor.counted and reported < _FALLEN * anchor.reported
+    # A larger request with under three quarters of the report before: one of its uncached tokens.
+    fell = counted >= anchor.counted and reported < 0.75 * anchor.reported
     fresh = replace(fresh, whole=anchor.whole and not fell)
-    if not _follows(anchor.reported, anchor.counted, counted, reported, share=_JUMP_SHARE, tokens=_JUMP_TOKENS):
-        confirmed = anchor.doubted is not None and _follows(
-            *anchor.doubted, counted, reported, share=_JUMP_SHARE / 4, tokens=_JUMP_TOKENS // 4
-        )
+    if not _follows(anchor.reported, anchor.counted, counted, reported):
+        confirmed = anchor.doubted is not None and _follows(*anchor.doubted, counted, reported, closeness=4)
         return (fresh if confirmed else replace(anchor, doubted=(reported, counted))), ratio
     if learns and anchor.epoch == epoch:
         ratio = ratio.learned(counted - anchor.counted, reported - anchor.reported)
@@ -162,7 +154,7 @@ def estimated(calibration: Calibration, counted: int) -> int:
     return max(int(_LEAST_BELIEVED * counted), round(calibration.offset + calibration.ratio * counted))
 
 
-def _follows(before: int, counted_before: int, counted: int, reported: int, *, share: float, tokens: int) -> bool:
-    """Whether a report follows from the one before it and what was added since, within a share and some tokens."""
+def _follows(before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
+    """Whether a report follows from the one before it and what was added since, within a half or 8,000 tokens."""
     expected = before + counted - counted_before
-    return abs(reported - expected) <= max(tokens, share * abs(expected))
+    return closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))

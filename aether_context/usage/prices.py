@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     Rate: TypeAlias = Decimal | TieredPrices
 
-_MILLION = 1_000_000
-_MINUTE_SECONDS = 60
-_DAY_SECONDS = 86_400
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
@@ -39,7 +35,12 @@ class Prices:
     cache_write: Rate | None = None
 
     def cost(
-        self, *, input_tokens: int, output_tokens: int, cached_tokens: int = 0, cache_write_tokens: int = 0
+        self,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        cached_tokens: int | None = 0,
+        cache_write_tokens: int | None = 0,
     ) -> Decimal:
         """US dollars for one call.
 
@@ -47,15 +48,15 @@ class Prices:
             input_tokens: all input, what was read from and written to the cache included.
             output_tokens: all output, thoughts included.
         """
-        read = min(cached_tokens, input_tokens)
-        written = min(cache_write_tokens, input_tokens - read)
+        read = min(cached_tokens or 0, input_tokens)
+        written = min(cache_write_tokens or 0, input_tokens - read)
         parts = (
             (self.input, input_tokens - read - written),
             (self.input if self.cached is None else self.cached, read),
             (self.input if self.cache_write is None else self.cache_write, written),
             (self.output, output_tokens),
         )
-        return sum((_rate(rate, input_tokens) * tokens for rate, tokens in parts), Decimal(0)) / _MILLION
+        return sum((_rate(rate, input_tokens) * tokens for rate, tokens in parts), Decimal(0)) / 1_000_000
 
 
 def _rate(rate: Rate, input_tokens: int) -> Decimal:
@@ -66,12 +67,32 @@ def _rate(rate: Rate, input_tokens: int) -> Decimal:
 
 
 def prices_of(model: str, time: float = 0.0) -> Prices | None:
-    """The rates of a model, None where the list has none.
+    """The rates of a model, of its maker where its name has no provider; None where the list has none.
 
     Args:
         time: when it is called, seconds since 1970 UTC; some rates depend on the day or the hour.
     """
-    return _prices(model, int(time // _MINUTE_SECONDS))
+    return _prices(model, int(time // 60))
+
+
+@functools.lru_cache(maxsize=1024)
+def _prices(model: str, minute: int) -> Prices | None:
+    info = next(listed_models(model, any_provider=False), None)
+    if info is None:
+        return None
+    try:
+        moment = datetime.datetime.fromtimestamp(minute * 60, datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
+    rates = info.get_prices(moment)
+    if rates.input_mtok is None or rates.output_mtok is None or rates.requests_kcount is not None:
+        return None
+    return Prices(
+        input=rates.input_mtok,
+        output=rates.output_mtok,
+        cached=rates.cache_read_mtok,
+        cache_write=rates.cache_write_mtok,
+    )
 
 
 def cost_of(
@@ -90,8 +111,8 @@ def cost_of(
     return prices.cost(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        cached_tokens=cached_tokens or 0,
-        cache_write_tokens=cache_write_tokens or 0,
+        cached_tokens=cached_tokens,
+        cache_write_tokens=cache_write_tokens,
     )
 
 
@@ -101,32 +122,8 @@ def cached_share(model: str, time: float = 0.0) -> float | None:
     Args:
         time: seconds since 1970 UTC; the price is that of the day's beginning.
     """
-    prices = prices_of(model, time // _DAY_SECONDS * _DAY_SECONDS)
+    prices = prices_of(model, time // 86_400 * 86_400)
     if prices is None or prices.cached is None:
         return None
     cached, other = _rate(prices.cached, 0), _rate(prices.input, 0)
     return min(1.0, float(cached / other)) if cached > 0 and other > 0 else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _prices(model: str, minute: int) -> Prices | None:
-    """The rates in one minute; none begin or end within one. Of the model's maker where its name has no provider."""
-    info = next(listed_models(model, any_provider=False), None)
-    if info is None:
-        return None
-    rates = info.get_prices(_moment(minute * _MINUTE_SECONDS))
-    if rates.input_mtok is None or rates.output_mtok is None or rates.requests_kcount is not None:
-        return None
-    return Prices(
-        input=rates.input_mtok,
-        output=rates.output_mtok,
-        cached=rates.cache_read_mtok,
-        cache_write=rates.cache_write_mtok,
-    )
-
-
-def _moment(time: float) -> datetime.datetime:
-    try:
-        return datetime.datetime.fromtimestamp(time, datetime.UTC)
-    except (OverflowError, OSError, ValueError):
-        return datetime.datetime.fromtimestamp(0, datetime.UTC)
