@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
-from cachetools import LRUCache
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
@@ -20,8 +18,7 @@ from aether_context.errors import AetherContextError, PolicyError
 from aether_context.pack import Identity, Pack, PackInput, SummaryRequest
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-
-# Asking an ADK model for one text, besides the agent's own calls.
+from aether_context.tokens.counters import SharedLRU
 
 
 @dataclass(slots=True)
@@ -34,23 +31,21 @@ class Cost:
 
     def to_json(self) -> dict[str, int]:
         """Empty where no model was asked."""
-        if not self.requests:
-            return {}
-        return {"requests": self.requests, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        return asdict(self) if self.requests else {}
 
 
 async def ask(model: BaseLlm, request: LlmRequest, cost: Cost) -> str:
     """The text that a model answers, thoughts aside. Raises what the model raises."""
     cost.requests += 1
-    said = ""
+    text = ""
     async for response in model.generate_content_async(request, stream=False):
         usage = response.usage_metadata
         if usage is not None:
             cost.input_tokens += usage.prompt_token_count or 0
             cost.output_tokens += usage.candidates_token_count or 0
         parts = (response.content.parts if response.content is not None else None) or ()
-        said += "".join(part.text for part in parts if part.text and not part.thought)
-    return said
+        text += "".join(part.text for part in parts if part.text and not part.thought)
+    return text
 
 
 def check_model(name: str, field: str, argument: str) -> None:
@@ -72,11 +67,8 @@ def check_model(name: str, field: str, argument: str) -> None:
 
 # Summaries by an ADK model: asked for in one structured request, kept by content, waited for up to a deadline.
 
-_MOST_KEPT = 2_000
-_ROUNDS = 2
 _BATCH_CHARACTERS = 48_000
 """Texts of one request; a longer one gets a request of its own."""
-_WORDS_PER_TOKEN = 0.6
 
 _INSTRUCTION = """\
 You shorten texts for another model that works on a task and has little room.
@@ -105,16 +97,12 @@ _ANSWER: dict[str, JSON] = {
 
 
 @dataclass(slots=True)
-class SummaryResult:
-    """What became of the summary requests of one pack: texts by key, what went wrong, and what it cost.
-
-    ``deadline`` is on the event loop's clock.
-    """
+class _Written:
+    """What became of the summary requests of one pack: texts by key, what went wrong, and what it cost."""
 
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     cost: Cost = field(default_factory=Cost)
-    deadline: float = 0.0
 
 
 class ModelSummarizer:
@@ -134,8 +122,7 @@ class ModelSummarizer:
         self._store = store
         self._write = write
         self._models: dict[str, BaseLlm] = {model.model: model} if model is not None else {}
-        self._known: LRUCache[tuple[str, str, str], str] = LRUCache(_MOST_KEPT)
-        self._lock = threading.Lock()
+        self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
 
     def check(self, name: str) -> None:
         """Raises PolicyError where ADK knows no model of that name."""
@@ -147,74 +134,53 @@ class ModelSummarizer:
     ) -> tuple[Pack, Mapping[str, int]]:
         """The pack with the summaries that a model writes for it by the deadline, and what they cost.
 
-        A summary may be shorter than what stood in its place and so change what else fits, hence a second round.
+        Never raises for a model or a store that fails. A summary may be shorter than what stood in its place and so
+        change what else fits, hence a second round.
         """
-        result = SummaryResult()
-        problems = pack.source.problems
-        for _ in range(_ROUNDS):
-            if not pack.summary_requests or result.problems:
+        written, problems, seconds = _Written(), pack.source.problems, policy.compress.summarizer_timeout_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
+        for _ in range(2):
+            if not pack.summary_requests or written.problems:
                 break
-            await self.answer(pack.summary_requests, pack.identity, policy, result)
-            told = (*problems, *dict.fromkeys(result.problems))
-            pack = await build(replace(pack.source, summaries=dict(result.texts), problems=told))
-        return pack, result.cost.to_json()
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                async with asyncio.timeout_at(deadline):
+                    if unknown := await self._unknown(pack.summary_requests, pack.identity, policy, written):
+                        name = policy.compress.summarizer
+                        model = self._models.get(name) or self._models.setdefault(name, LLMRegistry.new_llm(name))
+                        asked = (self._ask(model, batch, pack.identity, policy, written) for batch in _batches(unknown))
+                        tasks = [asyncio.create_task(request) for request in asked]
+                        await asyncio.wait(tasks)
+            except TimeoutError:
+                written.problems.append(f"summarizer: no answer within {seconds:g} s")
+            except Exception as error:
+                written.problems.append(f"summarizer: {type(error).__name__}")
+            finally:
+                for task in tasks:
+                    task.cancel()
+            told = (*problems, *dict.fromkeys(written.problems))
+            pack = await build(replace(pack.source, summaries=dict(written.texts), problems=told))
+        return pack, written.cost.to_json()
 
-    async def answer(
-        self, summary_requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, result: SummaryResult
-    ) -> None:
-        """Adds the summaries that there are by the deadline. Never raises for a model or a store that fails.
-
-        Args:
-            result: of all rounds of one pack; the first round starts its clock.
-        """
-        seconds = policy.compress.summarizer_timeout_seconds
-        result.deadline = result.deadline or asyncio.get_running_loop().time() + seconds
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            async with asyncio.timeout_at(result.deadline):
-                unwritten = await self._kept(summary_requests, identity, policy, result)
-                if unwritten:
-                    model = self._model(policy.compress.summarizer)
-                    asked = (self._ask(model, batch, identity, policy, result) for batch in _batches(unwritten))
-                    tasks = [asyncio.create_task(one) for one in asked]
-                    await asyncio.wait(tasks)
-        except TimeoutError:
-            result.problems.append(f"summarizer: no answer within {seconds:g} s")
-        except Exception as error:
-            result.problems.append(f"summarizer: {type(error).__name__}")
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _kept(
-        self, summary_requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, result: SummaryResult
+    async def _unknown(
+        self, requests: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, written: _Written
     ) -> list[SummaryRequest]:
-        """Takes what was written before; returns the rest."""
-        rest = []
-        for summary_request in summary_requests:
-            place = (identity.app, identity.user, summary_request.key)
-            with self._lock:
-                text = self._known.get(place)
+        """Takes the summaries that were written before; returns the requests for the others."""
+        unknown = []
+        for request in requests:
+            place = (identity.app, identity.user, request.key)
+            text = self._known.get(place)
             if text is None and policy.record == "full":
-                text = await self._stored(identity, summary_request.key, result)
+                try:
+                    text = await asyncio.to_thread(self._store.summary, *place)
+                except AetherContextError as error:
+                    written.problems.append(f"summarizer: {type(error).__name__} in the store")
             if text is None:
-                rest.append(summary_request)
+                unknown.append(request)
             else:
-                self._keep(place, text)
-                result.texts[summary_request.key] = text
-        return rest
-
-    async def _stored(self, identity: Identity, key: str, result: SummaryResult) -> str | None:
-        try:
-            return await asyncio.to_thread(self._store.summary, identity.app, identity.user, key)
-        except AetherContextError as error:
-            result.problems.append(f"summarizer: {type(error).__name__} in the store")
-            return None
-
-    def _model(self, name: str) -> BaseLlm:
-        if name not in self._models:
-            self._models[name] = LLMRegistry.new_llm(name)
-        return self._models[name]
+                self._known.put(place, text)
+                written.texts[request.key] = text
+        return unknown
 
     async def _ask(
         self,
@@ -222,38 +188,33 @@ class ModelSummarizer:
         batch: Sequence[SummaryRequest],
         identity: Identity,
         policy: PackPolicy,
-        result: SummaryResult,
+        written: _Written,
     ) -> None:
         """One request for several summaries; a failure is noted and leaves them to the extractive way."""
         try:
-            said = await ask(model, _request(model.model, batch), result.cost)
-            texts = _read(said, batch)
+            texts = _read(await ask(model, _request(model.model, batch), written.cost), batch)
         except Exception as error:
-            result.problems.append(f"summarizer: {type(error).__name__}")
+            written.problems.append(f"summarizer: {type(error).__name__}")
             return
         if len(texts) < len(batch):
-            result.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
+            written.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
+        written.texts.update(texts)
         for key, text in texts.items():
-            result.texts[key] = text
-            self._keep((identity.app, identity.user, key), text)
+            self._known.put((identity.app, identity.user, key), text)
             if policy.record == "full":
                 self._write(identity, key, text)
 
-    def _keep(self, place: tuple[str, str, str], text: str) -> None:
-        with self._lock:
-            self._known[place] = text
 
-
-def _batches(summary_requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
+def _batches(requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
     """Summary requests in batches of bounded length."""
     batches: list[list[SummaryRequest]] = []
     size = _BATCH_CHARACTERS
-    for summary_request in summary_requests:
-        length = len(summary_request.text) + len(summary_request.earlier) + len(summary_request.query)
+    for request in requests:
+        length = len(request.text) + len(request.earlier) + len(request.query)
         if size + length > _BATCH_CHARACTERS:
             batches.append([])
             size = 0
-        batches[-1].append(summary_request)
+        batches[-1].append(request)
         size += length
     return batches
 
@@ -262,13 +223,13 @@ def _request(model: str, batch: Sequence[SummaryRequest]) -> LlmRequest:
     items = [
         {
             "id": number,
-            "kind": summary_request.kind,
-            "max_words": max(4, int(summary_request.max_tokens * _WORDS_PER_TOKEN)),
-            "query": summary_request.query,
-            "earlier": summary_request.earlier,
-            "text": summary_request.text,
+            "kind": request.kind,
+            "max_words": max(4, int(request.max_tokens * 0.6)),
+            "query": request.query,
+            "earlier": request.earlier,
+            "text": request.text,
         }
-        for number, summary_request in enumerate(batch, start=1)
+        for number, request in enumerate(batch, start=1)
     ]
     return LlmRequest(
         model=model,
@@ -282,15 +243,13 @@ def _request(model: str, batch: Sequence[SummaryRequest]) -> LlmRequest:
     )
 
 
-def _read(said: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
+def _read(answer: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
     """The texts of an answer by the requests' keys; what does not fit the form is left out.
 
     Raises:
         ValueError: the answer holds no JSON object.
     """
-    start, end = said.find("{"), said.rfind("}")
-    value = json.loads(said[start : end + 1])
-    found = value.get("summaries")
+    found = json.loads(answer[answer.find("{") : answer.rfind("}") + 1]).get("summaries")
     texts: dict[str, str] = {}
     for entry in found if isinstance(found, list) else ():
         number, text = (entry.get("id"), entry.get("text")) if isinstance(entry, dict) else (None, None)
