@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import canonical_json, canonical_object, hash_json, hash_text
+from aether_context.canonical import canonical_json, canonical_object, hash_text
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.pack import (
     Accuracy,
@@ -284,17 +284,12 @@ class Manifest(_Record):
         Raises:
             ChecksumMismatch: a field is not what was written.
         """
-        found = self._hash()
+        found = self.sealed()[0].digest
         if found != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {found}, its digest says {self.digest}")
 
     def _value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True) | {"schema_version": self.schema_version}
-
-    def _hash(self) -> str:
-        value = self._value()
-        value.pop("digest", None)
-        return hash_json(value)
 
 
 def schema() -> dict[str, Any]:

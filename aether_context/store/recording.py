@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import (
-    JSON,
-    canonical_json,
-    canonical_object,
-    fold,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    short,
-)
+from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import (
-    Allocation,
-    Candidate,
-    CandidateOutcome,
-    Epoch,
-    Identity,
-    Layer,
-    Pack,
-    PackInput,
-    Signals,
-    Step,
-    Tool,
-)
+from aether_context.pack import Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
 
@@ -81,7 +60,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a session's packs have in common: a blob of its own."""
+    """What a session's packs have in common, the step aside as their requests have it: a blob of its own."""
 
     system: str
     system_is_text: bool
@@ -91,6 +70,9 @@ class Setting:
 
 
 SETTING = TypeAdapter(Setting)
+OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
+"""What of a setting is the request's."""
+_STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
 def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Recording:
@@ -100,49 +82,70 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         counter: identity of the token counter.
         tip: the end of the chain to extend; None, a pack with a cut, or one that is counted otherwise begins a new one.
     """
-    source, step = pack.source, pack.source.step
-    counted = (counter, source.request.model)
+    source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
+    counted = (counter, request.model)
     begins = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     parent = None if begins else tip
     grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
+
     outcomes = pack.outcomes if grown is None else pack.outcomes[len(pack.outcomes) - grown :]
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
     known = parent.rows if parent is not None else frozenset()
     rows = tuple(
         outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known or not is_content(outcome)
     )
-    contents = _content_list(source, parent, grown)
-    blobs: dict[str, bytes] = {}
-    epoch, before = epoch_of_hashes(pack.epoch), epoch_of_hashes(source.epoch)
-    request = source.request
-    setting = _setting_json(
-        Setting(
-            system=request.system,
-            system_is_text=request.system_is_text,
-            tools=request.tools,
-            other_tools=request.other_tools,
-            step=source.step,
-        )
-    )
-    blobs[policy.digest] = policy.canonical.encode()
-    epoch_texts = _epoch_texts(pack.epoch) | _epoch_texts(source.epoch)
-    homes = dict(tip.homes) if tip is not None and policy.record == "full" else {}
-    texts: tuple[str, ...] = ()
-    if policy.record == "full":
-        blobs[hash_bytes(setting)] = setting
-        needed = [*contents.added, *epoch_texts]
-        written = _texts(pack, {digest: text for digest, text in epoch_texts.items() if digest not in homes}, homes)
-        own = hash_bytes(written)
-        blobs[own] = written
-        known_here = parent.homes.values() if parent is not None else ()
-        earlier = {homes[digest] for digest in needed if digest in homes} - set(known_here)
-        texts = (own, *sorted(earlier))
-        homes |= {digest: own for digest in needed if digest not in homes}
     counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
     for outcome in outcomes:
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
-    identity = pack.identity
+
+    digests = [content.digest for content in request.contents]
+    before = parent.contents if parent is not None else ()
+    if grown is not None:
+        head, tail = len(digests) - grown, 0
+    else:
+        most = min(len(digests), len(before))
+        head = next((at for at in range(most) if digests[at] != before[at]), most)
+        most -= head
+        tail = next((at for at in range(most) if digests[-1 - at] != before[-1 - at]), most)
+    contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
+
+    epoch, epoch_before = epoch_of_hashes(pack.epoch), epoch_of_hashes(source.epoch)
+    epoch_texts: dict[str, str] = {}
+    for of_epoch in (pack.epoch, source.epoch):
+        payloads = [packed.text for packed in of_epoch.payloads]
+        epoch_texts |= {hash_text(text): text for text in (*payloads, of_epoch.summary) if text or payloads}
+
+    setting = _setting_json(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
+    blobs = {policy.digest: policy.canonical.encode()}
+    homes: dict[str, str] = {}
+    texts: tuple[str, ...] = ()
+    if policy.record == "full":
+        homes = dict(tip.homes) if tip is not None else {}
+        blobs[hash_bytes(setting)] = setting
+        # The texts that are in no earlier blob, as canonical JSON; wires are that already.
+        new_contents = {content.digest: content.wire for content in request.contents if content.digest not in homes}
+        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in homes}
+        members = {
+            "candidates": canonical_json([_plain(candidate) for candidate in source.candidates] if pack.chose else []),
+            "contents": canonical_object(new_contents),
+            "epoch": canonical_json(new_epoch),
+            "problems": canonical_json(source.problems),
+        }
+        if source.summaries:
+            members["summaries"] = canonical_json(source.summaries)
+        written = canonical_object(members).encode("utf-8", "surrogatepass")
+        own = hash_bytes(written)
+        blobs[own] = written
+        needed = [*contents.added, *epoch_texts]
+        earlier = {homes[digest] for digest in needed if digest in homes}
+        texts = (own, *sorted(earlier - set(parent.homes.values() if parent is not None else ())))
+        homes |= {digest: own for digest in needed if digest not in homes}
+
+    # Budgets are shares of the window; where more may be counted than that, of what may be.
+    allocation = pack.allocation
+    whole = max(allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values()))
+    signals = {name: getattr(pack.signals, name) for name in Signals.__slots__}
     uris = tuple(sorted(pack.artifact_uris))
     manifest, text = Manifest(
         pack_id=pack_id(identity, step),
@@ -155,14 +158,22 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         step_id=step.step_id,
         role=step.role,
         plan_validity=source.validity if source.validity != pack.validity else None,
-        model=source.request.model,
+        model=request.model,
         profile=policy.profile,
         policy=policy.digest,
         counter=counter,
-        layer_budgets=_budgets(pack.allocation),
-        allocation=pack.allocation.layers,
-        weights={layer: round(weight, 6) for layer, weight in pack.allocation.weights.items()},
-        signals=_signals(pack),
+        layer_budgets={
+            layer: LayerBudget(
+                tokens=tokens.final,
+                share=tokens.final * 10_000 // whole / 10_000,
+                nominal_tokens=tokens.nominal,
+                nominal_share=tokens.nominal * 10_000 // whole / 10_000,
+            )
+            for layer, tokens in allocation.layers.items()
+        },
+        allocation=allocation.layers,
+        weights={layer: round(weight, 6) for layer, weight in allocation.weights.items()},
+        signals={name: round(value, 6) if isinstance(value, float) else value for name, value in signals.items()},
         tools=ToolScope(
             mode=pack.scope_mode,
             sent=tuple(tool.name for tool in pack.tools),
@@ -173,27 +184,28 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
             allowed=pack.allowed_tools,
         ),
         contents=contents,
-        positions=as_ranges(source.request.positions),
-        human=source.request.human,
-        others=as_ranges(at for at, content in enumerate(source.request.contents) if content.agent),
+        positions=as_ranges(request.positions),
+        human=request.human,
+        others=as_ranges(at for at, content in enumerate(request.contents) if content.agent),
         rows=rows,
         truncation_events=pack.events,
         strategy_acts=pack.acts,
         epoch=epoch,
-        epoch_before=None if parent is not None and parent.epoch == before else before,
+        epoch_before=None if parent is not None and parent.epoch == epoch_before else epoch_before,
         artifact_uris=uris,
         superseded={uri: source.evidence[uri] for uri in uris if source.evidence.get(uri)},
         request_tokens_method=pack.method,
         counts=counts,
-        summaries={key: hash_text(text) for key, text in source.summaries.items()},
+        summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=hash_bytes(setting),
         texts=texts,
         stages=stage_hashes(pack),
     ).sealed()
-    if parent is not None and grown is not None:
-        standing = parent.contents + contents.added
+
+    if grown is not None:
+        standing = (*before, *contents.added)
     else:
-        of_contents = pack.outcomes[: len(request.contents)]
+        of_contents = pack.outcomes[: len(digests)]
         standing = tuple(outcome.hash for outcome in of_contents if outcome.state != "dropped")
     after = Tip(
         pack_id=manifest.pack_id,
@@ -208,16 +220,11 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
 
 
 def stage_hashes(pack: Pack) -> dict[str, str]:
-    """Short hashes of what each stage gave."""
-    running_hashes = pack.running_hashes
+    """Short hashes of what each stage gave, in the order of the stages."""
     results = {
-        "read": running_hashes.read,
-        "count": [running_hashes.count, pack.stages["count"]],
-        "retrieve": pack.stages["retrieve"],
-        "trim": pack.stages["trim"],
-        "allocate": pack.stages["allocate"],
-        "fit": pack.stages["fit"],
-        "render": pack.stages["render"],
+        "read": pack.running_hashes.read,
+        "count": [pack.running_hashes.count, pack.stages["count"]],
+        **{stage: pack.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }
     return {stage: short(hash_json(result), 12) for stage, result in results.items()}
@@ -228,26 +235,14 @@ def pack_id(identity: Identity, step: Step) -> str:
 
     The hash is over application, user, session, branch, agent, invocation and call number.
     """
-    key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
-    names = "_".join(_word(name) for name in (step.task_id, step.step_id) if name)
-    return "_".join(
-        piece
-        for piece in ("pack", _stamp(identity.last_event_time), names, short(fold([*key, str(identity.call)])))
-        if piece
-    )
-
-
-def _stamp(time: float) -> str:
     try:
-        moment = datetime.datetime.fromtimestamp(time, datetime.UTC)
+        moment = datetime.datetime.fromtimestamp(identity.last_event_time, datetime.UTC)
     except (OverflowError, OSError, ValueError):
         moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
-    return moment.strftime("%Y%m%dT%H%M%S.%fZ")
-
-
-def _word(name: str) -> str:
-    """A piece of a file name: at most 24 letters, digits and hyphens."""
-    return re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x"
+    names = [name for name in (step.task_id, step.step_id) if name]
+    words = [re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names]
+    key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
+    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *words, short(fold([*key, str(identity.call)]))])
 
 
 def epoch_of_hashes(epoch: Epoch) -> Epoch:
@@ -259,91 +254,15 @@ def epoch_of_hashes(epoch: Epoch) -> Epoch:
     )
 
 
-def epoch_of_texts(epoch: Epoch, texts: Mapping[str, str]) -> Epoch:
-    """An epoch of a manifest with its texts.
-
-    Raises:
-        KeyError: ``texts`` lacks one of them.
-    """
-    return replace(
-        epoch,
-        summary=texts[epoch.summary] if epoch.summary else "",
-        payloads=tuple(replace(packed, text=texts[packed.text]) for packed in epoch.payloads),
-    )
-
-
-def splice(parent: Sequence[str], changed: ContentList) -> tuple[str, ...]:
-    """The contents that a `ContentList` stands for, given what its parent left standing."""
-    tail = parent[len(parent) - changed.tail :] if changed.tail else ()
-    return (*parent[: changed.head], *changed.added, *tail)
-
-
-def _content_list(source: PackInput, tip: Tip | None, grown: int | None) -> ContentList:
-    contents = source.request.contents
-    if grown is not None:
-        have = len(contents) - grown
-        return ContentList(head=have, added=tuple(content.digest for content in contents[have:]))
-    digests = [content.digest for content in contents]
-    parent = tip.contents if tip is not None else ()
-    most = min(len(digests), len(parent))
-    head = next((at for at in range(most) if digests[at] != parent[at]), most)
-    most -= head
-    tail = next((at for at in range(most) if digests[-1 - at] != parent[-1 - at]), most)
-    return ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
-
-
-def _budgets(allocation: Allocation) -> dict[Layer, LayerBudget]:
-    """The budgets in tokens and as shares of the window; where more may be counted than that, of what may be."""
-    whole = max(allocation.window + allocation.overcounted, sum(tokens.final for tokens in allocation.layers.values()))
-
-    def share(tokens: int) -> float:
-        return tokens * 10_000 // whole / 10_000
-
-    return {
-        layer: LayerBudget(
-            tokens=tokens.final,
-            share=share(tokens.final),
-            nominal_tokens=tokens.nominal,
-            nominal_share=share(tokens.nominal),
-        )
-        for layer, tokens in allocation.layers.items()
-    }
-
-
-def _signals(pack: Pack) -> dict[str, float | int | str | None]:
-    values = {name: getattr(pack.signals, name) for name in Signals.__slots__}
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
-
-
 @lru_cache(maxsize=64)
 def _setting_json(setting: Setting) -> bytes:
     return canonical_json(SETTING.dump_python(setting, mode="json")).encode()
 
 
-def _texts(pack: Pack, epoch: Mapping[str, str], known: Mapping[str, str]) -> bytes:
-    """The blob with the texts that are in no earlier one, as canonical JSON; wires are that already."""
-    source = pack.source
-    new = {content.digest: content.wire for content in source.request.contents if content.digest not in known}
-    members = {
-        "candidates": canonical_json([_plain(candidate) for candidate in source.candidates] if pack.chose else []),
-        "contents": canonical_object(new),
-        "epoch": canonical_json(epoch),
-        "problems": canonical_json(source.problems),
-    }
-    if source.summaries:
-        members["summaries"] = canonical_json(source.summaries)
-    return canonical_object(members).encode("utf-8", "surrogatepass")
-
-
-def _plain(candidate: Candidate) -> dict[str, JSON]:
+def _plain(candidate: Candidate) -> dict[str, object]:
     """As `asdict`, which copies every value of the many candidates of a pack."""
-    held = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
-    return held | {name: value for name in _RARE if (value := getattr(candidate, name))}
-
-
-def _epoch_texts(epoch: Epoch) -> dict[str, str]:
-    texts = [packed.text for packed in epoch.payloads]
-    return {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}
+    value = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
+    return value | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
 
 
 def is_content(row: CandidateOutcome) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
@@ -18,7 +18,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, SETTING, epoch_of_texts, is_content, splice, stage_hashes
+from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
@@ -49,9 +49,7 @@ class Resolver:
             PackNotFound: an ancestor is missing.
         """
         waiting = [manifest]
-        while waiting[-1].parent is not None and waiting[-1].parent not in self._resolved:
-            parent = self.store.parent(waiting[-1])
-            assert parent is not None
+        while waiting[-1].parent not in self._resolved and (parent := self.store.parent(waiting[-1])) is not None:
             waiting.append(parent)
         for link in reversed(waiting):
             self._resolved[link.pack_id] = self._extend(link)
@@ -59,57 +57,43 @@ class Resolver:
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
         """The manifest and its ancestors, the oldest last."""
-        resolved: Resolved | None = self.resolve(manifest)
+        resolved: Resolved | None = self._resolved.get(manifest.pack_id) or self.resolve(manifest)
         while resolved is not None:
             yield resolved.manifest
             parent = resolved.manifest.parent
             resolved = self._resolved[parent] if parent is not None else None
 
     def _extend(self, manifest: Manifest) -> Resolved:
+        """The manifest on top of its parent, which is resolved already."""
+        counts = {short(row.hash, 16): row.tokens for row in manifest.rows if is_content(row)}
+        rows = {row.id: row for row in manifest.rows}
         if manifest.parent is None:
-            contents, counts, rows = manifest.contents.added, dict(manifest.counts), manifest.rows
-        else:
-            parent = self._resolved[manifest.parent]
-            contents = splice(_standing(parent), manifest.contents)
-            counts = {**parent.counts, **manifest.counts}
-            rows = tuple(_standing_rows(parent, manifest, contents))
-        return Resolved(
-            manifest=manifest,
-            contents=contents,
-            rows={row.id: row for row in rows},
-            counts={**counts, **_row_counts(manifest.rows)},
-        )
+            counts = {**manifest.counts, **counts}
+            return Resolved(manifest=manifest, contents=manifest.contents.added, rows=rows, counts=counts)
+        parent = self._resolved[manifest.parent]
+        # The contents that the parent left standing. A row's name begins with its place in the host's list.
+        dropped = {row.id.split("_")[0] for row in parent.manifest.rows if is_content(row) and row.state == "dropped"}
+        placed = zip(_indices(parent.manifest.positions), parent.contents, strict=True)
+        standing = [content for place, content in placed if f"c{place}" not in dropped]
+        changed = manifest.contents
+        contents = (*standing[: changed.head], *changed.added, *standing[len(standing) - changed.tail :])
+        # A content's row stands while the content goes in, a candidate's until candidates are ranked again.
+        left = Counter(contents)
+        left.subtract(row.hash for row in manifest.rows if is_content(row))
+        kept: dict[str, CandidateOutcome] = {}
+        for row in parent.rows.values():
+            if not is_content(row):
+                if not manifest.chose:
+                    kept[row.id] = row
+            elif row.state != "dropped" and row.id not in rows and left[row.hash] > 0:
+                left[row.hash] -= 1
+                kept[row.id] = row
+        counts = {**parent.counts, **manifest.counts, **counts}
+        return Resolved(manifest=manifest, contents=contents, rows=kept | rows, counts=counts)
 
 
-def _standing(resolved: Resolved) -> list[str]:
-    """The contents that a pack left standing, in order; a row's name begins with its place in the host's list."""
-    places = [at for start, stop in resolved.manifest.positions for at in range(start, stop)]
-    rows = (row for row in resolved.manifest.rows if is_content(row) and row.state == "dropped")
-    gone = {row.id.split("_")[0] for row in rows}
-    return [content for place, content in zip(places, resolved.contents, strict=True) if f"c{place}" not in gone]
-
-
-def _standing_rows(parent: Resolved, manifest: Manifest, contents: Sequence[str]) -> list[CandidateOutcome]:
-    """The rows of a pack: its own, and of its parent's those that still stand.
-
-    A content's stands while the content goes in, a candidate's until candidates are ranked again.
-    """
-    own = manifest.rows
-    left = Counter(contents)
-    left.subtract(row.hash for row in own if is_content(row))
-    names = {row.id for row in own}
-    kept = []
-    for row in parent.rows.values():
-        if not is_content(row):
-            kept += [row] if not manifest.chose else []
-        elif row.state != "dropped" and row.id not in names and left[row.hash] > 0:
-            left[row.hash] -= 1
-            kept.append(row)
-    return [*kept, *own]
-
-
-def _row_counts(rows: tuple[CandidateOutcome, ...]) -> dict[str, int]:
-    return {short(row.hash, 16): row.tokens for row in rows if is_content(row)}
+def _indices(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    return [at for start, stop in ranges for at in range(start, stop)]
 
 
 # Replay: the same request again from a manifest and its blobs, byte for byte, or the first stage that differs.
@@ -144,25 +128,34 @@ class Replayer(Resolver):
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
-        ancestors = self._gather(manifest, missing)
+        for link in self.line(manifest):
+            if not link.texts:
+                missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
+                break
+            if link.texts[0] in self._texts:
+                break
+            for digest in reversed(link.texts):
+                self._read_texts(link, digest, missing)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
             raise ReplayIncomplete(missing)
         setting = SETTING.validate_python(recorded)
-        before = manifest.epoch_before or ancestors.epoch
-        others = {at for start, stop in manifest.others for at in range(start, stop)}
+        others = set(_indices(manifest.others))
+        contents = [self._contents[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
-            system=setting.system,
-            system_is_text=setting.system_is_text,
-            tools=setting.tools,
-            other_tools=setting.other_tools,
-            contents=tuple(
-                attributed(self._contents[digest]) if at in others else self._contents[digest]
-                for at, digest in enumerate(resolved.contents)
-            ),
-            positions=tuple(at for start, stop in manifest.positions for at in range(start, stop)),
+            **{name: getattr(setting, name) for name in OF_REQUEST},
+            contents=tuple(attributed(content) if at in others else content for at, content in enumerate(contents)),
+            positions=tuple(_indices(manifest.positions)),
             human=manifest.human,
+        )
+        epoch = manifest.epoch_before
+        if epoch is None:
+            epoch = self._resolved[manifest.parent].manifest.epoch if manifest.parent is not None else manifest.epoch
+        epoch = replace(
+            epoch,
+            summary=self._epoch_texts[epoch.summary] if epoch.summary else "",
+            payloads=tuple(replace(packed, text=self._epoch_texts[packed.text]) for packed in epoch.payloads),
         )
         texts = self._texts[manifest.texts[0]]
         return PackInput(
@@ -173,32 +166,17 @@ class Replayer(Resolver):
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=_CANDIDATES.validate_python(texts["candidates"]),
-            epoch=epoch_of_texts(before, self._epoch_texts),
+            epoch=epoch,
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
             problems=tuple(texts["problems"]),
             summaries=texts.get("summaries", {}),
         )
 
-    def _gather(self, manifest: Manifest, missing: list[str]) -> Manifest:
-        """Reads the texts of a manifest and its ancestors; returns the parent, or the manifest itself."""
-        link: Manifest | None = manifest
-        while link is not None:
-            if not link.texts:
-                missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
-                break
-            if link.texts[0] in self._texts:
-                break
-            for digest in reversed(link.texts):
-                self._read_texts(link, digest, missing)
-            link = self._resolved[link.parent].manifest if link.parent is not None else None
-        return self._resolved[manifest.parent].manifest if manifest.parent is not None else manifest
-
     def _read_texts(self, manifest: Manifest, digest: str, missing: list[str]) -> None:
         if digest in self._texts:
             return
-        texts = self._json(manifest, digest, f"texts of {manifest.pack_id}", missing)
-        self._texts[digest] = texts
+        texts = self._texts[digest] = self._json(manifest, digest, f"texts of {manifest.pack_id}", missing)
         for name, value in texts.get("contents", {}).items():
             if name not in self._contents:
                 self._contents[name] = content_from_wire(canonical_json(value))
