@@ -28,7 +28,8 @@ AetherContextError
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 
@@ -48,10 +49,17 @@ class PolicyError(AetherContextError):
         super().__init__(message)
 
 
-_SPLIT = {
-    "system": "shorten the system instruction: to split the step does not make it smaller",
-    "task": "split the step into steps that each have fewer acceptance items, or shorten the request",
-    "tools": "split the step into steps that each name fewer tools",
+def near_names(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not known: ``did you mean 'chat'?``, or which ones are known."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+_WAYS_OUT = {
+    "session": "go on in a new session",
+    "invocation": "split the task over several messages",
+    "agent": "give the rest to another agent",
 }
 
 
@@ -66,14 +74,7 @@ class BudgetExceededError(AetherContextError):
     """
 
     def __init__(
-        self,
-        *,
-        scope: str,
-        name: str,
-        measure: str,
-        limit: int | Decimal,
-        used: int | Decimal,
-        planned: int | Decimal,
+        self, *, scope: str, name: str, measure: str, limit: int | Decimal, used: int | Decimal, planned: int | Decimal
     ) -> None:
         self.scope = scope
         self.name = name
@@ -84,23 +85,16 @@ class BudgetExceededError(AetherContextError):
         field = "cost_usd" if measure == "cost" else f"{measure}_tokens"
         whose = f"agent {name!r}" if scope == "agent" else f"the {scope}"
         self.suggestion = f"raise limits.{scope}.{field}, or {_WAYS_OUT[scope]}"
+
+        def amount(value: int | Decimal) -> str:
+            if measure == "cost":
+                return f"{value:.4f} US dollars"
+            return f"{value:,} {measure} tokens" if measure != "total" else f"{value:,} tokens"
+
         super().__init__(
-            f"the next call would take {_amount(planned, measure)}, and {whose} has used {_amount(used, measure)} "
-            f"of {_amount(limit, measure)}: {self.suggestion}"
+            f"the next call would take {amount(planned)}, and {whose} has used {amount(used)} of {amount(limit)}: "
+            f"{self.suggestion}"
         )
-
-
-_WAYS_OUT = {
-    "session": "go on in a new session",
-    "invocation": "split the task over several messages",
-    "agent": "give the rest to another agent",
-}
-
-
-def _amount(value: int | Decimal, measure: str) -> str:
-    if measure == "cost":
-        return f"{value:.4f} US dollars"
-    return f"{value:,} {measure} tokens" if measure != "total" else f"{value:,} tokens"
 
 
 class ContextOptimizationError(AetherContextError):
@@ -111,6 +105,13 @@ class ContextOptimizationError(AetherContextError):
         self.budget = budget
         self.suggestion = suggestion
         super().__init__(f"{message}: {suggestion}")
+
+
+_SPLIT = {
+    "system": "shorten the system instruction: to split the step does not make it smaller",
+    "task": "split the step into steps that each have fewer acceptance items, or shorten the request",
+    "tools": "split the step into steps that each name fewer tools",
+}
 
 
 class StepTooLarge(ContextOptimizationError):
@@ -130,9 +131,11 @@ class StepTooLarge(ContextOptimizationError):
         self.largest = max(self.measured, key=lambda layer: self.measured[layer])
         needed, budget = sum(measured.values()), window - slack
         parts = ", ".join(f"{layer} {tokens}" for layer, tokens in self.measured.items())
+        ranked = sorted(self.texts.items(), key=lambda text: (-text[1], text[0]))[:5]
+        named = f"; largest are {', '.join(f'{name} {tokens}' for name, tokens in ranked)}" if ranked else ""
         super().__init__(
             f"the step needs {needed} tokens ({parts}) and the input budget is {budget} (window {window} - slack "
-            f"{slack}), {needed - budget} too many{self._named()}",
+            f"{slack}), {needed - budget} too many{named}",
             needed=needed,
             budget=budget,
             suggestion=_SPLIT[self.largest],
@@ -141,11 +144,6 @@ class StepTooLarge(ContextOptimizationError):
     def naming(self, texts: Mapping[str, int]) -> StepTooLarge:
         """The same error with the texts that the layers consist of."""
         return StepTooLarge(window=self.window, slack=self.slack, measured=self.measured, texts=texts)
-
-    def _named(self) -> str:
-        """The five largest texts, the largest first."""
-        ranked = sorted(self.texts.items(), key=lambda one: (-one[1], one[0]))[:5]
-        return f"; largest are {', '.join(f'{name} {tokens}' for name, tokens in ranked)}" if ranked else ""
 
 
 class AnchorPreservationError(ContextOptimizationError):
@@ -170,14 +168,7 @@ class TokenCountingError(AetherContextError):
         suggestion: the cure.
     """
 
-    def __init__(
-        self,
-        counter: str,
-        reason: str,
-        *,
-        characters: int = 0,
-        suggestion: str = "",
-    ) -> None:
+    def __init__(self, counter: str, reason: str, *, characters: int = 0, suggestion: str = "") -> None:
         self.counter = counter
         self.reason = reason
         self.characters = characters

@@ -6,7 +6,6 @@ Every field says its unit and what "off" is. ``PackPolicy(...)`` starts from the
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.errors import PolicyError
+from aether_context.errors import PolicyError, near_names
 from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.redaction import masker
 
@@ -640,11 +639,9 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {"preset": source}, None
     path = Path(source).expanduser()
     if path.suffix != ".toml" and not path.is_file():
-        near = difflib.get_close_matches(str(source), [*PROFILES, *PRESETS], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known, presets = ", ".join(PROFILES), ", ".join(PRESETS)
+        hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(
-            f"{str(source)!r} is neither a profile ({known}) nor a preset ({presets}) nor a TOML file{hint}",
+            f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",
             field="profile",
             source=str(source),
         )
@@ -705,9 +702,8 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
         return PolicyError(f"{name}{where} is {cure}: leave it out", field=name, source=origin)
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
-        near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
-        cure = f"did you mean {near[0]!r}?" if near else "valid names are " + ", ".join(names)
-        return PolicyError(f"unknown field {name!r}{where}: {cure}", field=name, source=origin)
+        hint = near_names(location[-1], names)
+        return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name, source=origin)
     message = first["msg"].removeprefix("Value error, ")
     value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r}"
     return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)

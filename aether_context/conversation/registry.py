@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -11,7 +10,7 @@ from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
 from aether_context.conversation.strategy import Conversation, Removed, Strategy, Trimmed, decided
 from aether_context.conversation.turns import is_human, protected, units
-from aether_context.errors import PolicyError
+from aether_context.errors import PolicyError, near_names
 from aether_context.pack import Act, Anchor
 from aether_context.policy import ConversationSettings
 
@@ -127,11 +126,9 @@ def _make(name: str, settings: ConversationSettings) -> Strategy:
         return BUILT_IN[name](settings)
     if name in _REGISTERED:
         return Guarded(strategy=_REGISTERED[name](settings))
-    known = strategy_names()
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    cure = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     raise PolicyError(
-        f"conversation.strategy = {name!r} is unknown: {cure} A strategy of your own needs register_strategy first",
+        f"conversation.strategy = {name!r} is unknown: {near_names(name, strategy_names())} (one of your own needs "
+        "register_strategy first)",
         field="conversation.strategy",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -12,7 +11,7 @@ from heapq import nsmallest
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from aether_context.errors import PolicyError
+from aether_context.errors import PolicyError, near_names
 from aether_context.evidence.lines import MOST_DECODED, Kind, View, data_type, kind_of, view_of
 from aether_context.evidence.outline import rendered, sampled_rows
 from aether_context.text.compression import Counts, fitting, line_starts, most_relevant, pick, with_gaps
@@ -57,8 +56,7 @@ def extractor(name: str) -> Extractor:
     """
     if name not in _EXTRACTORS:
         known = (*RULES, *sorted(_EXTRACTORS))
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(known)
+        hint = near_names(name, known)
         raise PolicyError(
             f"offload.tools: {name!r} is neither a rule nor a registered extractor: {hint}", field="offload"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import threading
@@ -17,7 +16,7 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from aether_context.errors import EmbeddingError, MissingExtra, PolicyError
+from aether_context.errors import EmbeddingError, MissingExtra, PolicyError, near_names
 from aether_context.tokens.counters import sound
 
 if TYPE_CHECKING:
@@ -286,8 +285,5 @@ def embedder_for(name: str | None = None) -> Embedder | None:
     if kind == "none":
         return None
     if kind not in KINDS:
-        names = ["none", *KINDS]
-        near = difflib.get_close_matches(kind, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(names)
-        raise PolicyError(f"embedder {name!r} is unknown: {hint}", field="embedder")
+        raise PolicyError(f"embedder {name!r} is unknown: {near_names(kind, ['none', *KINDS])}", field="embedder")
     return KINDS[kind](model or DEFAULT_MODELS.get(kind, ""))

@@ -9,7 +9,6 @@ Counters register by name from where they may live: those that need google-genai
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 import threading
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError
+from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError, near_names
 from aether_context.policy import TokenSettings
 from aether_context.tokens.counters import (
     CachedCounter,
@@ -93,9 +92,7 @@ class Counters:
 
     def __init__(self, settings: TokenSettings, *, clock: Callable[[], float]) -> None:
         if settings.counter != "auto" and settings.counter not in OFFERS:
-            names = ["auto", *OFFERS]
-            near = difflib.get_close_matches(settings.counter, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "it is one of " + ", ".join(names)
+            hint = near_names(settings.counter, ["auto", *OFFERS])
             raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
         self._settings = settings
         self._clock = clock
