@@ -16,14 +16,13 @@ from typing import Any, TypeAlias
 JSON: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
 
+Path: TypeAlias = tuple[str | int, ...]
+"""The keys and indices that lead to a value inside a JSON value."""
+
 HASH_TAG = "sha256:"
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-Path: TypeAlias = tuple[str | int, ...]
-"""The keys and indices that lead to a value inside a JSON value."""
 
 
 def strings(value: JSON, path: Path = ()) -> list[tuple[Path, str]]:
@@ -33,7 +32,7 @@ def strings(value: JSON, path: Path = ()) -> list[tuple[Path, str]]:
     if isinstance(value, dict):
         return [found for key in value for found in strings(value[key], (*path, key))]
     if isinstance(value, list):
-        return [found for at, one in enumerate(value) for found in strings(one, (*path, at))]
+        return [found for at, item in enumerate(value) for found in strings(item, (*path, at))]
     return []
 
 
@@ -99,10 +98,15 @@ def hash_json(value: JSON) -> str:
 
 def fold(pieces: Iterable[str], start: str = "") -> str:
     """One hash over a sequence, made piece by piece: ``fold(a + b) == fold(b, start=fold(a))``."""
-    held = start
+    digest = start
     for piece in pieces:
-        held = hashlib.sha256(f"{held}\n{piece}".encode("utf-8", "surrogatepass")).hexdigest()
-    return held
+        digest = hashlib.sha256(f"{digest}\n{piece}".encode("utf-8", "surrogatepass")).hexdigest()
+    return digest
+
+
+def digest_of(text: str) -> bytes:
+    """16 bytes that stand for a text in memory and in indexes; faster than the tagged hashes."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def short(digest: str, length: int = 8) -> str:

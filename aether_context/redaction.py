@@ -37,9 +37,19 @@ class Masker:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        own = [("redacted", _compiled(pattern)) for pattern in patterns if pattern not in PATTERNS]
-        named = [(name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns]
-        self._patterns = (*own, *named)
+        own = []
+        for pattern in patterns:
+            if pattern in PATTERNS:
+                continue
+            try:
+                own.append(("redacted", re.compile(pattern)))
+            except re.error as error:
+                known = ", ".join(PATTERNS)
+                raise PolicyError(
+                    f"redaction pattern {pattern!r} is neither one of {known} nor a regular expression: {error}",
+                    field="retrieval.redact_before_retrieval",
+                ) from error
+        self._patterns = (*own, *((name, re.compile(PATTERNS[name])) for name in PATTERNS if name in patterns))
 
     @property
     def name(self) -> str:
@@ -52,17 +62,4 @@ class Masker:
         return text
 
 
-def masker(patterns: Sequence[str]) -> Masker:
-    """What masks a text; see `Masker`."""
-    return Masker(patterns)
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        known = ", ".join(PATTERNS)
-        raise PolicyError(
-            f"redaction pattern {pattern!r} is neither one of {known} nor a regular expression: {error}",
-            field="retrieval.redact_before_retrieval",
-        ) from error
+masker = Masker

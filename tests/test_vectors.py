@@ -18,6 +18,7 @@ from scripted import Chat, Memories, new_store, remembered
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.request import recall
+from aether_context.canonical import digest_of
 from aether_context.retrieval import HybridIndex
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
@@ -25,7 +26,6 @@ from aether_context.retrieval.embedders import (
     StaticEmbedder,
     StoredVectors,
     Vectors,
-    digest_of,
     register,
 )
 from aether_context.store import vectors as shelf

@@ -14,12 +14,12 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from aether_context.canonical import canonical_json
+from aether_context.canonical import canonical_json, digest_of
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.memory.database import Change, Memory, MemoryFile, Span
 from aether_context.retrieval import Entry
 from aether_context.retrieval.arrays import Rows, packed, unpacked
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, digest_of, embedder_for
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, embedder_for
 from aether_context.retrieval.index import Part, SlotIndex
 from aether_context.retrieval.terms import RULES
 

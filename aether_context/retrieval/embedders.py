@@ -16,6 +16,7 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from aether_context.canonical import digest_of
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError, near_names
 from aether_context.tokens.counters import sound
 
@@ -63,11 +64,6 @@ def quantized(vectors: Vectors) -> NDArray[np.int8]:
     scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
     rows: NDArray[np.int8] = np.rint(scaled).astype(np.int8)
     return rows
-
-
-def digest_of(text: str) -> bytes:
-    """What a text's vectors are kept by: 16 bytes."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class CachedEmbedder:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 
+from aether_context.canonical import digest_of
 from aether_context.errors import MissingExtra, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.tokens.model_limits import bare_model_name
@@ -73,7 +74,7 @@ def _key(text: str) -> str | bytes:
     """What the count of a text is remembered by: a hash of a long one, so that memory stays bounded."""
     if len(text) <= _LONGEST_KEY:
         return text
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return digest_of(text)
 
 
 class CachedCounter:
