@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
@@ -16,7 +17,6 @@ from aether_context.store.files import Files
 if TYPE_CHECKING:
     import httpx
 
-_WEB = ("http", "https")
 _MOST_CHARACTERS = 2_000
 _MOST_REDIRECTS = 5
 _ODD = re.compile(r"[\x00-\x20\x7f\\]|::")
@@ -47,7 +47,9 @@ class Allowed:
 
     def __init__(self, prefixes: Sequence[str], *, most_bytes: int = 20_000_000, timeout_seconds: float = 15.0) -> None:
         for prefix in prefixes:
-            if not _is_prefix(prefix):
+            parts = _split(prefix)
+            is_file = parts is not None and parts.scheme == "file"
+            if parts is None or not parts.scheme or not (parts.path.strip("/") if is_file else parts.netloc):
                 raise PolicyError(f"urls: {prefix!r} begins no URL: write it as https://host/path/", field="urls")
         self.prefixes = tuple(prefixes)
         self.most_bytes = most_bytes
@@ -61,24 +63,29 @@ class Allowed:
             MissingExtra: its protocol needs a package that is not installed.
         """
         prefix = self._prefix_of(url)
-        if urlsplit(url).scheme in _WEB:
+        if urlsplit(url).scheme in ("http", "https"):
             return self._from_web(url)
         root = prefix.rstrip("/")
         try:
             files = Files(root, timeout_seconds=self.timeout_seconds)
             data = files.read(files.root + unquote(url.removeprefix(root)), 0, self.most_bytes + 1)
-        except (FileNotFoundError, StoreError) as error:
-            raise _unread(url, "is not there" if isinstance(error, FileNotFoundError) else str(error)) from error
+        except FileNotFoundError as error:
+            raise _unread(url, "is not there") from error
+        except StoreError as error:
+            raise _unread(url, str(error)) from error
         self._check(url, len(data))
         return Fetched(content=data)
 
     def _prefix_of(self, url: str) -> str:
-        """The prefix that a URL begins with."""
-        for prefix in self.prefixes:
-            if _is_below(url, prefix):
-                return prefix
-        known = ", ".join(self.prefixes)
-        raise _unread(url[:200], f"is not among what may be read: {known}")
+        """The prefix that a URL is, or goes on from by whole segments, however it is written."""
+        parts = _split(url)
+        if parts is not None and "@" not in parts.netloc:
+            for prefix in self.prefixes:
+                allowed = urlsplit(prefix)
+                is_same_host = (parts.scheme, parts.netloc.lower()) == (allowed.scheme, allowed.netloc.lower())
+                if is_same_host and f"{parts.path}/".startswith(f"{allowed.path.rstrip('/')}/"):
+                    return prefix
+        raise _unread(url[:200], f"is not among what may be read: {', '.join(self.prefixes)}")
 
     def _from_web(self, url: str) -> Fetched:
         import httpx
@@ -106,31 +113,15 @@ class Allowed:
             if time.monotonic() > until:
                 raise _unread(url, f"took longer than {self.timeout_seconds:g} s")
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
+        content: str | bytes = bytes(data)
         if kind is not None and is_text(kind) and response.charset_encoding is not None:
-            return Fetched(content=_decoded(bytes(data), response.charset_encoding), media_type=kind)
-        return Fetched(content=bytes(data), media_type=kind)
+            with suppress(LookupError, UnicodeDecodeError):
+                content = data.decode(response.charset_encoding)
+        return Fetched(content=content, media_type=kind)
 
     def _check(self, url: str, size: int) -> None:
         if size > self.most_bytes:
             raise _unread(url, f"is longer than {self.most_bytes} bytes")
-
-
-def _is_prefix(prefix: str) -> bool:
-    parts = _split(prefix)
-    if parts is None or not parts.scheme:
-        return False
-    return bool(parts.path.strip("/")) if parts.scheme == "file" else bool(parts.netloc)
-
-
-def _is_below(url: str, prefix: str) -> bool:
-    """Whether a URL is a prefix or goes on from it by whole segments, however it is written."""
-    parts, wanted = _split(url), _split(prefix)
-    if parts is None or wanted is None:
-        return False
-    if (parts.scheme, parts.netloc.lower()) != (wanted.scheme, wanted.netloc.lower()) or "@" in parts.netloc:
-        return False
-    folder = wanted.path.rstrip("/")
-    return parts.path == folder or parts.path.startswith(f"{folder}/")
 
 
 def _split(url: str) -> SplitResult | None:
@@ -147,13 +138,6 @@ def _split(url: str) -> SplitResult | None:
     if any(piece in (".", "..") for piece in plain.path.split("/")) or plain.path.count("/") != parts.path.count("/"):
         return None
     return parts
-
-
-def _decoded(data: bytes, encoding: str) -> str | bytes:
-    try:
-        return data.decode(encoding)
-    except (LookupError, UnicodeDecodeError):
-        return data
 
 
 def _unread(url: str, reason: str) -> KnowledgeError:

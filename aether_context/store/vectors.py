@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 from cachetools import LRUCache
@@ -69,7 +71,14 @@ class UserVectors:
 
     def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Those of some texts that are at hand."""
-        self._open()
+        with self._lock:
+            reading = None
+            if self._store is not None and self._reading is None and time.monotonic() >= self._read_again:
+                read, name = partial(self._read, self._store), "aether-context-vectors"
+                reading = self._reading = threading.Thread(target=read, name=name, daemon=True)
+        if reading is not None:
+            reading.start()
+            reading.join(self._wait_seconds)
         with self._lock:
             return {digest: self._held[digest] for digest in digests if digest in self._held}
 
@@ -80,24 +89,13 @@ class UserVectors:
             if self._store is not None:
                 self._unwritten.update(vectors)
         if self._store is not None:
-            self._later(self._write)
-
-    def _open(self) -> None:
-        """Begins to read the store, and waits a while for it."""
-        with self._lock:
-            if self._store is None or self._reading is not None or time.monotonic() < self._read_again:
-                return
-            store = self._store
-            name = "aether-context-vectors"
-            reading = self._reading = threading.Thread(target=lambda: self._read(store), name=name, daemon=True)
-        reading.start()
-        reading.join(self._wait_seconds)
+            self._later(partial(self._write, self._store))
 
     def _read(self, store: PackStore) -> None:
         """Takes what the store holds; where that fails, it is tried again in a while."""
         try:
             files = store.vector_files(*self._place)
-            batches = store.vectors(list(_within(files)))
+            batches = store.vectors(_within(files))
         except StoreError:
             with self._lock:
                 self._reading, self._read_again = None, time.monotonic() + _RETRY_SECONDS
@@ -109,17 +107,17 @@ class UserVectors:
                 self._held.update(_unpacked(batch))
             self._held.update(newer)
 
-    def _write(self) -> None:
+    def _write(self, store: PackStore) -> None:
         """Writes what is not in the store yet. A store that cannot take it goes without."""
         with self._lock:
             vectors, self._unwritten = self._unwritten, {}
-        if self._store is None or not vectors:
+        if not vectors:
             return
         with contextlib.suppress(StoreError):
-            self._store.write_vectors(*self._place, _packed(vectors))
+            store.write_vectors(*self._place, _packed(vectors))
             self._batches += 1
             if self._batches > _MOST_SMALL:
-                self._batches = tidy(self._store, *self._place)
+                self._batches = tidy(store, *self._place)
 
 
 def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
@@ -131,11 +129,15 @@ def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
     Raises:
         StoreError: the store could not be read or written.
     """
+
+    def day(file: File) -> int:
+        return -1 if file.modified is None else int(file.modified // _DAY_SECONDS)
+
     files = store.vector_files(app, user, encoder)
-    kept = list(_within(files))
+    kept = _within(files)
     for file in files[len(kept) :]:
         store.files.delete(file.path)
-    small = [file for file in kept if file.size < _WHOLE_BYTES and _day(file) == _day(kept[0])]
+    small = [file for file in kept if file.size < _WHOLE_BYTES and day(file) == day(kept[0])]
     if len(small) <= _MOST_SMALL:
         return len(small)
     found: dict[bytes, bytes] = {}
@@ -153,29 +155,22 @@ def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
     return 1
 
 
-def _within(files: Sequence[File]) -> Iterator[File]:
+def _within(files: Sequence[File]) -> list[File]:
     """The first of some files, up to what a user may have."""
-    room = _MOST_BYTES
-    for file in files[:_MOST_FILES]:
-        room -= file.size
-        if room < 0:
-            return
-        yield file
-
-
-def _day(file: File) -> int:
-    return -1 if file.modified is None else int(file.modified // _DAY_SECONDS)
+    sizes = accumulate(file.size for file in files[:_MOST_FILES])
+    return [file for file, size in zip(files, sizes, strict=False) if size <= _MOST_BYTES]
 
 
 def _packed(vectors: Mapping[bytes, bytes]) -> bytes:
     """Vectors as bytes, the same for the same vectors."""
     digests = sorted(vectors)
     rows = b"".join(vectors[digest] for digest in digests)
-    held = {
-        "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), _DIGEST_BYTES),
-        "vectors": np.frombuffer(rows, dtype=np.int8).reshape(len(digests), -1),
-    }
-    return packed(held)
+    return packed(
+        {
+            "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), _DIGEST_BYTES),
+            "vectors": np.frombuffer(rows, dtype=np.int8).reshape(len(digests), -1),
+        }
+    )
 
 
 def _unpacked(data: bytes | None) -> dict[bytes, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,16 +62,21 @@ class HybridMemoryService(BaseMemoryService):
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
-        path, options = _parsed(uri, agents_dir)
-        self.limit = _whole(options["limit"]) if "limit" in options else limit
-        chosen = options.get("embedder", embedder)
-        self.memories = Memories(path, embedder=chosen, redact=redact, max_users=max_users)
+        path, options = _parsed(os.fspath(uri), agents_dir)
+        if (number := options.get("limit")) is not None:
+            if not number.isdecimal() or int(number) < 1:
+                raise SearchIndexError(f"memory URI option limit={number!r} is no whole number above 0")
+            limit = int(number)
+        self.limit = limit
+        embedder = options.get("embedder", embedder)
+        self.memories = Memories(path, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:
         """Adds the events of a session that are new or other than before. None that is there is taken out."""
-        found = _said(session.events, session.id, {})
-        await asyncio.to_thread(self.memories.add, session.app_name, session.user_id, found)
+        await self.add_events_to_memory(
+            app_name=session.app_name, user_id=session.user_id, events=session.events, session_id=session.id
+        )
 
     @override
     async def add_events_to_memory(
@@ -84,8 +89,21 @@ class HybridMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Adds events beside those of the session that are there; the metadata comes back with each of them."""
-        found = _said(events, session_id or "", custom_metadata or {})
-        await asyncio.to_thread(self.memories.add, app_name, user_id, found)
+        found = {}
+        for event in events:
+            # Thoughts are left out, and partial events, which come whole later.
+            if event.content is None or event.partial or not (text := _text(event.content)):
+                continue
+            found[event.id] = Memory(
+                name=event.id,
+                text=text,
+                session=session_id or "",
+                role=event.content.role or "user",
+                author=event.author or None,
+                timestamp=_iso(event.timestamp),
+                metadata=plain(custom_metadata or {}),
+            )
+        await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()))
 
     @override
     async def add_memory(
@@ -103,8 +121,21 @@ class HybridMemoryService(BaseMemoryService):
         Raises:
             SearchIndexError: one has no text.
         """
-        found = [_told(entry, custom_metadata or {}) for entry in memories]
-        await asyncio.to_thread(self.memories.add, app_name, user_id, _latest(found), revive=True)
+        found = {}
+        for entry in memories:
+            text = _text(entry.content)
+            if not text:
+                raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
+            name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
+            found[name] = Memory(
+                name=name,
+                text=text,
+                role=entry.content.role or "user",
+                author=entry.author or None,
+                timestamp=entry.timestamp,
+                metadata=plain({**(custom_metadata or {}), **entry.custom_metadata}),
+            )
+        await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()), revive=True)
 
     @override
     async def search_memory(
@@ -116,7 +147,17 @@ class HybridMemoryService(BaseMemoryService):
             limit: how many at most; None takes the service's.
         """
         found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
-        return SearchMemoryResponse(memories=[_memory_entry(one) for one in found])
+        entries = [
+            MemoryEntry(
+                id=hit.memory.name,
+                content=types.Content(role=hit.memory.role, parts=[types.Part(text=hit.memory.text)]),
+                author=hit.memory.author,
+                timestamp=hit.memory.timestamp,
+                custom_metadata={**hit.memory.metadata, SCORE: similarity(hit.score)},
+            )
+            for hit in found
+        ]
+        return SearchMemoryResponse(memories=entries)
 
     async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
         """What `search_memory` finds, without ADK's types, which cost more than the search."""
@@ -152,62 +193,18 @@ def register_memory_service() -> None:
     get_service_registry().register_memory_service(SCHEME, lambda uri, **given: HybridMemoryService(uri, **given))
 
 
-def _parsed(uri: str | os.PathLike[str], agents_dir: str | None) -> tuple[Path | None, dict[str, str]]:
+def _parsed(uri: str, agents_dir: str | None) -> tuple[Path | None, dict[str, str]]:
     """The path that a URI means, None for none, and its options."""
-    text = os.fspath(uri)
-    if "://" not in text:
-        return (Path(text) if text else None), {}
-    parts = urlsplit(text)
+    if "://" not in uri:
+        return (Path(uri) if uri else None), {}
+    parts = urlsplit(uri)
     if parts.scheme != SCHEME:
-        raise SearchIndexError(f"memory URI {text!r} is unknown: it begins with {SCHEME}://, or is a path")
+        raise SearchIndexError(f"memory URI {uri!r} is unknown: it begins with {SCHEME}://, or is a path")
     options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise SearchIndexError(f"memory URI option {unknown[0]!r} is unknown: it is one of {', '.join(_OPTIONS)}")
     path = unquote(parts.netloc + parts.path)
     return (Path(agents_dir or "") / path if path else None), options
-
-
-def _whole(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise SearchIndexError(f"memory URI option limit={value!r} is no whole number above 0")
-    return int(value)
-
-
-def _said(events: Sequence[Event], session: str, metadata: Mapping[str, object]) -> list[Memory]:
-    """What events say in text, thoughts left out, and partial ones, which come whole later."""
-    return _latest(
-        Memory(
-            name=event.id,
-            text=text,
-            session=session,
-            role=event.content.role or "user",
-            author=event.author or None,
-            timestamp=_iso(event.timestamp),
-            metadata=plain(metadata),
-        )
-        for event in events
-        if event.content is not None and not event.partial and (text := _text(event.content))
-    )
-
-
-def _told(entry: MemoryEntry, metadata: Mapping[str, object]) -> Memory:
-    text = _text(entry.content)
-    if not text:
-        raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
-    name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
-    return Memory(
-        name=name,
-        text=text,
-        role=entry.content.role or "user",
-        author=entry.author or None,
-        timestamp=entry.timestamp,
-        metadata=plain({**metadata, **entry.custom_metadata}),
-    )
-
-
-def _latest(memories: Iterable[Memory]) -> list[Memory]:
-    """Each name once, as it was said last."""
-    return list({one.name: one for one in memories}.values())
 
 
 def _text(content: types.Content) -> str:
@@ -219,14 +216,3 @@ def _iso(timestamp: float) -> str | None:
         return datetime.fromtimestamp(timestamp, UTC).isoformat()
     except (OverflowError, ValueError, OSError):
         return None
-
-
-def _memory_entry(found: Remembered) -> MemoryEntry:
-    memory = found.memory
-    return MemoryEntry(
-        id=memory.name,
-        content=types.Content(role=memory.role, parts=[types.Part(text=memory.text)]),
-        author=memory.author,
-        timestamp=memory.timestamp,
-        custom_metadata={**memory.metadata, SCORE: similarity(found.score)},
-    )
