@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Generator
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
@@ -24,7 +24,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.request.reader import Reader, system_text
@@ -132,12 +132,13 @@ _KNOWLEDGE: dict[str, Any] = {
 # What the model does when no live one is called: a generator that yields moves, each the parts of an answer,
 # and is sent the results of its calls as the model got to see them: shortened, where the pack had to shorten them.
 
-_Play: TypeAlias = Generator[list[types.Part], list[str], None]
+_R = TypeVar("_R")
+_Play: TypeAlias = Generator[list[types.Part], list[str], _R]
 _HIT = re.compile(r"^(\S+\.py):(\d+): (.*)$", re.MULTILINE)
 _FILE = re.compile(r"^(\S+\.py) (\d+) (\d+)$", re.MULTILINE)
 
 
-def _script() -> _Play:
+def _script() -> _Play[None]:
     """The plan's steps, the report, and one question on it."""
     files = _FILE.findall((yield from _call("list_files")))
     largest = sorted(files, key=lambda file: (-int(file[2]), file[0]))[:4]
@@ -164,14 +165,12 @@ def _script() -> _Play:
         yield [types.Part(text="The report is finished.")]
 
 
-def _call(name: str, /, **arguments: Any) -> Generator[list[types.Part], list[str], str]:
+def _call(name: str, /, **arguments: Any) -> _Play[str]:
     results = yield [types.Part.from_function_call(name=name, args=arguments)]
     return results[0] if results else ""
 
 
-def _prove(
-    report: list[str], item: str, text: str, claim: str, *, whole: bool = False
-) -> Generator[list[types.Part], list[str], str]:
+def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool = False) -> _Play[str]:
     """Records the lines at a text's first hit as evidence, and reports the claim; returns what was recorded.
 
     Args:
@@ -199,17 +198,10 @@ LIKE = "gemini-2.5-flash"
 
 
 class Folder:
-    """A folder of Python files. Its methods' docstrings are what the model reads of them.
-
-    They read, and reach nothing outside the folder.
-
-    Args:
-        without: a file in it that is not shown.
-    """
+    """A folder of Python files but one; nothing outside it is reached. The model reads the methods' docstrings."""
 
     def __init__(self, root: Path, *, without: str = "") -> None:
-        self._root = root.resolve()
-        self._without = without
+        self._root, self._without = root.resolve(), without
 
     def list_files(self) -> str:
         """Lists the Python files, a line each: path, number of lines, number of characters."""
@@ -257,22 +249,18 @@ class Reached(NamedTuple):
 class ScriptedModel(BaseLlm):
     """Plays the script, and counts the requests that it got to read."""
 
-    _play: _Play = PrivateAttr(default_factory=_script)
+    requests: list[Reached] = Field(default_factory=list)
+    _play: _Play[None] = PrivateAttr(default_factory=_script)
     _reader: Reader = PrivateAttr(default_factory=Reader)
     _counter: PackCounter = PrivateAttr(
         default_factory=lambda: PackCounter(counter_for(LIKE), framing=framing_of(LIKE))
     )
     _before: list[tuple[str, int]] = PrivateAttr(default_factory=list)
-    _requests: list[Reached] = PrivateAttr(default_factory=list)
-
-    @property
-    def requests(self) -> tuple[Reached, ...]:
-        return tuple(self._requests)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        if self._requests:
+        if self.requests:
             # What the calls before returned, as it stands at the request's end.
             parts = (llm_request.contents[-1].parts if llm_request.contents else None) or ()
             found = [part.function_response.response for part in parts if part.function_response is not None]
@@ -294,62 +282,31 @@ class ScriptedModel(BaseLlm):
             *zip((tool.digest for tool in tools), self._counter.tools(tools), strict=True),
             *zip((content.digest for content in contents), self._counter.contents(contents), strict=True),
         ]
-        shared = 0
-        for piece, before in zip(pieces, self._before, strict=False):
-            if piece != before:
-                break
-            shared += piece[1]
-        self._requests.append(Reached(tokens=sum(tokens for _, tokens in pieces), shared=shared))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(pieces, self._before, strict=False))
+        shared = sum(tokens for (_, tokens), _ in same)
+        self.requests.append(Reached(tokens=sum(tokens for _, tokens in pieces), shared=shared))
         self._before = pieces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A finished run: whose packs to look for, the pairs of question and answer, and what reached a scripted model."""
 
     app: str
     user: str
     session: str
-    answers: tuple[tuple[str, str], ...]
-    requests: tuple[Reached, ...]
+    answers: list[tuple[str, str]]
+    requests: list[Reached]
 
 
-async def research(*, model: str | None, plugin: ContextPackPlugin | None, folder: Path) -> Run:
+async def research(*, model: str | None, plugin: ContextPackPlugin | None, root: Path) -> Run:
     """Runs the agent over a folder of Python files, once through its plan and once for a question.
 
     Args:
         model: a live model; None for the script.
         plugin: None sends requests as ADK makes them.
     """
-    scripted = ScriptedModel(model=f"{LIKE}-scripted")
-    agent = LlmAgent(
-        name="researcher",
-        model=model or scripted,
-        instruction=_INSTRUCTION,
-        tools=_tools(Folder(folder, without="demo.py")),
-    )
-    sessions = InMemorySessionService()
-    runner = Runner(
-        app=App(name="demo", root_agent=agent, plugins=[plugin] if plugin is not None else []),
-        session_service=sessions,
-        artifact_service=InMemoryArtifactService(),
-        memory_service=InMemoryMemoryService(),
-    )
-    state = {"plan": _plan_at(0), "knowledge": _KNOWLEDGE}
-    session = await sessions.create_session(app_name="demo", user_id="reader", state=state)
-    answers = []
-    for question in (QUESTION, FOLLOW_UP):
-        message = types.Content(role="user", parts=[types.Part(text=question)])
-        answer = ""
-        async for event in runner.run_async(user_id="reader", session_id=session.id, new_message=message):
-            if event.is_final_response() and event.content is not None:
-                answer = "".join(part.text or "" for part in event.content.parts or ())
-        answers.append((question, answer))
-    await runner.close()
-    return Run(app="demo", user="reader", session=session.id, answers=tuple(answers), requests=scripted.requests)
+    folder = Folder(root, without="demo.py")
 
-
-def _tools(folder: Folder) -> list[Callable[..., Any]]:
     async def add_evidence(
         path: str, first_line: int, last_line: int, summary: str, covers: list[str], tool_context: ToolContext
     ) -> str:
@@ -371,4 +328,29 @@ def _tools(folder: Folder) -> list[Callable[..., Any]]:
         tool_context.state["plan"] = _plan_at(at + 1)
         return f"Step {names[at]} is finished. The step is now {names[at + 1]}."
 
-    return [folder.list_files, folder.read_file, folder.search_text, add_evidence, finish_step]
+    scripted = ScriptedModel(model=f"{LIKE}-scripted")
+    agent = LlmAgent(
+        name="researcher",
+        model=model or scripted,
+        instruction=_INSTRUCTION,
+        tools=[folder.list_files, folder.read_file, folder.search_text, add_evidence, finish_step],
+    )
+    sessions = InMemorySessionService()
+    runner = Runner(
+        app=App(name="demo", root_agent=agent, plugins=[plugin] if plugin is not None else []),
+        session_service=sessions,
+        artifact_service=InMemoryArtifactService(),
+        memory_service=InMemoryMemoryService(),
+    )
+    state = {"plan": _plan_at(0), "knowledge": _KNOWLEDGE}
+    session = await sessions.create_session(app_name="demo", user_id="reader", state=state)
+    answers = []
+    for question in (QUESTION, FOLLOW_UP):
+        message = types.Content(role="user", parts=[types.Part(text=question)])
+        answer = ""
+        async for event in runner.run_async(user_id="reader", session_id=session.id, new_message=message):
+            if event.is_final_response() and event.content is not None:
+                answer = "".join(part.text or "" for part in event.content.parts or ())
+        answers.append((question, answer))
+    await runner.close()
+    return Run("demo", "reader", session.id, answers, scripted.requests)

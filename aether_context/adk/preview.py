@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -50,9 +50,24 @@ from aether_context.store import PackStore, Recording, record
 
 _T = TypeVar("_T")
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
+_Policy: TypeAlias = PackPolicy | str | Path | None
 
 PLACEHOLDER = "(the next message)"
 """Stands for the user's message where a session waits for one and none is given."""
+
+
+class AgentOptions(TypedDict, total=False):
+    """Who is called."""
+
+    agent_name: str | None
+    """The session's last agent by default."""
+    model: str | BaseLlm
+    """A name. A model object of ADK's, which is not called, is needed only where its class decides how calls are
+    written: LiteLLM's, Anthropic's and OpenAI's keep ids that others do not send."""
+    system: str
+    """The agent's instruction."""
+    tools: Sequence[_Tool]
+    """The agent's tools. They are declared, not called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +97,10 @@ class StrategyPreview:
 def preview(
     session: Session,
     *,
-    policy: PackPolicy | str | Path | None = None,
+    policy: _Policy = None,
     store: PackStore | str | None = None,
     message: str | types.Content | None = None,
-    agent_name: str | None = None,
-    model: str | BaseLlm = "gemini-2.5-flash",
-    system: str = "",
-    tools: Sequence[_Tool] = (),
+    **agent: Unpack[AgentOptions],
 ) -> Pack:
     """The pack that a session's next model call would be sent.
 
@@ -99,20 +111,14 @@ def preview(
         policy: as for the plugin.
         store: where to record the pack; None records it nowhere.
         message: the user's next message; `PLACEHOLDER` where one is needed and none is given.
-        agent_name: who is called; the session's last agent by default.
-        model: a name. A model object of ADK's, which is not called, is needed only where its class decides how calls
-            are written: LiteLLM's, Anthropic's and OpenAI's keep ids that others do not send.
-        system: the agent's instruction.
-        tools: the agent's tools. They are declared, not called.
+        agent: who is called, see `AgentOptions`.
 
     Raises:
         PolicyError: the policy is wrong, or under it no request would be sent.
         BudgetExceededError: the call would pass a limit of the policy that raises.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
-    made = make_preview(
-        session, policy=policy, message=message, agent_name=agent_name, model=model, system=system, tools=tools
-    )
+    made = make_preview(session, policy=policy, message=message, **agent)
     if store is not None:
         (store if isinstance(store, PackStore) else PackStore(store)).write(made.recording)
     return made.pack
@@ -121,14 +127,14 @@ def preview(
 def make_preview(
     session: Session,
     *,
-    policy: PackPolicy | str | Path | None = None,
+    policy: _Policy = None,
     message: str | types.Content | None = None,
     agent_name: str | None = None,
     model: str | BaseLlm = "gemini-2.5-flash",
     system: str = "",
     tools: Sequence[_Tool] = (),
 ) -> Preview:
-    """The same with its recording, which is not written anywhere. The arguments are those of `preview`."""
+    """The same with its recording, which is not written anywhere."""
     copy = session.model_copy(deep=True)
     if agent_name is None:
         authors = (event.author for event in reversed(copy.events) if event.author not in ("", "user"))
@@ -156,14 +162,11 @@ def make_preview(
 def preview_strategies(
     session: Session,
     *,
-    policy: PackPolicy | str | Path | None = None,
+    policy: _Policy = None,
     strategies: Sequence[str | Sequence[str]] | None = None,
     by_hand: bool = False,
     message: str | types.Content | None = None,
-    agent_name: str | None = None,
-    model: str | BaseLlm = "gemini-2.5-flash",
-    system: str = "",
-    tools: Sequence[_Tool] = (),
+    **agent: Unpack[AgentOptions],
 ) -> tuple[StrategyPreview, ...]:
     """What each of several strategies would do to a session's next request.
 
@@ -171,10 +174,13 @@ def preview_strategies(
         policy: as for the plugin; its other settings hold for every strategy.
         strategies: names, or lists of names that work together; by default the policy's own, then all others.
         by_hand: as if a cut had been asked for with `aether_context.adk.cut_now`.
+        message: the user's next message; a stand-in where one is needed and none is given.
+        agent: who is called: ``agent_name``, by default the session's last agent; ``model``, a name or a model;
+            ``system``, the instruction; ``tools``.
 
     Raises:
         PolicyError: the policy is wrong, or a strategy is unknown.
-        SessionError: as for `preview`.
+        SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
     chosen = policy if isinstance(policy, PackPolicy) else PackPolicy.load(policy)
     own = chosen.conversation.strategy
@@ -182,24 +188,16 @@ def preview_strategies(
     copy = session.model_copy(deep=True)
     if by_hand:
         copy.state.update(cut_request(copy.id, "preview"))
-
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)
-        made = make_preview(
-            copy,
-            policy=chosen.changed(conversation={"strategy": strategy}),
-            message=message,
-            agent_name=agent_name,
-            model=model,
-            system=system,
-            tools=tools,
-        )
-        acts = made.pack.acts
+        trial = chosen.changed(conversation={"strategy": strategy})
+        pack = make_preview(copy, policy=trial, message=message, **agent).pack
+        acts = pack.acts
         previews.append(
             StrategyPreview(
                 strategy=strategy,
-                pack=made.pack,
+                pack=pack,
                 removed=sum(act.removed for act in acts),
                 replaced=sum(act.replaced for act in acts),
                 freed_tokens=sum(act.freed_tokens for act in acts),
@@ -209,33 +207,22 @@ def preview_strategies(
     return tuple(previews)
 
 
-def cutoff(
-    session: Session,
-    policy: PackPolicy | str | Path | None = None,
-    *,
-    agent_name: str | None = None,
-    model: str | BaseLlm = "gemini-2.5-flash",
-    system: str = "",
-    tools: Sequence[_Tool] = (),
-) -> Event | None:
+def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOptions]) -> Event | None:
     """The last event that the model does not read any more; None where it reads from the beginning.
 
     It follows from session and policy and is stored nowhere, so any reader comes to the same event.
 
     Args:
         policy: as for the plugin.
-        agent_name: who is called; the session's last agent by default.
-        model: a name or a model; it decides window and counter.
-        system: the system instruction, which takes room, too.
-        tools: the agent's tools, whose declarations take room.
+        agent: who is called, as for `preview_strategies`: model, instruction and declarations decide how much is read.
 
     Raises:
         PolicyError: the policy is wrong.
         SessionError: ADK takes no agent of that name.
     """
-    made = make_preview(session, policy=policy, agent_name=agent_name, model=model, system=system, tools=tools)
-    reader, name = Reader(), made.pack.source.request.model
-    return last_unread(made.pack, session.events, lambda content: reader.content(content, name))
+    pack = make_preview(session, policy=policy, **agent).pack
+    reader, name = Reader(), pack.source.request.model
+    return last_unread(pack, session.events, lambda content: reader.content(content, name))
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:
@@ -250,8 +237,7 @@ def read_session(path: str | os.PathLike[str]) -> Session:
         raise SessionError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(piece) for piece in first["loc"])
-        why = f"{place}: {first['msg']}" if place else first["msg"]
+        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise SessionError(f"{os.fspath(path)} is not an exported ADK session: {why}") from error
 
 
@@ -320,7 +306,7 @@ class _Unwritten(Recorder):
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
-    def __init__(self, policy: PackPolicy | str | Path | None) -> None:
+    def __init__(self, policy: _Policy) -> None:
         super().__init__(name="preview")
         store = PackStore("memory://aether-context-preview")
         self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)

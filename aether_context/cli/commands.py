@@ -237,11 +237,7 @@ def preview(**options: Any) -> None:
     "--model", metavar="NAME", help="The model; else the pack's own, else gemini-2.5-flash. It is not called."
 )
 @click.option(
-    "--counter",
-    "counters",
-    metavar="NAME",
-    multiple=True,
-    help="A counter's name, and leave for it to use the network.",
+    "--counter", "counters", metavar="NAME", multiple=True, help="A counter's name, and leave for it to use the network."
 )
 @click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
 @_policy_option

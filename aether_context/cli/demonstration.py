@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from aether_context.cli.packs import pack_name
 from aether_context.cli.replay import Verifier
-from aether_context.cli.terminal import FAILED, WRONG_USAGE, cell, console, grid, heading, number, print_line
+from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
@@ -66,19 +65,13 @@ _COLUMNS = {
 def run_demo(*, model: str | None, url: str, window: int) -> int:
     """Runs the agent, and prints what its model got to read and what was left out.
 
+    It fails where a pack does not verify, its replay differs, or its request is larger than the window.
+
     Args:
         model: a Gemini model to call with ``GOOGLE_API_KEY``; None for the script.
-        url: where the packs go, any fsspec URL.
         window: tokens that cap the model's window.
-
-    Returns:
-        0; 1 where a pack does not verify, its replay differs or its request is larger than the window; 2 where a live
-        model lacks its key.
-
-    Raises:
-        StoreError: packs cannot be written there.
     """
-    out = console()
+    out = Screen()
     if model is not None and not os.environ.get("GOOGLE_API_KEY"):
         out.print(f"{model} needs GOOGLE_API_KEY: set it, or leave the model out to run the demo offline.")
         return WRONG_USAGE
@@ -88,12 +81,12 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     store = PackStore(url)
     store.files.try_writing()
     policy = PackPolicy.load("research", max_input_tokens=window)
-    heading(out, "A research agent reads this package's source")
+    out.print_heading("A research agent reads this package's source")
     who = model or "a script in the model's place, offline"
-    print_line(out, f"model: {who} · window: {window:,} tokens · policy: the profile research")
+    out.print_line(f"model: {who} · window: {window:,} tokens · policy: the profile research")
     out.print()
     plugin = ContextPackPlugin(policy=policy, store=store)
-    run = asyncio.run(research(model=model, plugin=plugin, folder=_PACKAGE))
+    run = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
     manifests = list(store.manifests(run.app, run.user, run.session))
     for question, answer in run.answers:
         out.print(Text.assemble(("user: ", "bold"), question))
@@ -102,23 +95,23 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     fits = _show_too_large(out, manifests)
     _show_left_out(out, manifests)
     if model is None:
-        without = asyncio.run(research(model=None, plugin=None, folder=_PACKAGE))
+        without = asyncio.run(research(model=None, plugin=None, root=_PACKAGE))
         _show_comparison(out, (run.requests, without.requests), window=window, model=LIKE)
     sound = _check(out, store, store.folders(run.app, run.user, run.session))
     if manifests:
         shown = next((manifest for manifest in manifests if manifest.truncation_events), manifests[-1])
-        heading(out, "Packs")
-        print_line(out, f"  {store.uri(shown).rsplit('/packs/', 1)[0]}/packs")
+        out.print_heading("Packs")
+        out.print_line(f"  {store.uri(shown).rsplit('/packs/', 1)[0]}/packs")
         if store.url.startswith("memory://"):
-            print_line(out, "  in memory: they are gone when this process ends")
+            out.print_line("  in memory: they are gone when this process ends")
         else:
-            heading(out, "Next")
+            out.print_heading("Next")
             for command in ("list", f"inspect {shown.pack_id}", f"replay {shown.pack_id}", "verify"):
-                print_line(out, f"  {store.command(command)}")
+                out.print_line(f"  {store.command(command)}")
     return 0 if sound and fits else FAILED
 
 
-def _show_calls(out: Console, manifests: Sequence[Manifest]) -> None:
+def _show_calls(out: Screen, manifests: Sequence[Manifest]) -> None:
     """A row for each pack, and below what the columns mean."""
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
     layers = [layer for layer in LAYERS if layer != "slack"]
@@ -130,28 +123,28 @@ def _show_calls(out: Console, manifests: Sequence[Manifest]) -> None:
         calls.add_row(
             str(at),
             cell(manifest.step_id),
-            number(manifest.request_tokens),
-            *(number(manifest.allocation[layer].used) for layer in layers),
-            "-" if shared is None else number(shared),
+            f"{manifest.request_tokens:,}",
+            *(f"{manifest.allocation[layer].used:,}" for layer in layers),
+            "-" if shared is None else f"{shared:,}",
             ", ".join([*events, *(event.stage for event in manifest.truncation_events)]),
         )
     meanings = grid("", "")
     for name, meaning in _COLUMNS.items():
         meanings.add_row(name, meaning, style="dim")
-    heading(out, "What each model call was sent, in tokens")
+    out.print_heading("What each model call was sent, in tokens")
     for table in (calls, meanings):
         out.print(table)
         out.print()
 
 
-def _show_too_large(out: Console, manifests: Sequence[Manifest]) -> bool:
+def _show_too_large(out: Screen, manifests: Sequence[Manifest]) -> bool:
     """Says which requests are larger than the window, and what they consist of; True where none is."""
     over = {at: manifest for at, manifest in enumerate(manifests, 1) if manifest.request_tokens > manifest.window}
     if not over:
         return True
     largest = max(over.values(), key=lambda manifest: manifest.request_tokens)
     must = " + ".join(f"{layer} {largest.allocation[layer].used:,}" for layer in FIXED_LAYERS)
-    heading(out, "Larger than the window")
+    out.print_heading("Larger than the window")
     for line in (
         f"{len(over)} of {len(manifests)} requests were sent although they are larger than the window of "
         f"{largest.window:,} tokens: calls {', '.join(map(str, over))}.",
@@ -159,12 +152,12 @@ def _show_too_large(out: Console, manifests: Sequence[Manifest]) -> bool:
         "the agent has no instruction, no task or no tools.",
         "A live model of that window would refuse them. Choose a larger --window.",
     ):
-        print_line(out, f"  {line}")
+        out.print_line(f"  {line}")
     out.print()
     return False
 
 
-def _show_left_out(out: Console, manifests: Sequence[Manifest]) -> None:
+def _show_left_out(out: Screen, manifests: Sequence[Manifest]) -> None:
     """What was cut, shortened or never chosen, and why, in words."""
     acts = []
     for at, manifest in enumerate(manifests, start=1):
@@ -188,20 +181,20 @@ def _show_left_out(out: Console, manifests: Sequence[Manifest]) -> None:
         unsent.append(f"{row.layer} {row.id}{known}: {WHY.get(row.reason or '', '')}")
     tools = {name: reason for manifest in manifests for name, reason in manifest.tools.left_out.items()}
     unsent += [f"tool {name}: {WHY[reason]}" for name, reason in tools.items()]
-    heading(out, "Left out, and why (similarity is that to the request and the step, from 0 to 1)")
+    out.print_heading("Left out, and why (similarity is that to the request and the step, from 0 to 1)")
     if not acts and not unsent:
-        print_line(out, "  nothing: everything fitted")
+        out.print_line("  nothing: everything fitted")
     for lines in (acts, unsent):
         for line in lines[:12]:
-            print_line(out, f"  - {line}")
+            out.print_line(f"  - {line}")
         if len(lines) > 12:
-            print_line(out, f"  - and {len(lines) - 12} more")
+            out.print_line(f"  - and {len(lines) - 12} more")
     out.print()
 
 
-def _show_comparison(out: Console, runs: Sequence[Sequence[Reached]], *, window: int, model: str) -> None:
+def _show_comparison(out: Screen, runs: Sequence[Sequence[Reached]], *, window: int, model: str) -> None:
     """What reached the model with the plugin beside what reaches it without."""
-    heading(out, "The same run without the plugin")
+    out.print_heading("The same run without the plugin")
     compared = grid("", ">with the plugin", ">without")
     columns = []
     for run in runs:
@@ -210,9 +203,9 @@ def _show_comparison(out: Console, runs: Sequence[Sequence[Reached]], *, window:
         known = [cost for cost in costs if cost is not None]
         columns.append(
             {
-                "model calls": number(len(run)),
-                "input tokens": number(whole),
-                "largest request": number(max(request.tokens for request in run)),
+                "model calls": f"{len(run):,}",
+                "input tokens": f"{whole:,}",
+                "largest request": f"{max(request.tokens for request in run):,}",
                 "larger than the window": f"{sum(request.tokens > window for request in run)} calls",
                 "same beginning as the call before": f"{sum(request.shared for request in run) / whole:.0%}",
                 "cost of the input": f"${sum(known):.4f}" if len(known) == len(costs) else "unknown",
@@ -221,20 +214,20 @@ def _show_comparison(out: Console, runs: Sequence[Sequence[Reached]], *, window:
     for name in columns[0]:
         compared.add_row(f"  {name}", *(column[name] for column in columns))
     out.print(compared)
-    print_line(
-        out, f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
+    out.print_line(
+        f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
     )
-    print_line(out, "  A model with this window would have refused the calls that are larger than it.")
+    out.print_line("  A model with this window would have refused the calls that are larger than it.")
     out.print()
 
 
-def _check(out: Console, store: PackStore, places: Sequence[str]) -> bool:
+def _check(out: Screen, store: PackStore, places: Sequence[str]) -> bool:
     """Verifies every pack and builds every request again; False where there is none, or one differs."""
     verifier = Verifier(store)
     faults = {place: fault for place in places if (fault := verifier.fault(place, replays=True))}
-    heading(out, "Checked")
-    print_line(out, f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
+    out.print_heading("Checked")
+    out.print_line(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
     for place, fault in faults.items():
-        print_line(out, f"  - {pack_name(place)}: {fault}")
+        out.print_line(f"  - {pack_name(place)}: {fault}")
     out.print()
     return bool(places) and not faults

@@ -16,14 +16,12 @@ from aether_context.cli import packs
 from aether_context.cli.terminal import (
     FAILED,
     NOT_THERE,
+    Screen,
     bar,
     cell,
-    console,
     difference,
     grid,
-    heading,
     moment,
-    number,
     percent,
     plain,
     print_json,
@@ -43,9 +41,6 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
     """Prints a pack.
 
     What is missing or unreadable is told on stderr; where an ancestor is, the rows are the manifest's own.
-
-    Raises:
-        PackNotFound: there is no such pack, or, where JSON is asked for, an ancestor is missing.
     """
     store = PackStore(url)
     manifest = store.read(packs.find(store, pack_id))
@@ -127,7 +122,7 @@ def _print(
         texts: what rows stand for, by their ids, as far as it was recorded.
         outcome: what the model answered, None where that is not recorded.
     """
-    out = console()
+    out = Screen()
     superseded = manifest.superseded.items()
     sections: dict[str, Sequence[RenderableType]] = {
         f"PACK {plain(manifest.pack_id)}": [_facts(manifest)],
@@ -143,7 +138,7 @@ def _print(
     }
     for title, parts in sections.items():
         if parts:
-            heading(out, title)
+            out.print_heading(title)
             for part in parts:
                 out.print(Padding(part, (0, 0, 0, 2), expand=False))
             out.print()
@@ -153,7 +148,7 @@ def _facts(manifest: Manifest) -> RenderableType:
     named = (("task", manifest.task_id), ("step", manifest.step_id), ("role", manifest.role))
     plan = manifest.validity + (f": {manifest.invalid_reason}" if manifest.invalid_reason else "")
     branch = f" · branch {manifest.branch}" if manifest.branch else ""
-    over = f", {number(manifest.over_window)} over it" if manifest.over_window else ""
+    over = f", {manifest.over_window:,} over it" if manifest.over_window else ""
     others = (("memories", manifest.memory_encoder), ("tools", manifest.tools.encoder))
     encoders = [("candidates", manifest.encoder), *(pair for pair in others if pair[1])]
     facts = {
@@ -161,8 +156,8 @@ def _facts(manifest: Manifest) -> RenderableType:
         "call": f"agent {manifest.agent}{branch} · invocation {manifest.invocation} · call {manifest.call}",
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in named if value)]),
-        "model": f"{manifest.model} · window {number(manifest.window)}",
-        "request": f"{number(manifest.request_tokens)} tokens ({manifest.request_tokens_method}, by {manifest.counter})"
+        "model": f"{manifest.model} · window {manifest.window:,}",
+        "request": f"{manifest.request_tokens:,} tokens ({manifest.request_tokens_method}, by {manifest.counter})"
         f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)}",
@@ -184,11 +179,11 @@ def _layers(manifest: Manifest, cells: int) -> RenderableType:
     for layer, tokens in layers:
         over = tokens.used > tokens.final
         share = Text(bar(tokens.used, tokens.final, manifest.window, cells), style="red" if over else "cyan")
-        figures = [number(tokens.floor), number(tokens.nominal), difference(0, tokens.lent), number(tokens.final)]
-        table.add_row(layer, share, *figures, Text(number(tokens.used), style="red" if over else ""))
+        figures = [f"{tokens.floor:,}", f"{tokens.nominal:,}", difference(0, tokens.lent), f"{tokens.final:,}"]
+        table.add_row(layer, share, *figures, Text(f"{tokens.used:,}", style="red" if over else ""))
     final, used = (sum(getattr(tokens, name) for _, tokens in layers) for name in ("final", "used"))
     whole = bar(used, final, manifest.window, cells)
-    table.add_row("all", whole, "", "", "", number(final), number(used), style="dim")
+    table.add_row("all", whole, "", "", "", f"{final:,}", f"{used:,}", style="dim")
     return table
 
 
@@ -209,9 +204,9 @@ def _cache(manifest: Manifest, outcome: JSON) -> RenderableType:
         why = "this is the first request" if broken is None else "the request before is not known"
         servable = Text(f"unknown: {why}")
     else:
-        whole = number(manifest.counted_tokens or manifest.request_tokens)
+        whole = f"{manifest.counted_tokens or manifest.request_tokens:,}"
         end = f"broken by {broken}" if broken else "nothing broke the prefix"
-        text = f"{number(shared)} of {whole} counted tokens in common with the request before; {end}"
+        text = f"{shared:,} of {whole} counted tokens in common with the request before; {end}"
         servable = Text(text, style="yellow" if broken else "")
     table = grid("", "")
     table.add_row("could be served", servable)
@@ -225,14 +220,12 @@ def _cache(manifest: Manifest, outcome: JSON) -> RenderableType:
     if cached is None:
         table.add_row("provider served", "unknown: the provider said nothing")
     else:
-        table.add_row(
-            "provider served", number(cached) + (f" of {number(read)} input tokens" if read is not None else "")
-        )
+        table.add_row("provider served", f"{cached:,}" + (f" of {read:,} input tokens" if read is not None else ""))
     if read is not None:
-        table.add_row("estimate", f"{number(manifest.request_tokens)} for {number(read)} input tokens reported")
+        table.add_row("estimate", f"{manifest.request_tokens:,} for {read:,} input tokens reported")
     finish = outcome.get("error_code") or outcome.get("finish_reason")
     if finish is not None:
-        table.add_row("answer", cell(f"{number(answered)} tokens · {finish}"))
+        table.add_row("answer", cell(f"{'unknown' if answered is None else format(answered, ',')} tokens · {finish}"))
     acceptance = outcome.get("acceptance")
     items, fabricated = (
         found if isinstance(acceptance, dict) and isinstance(found := acceptance.get(name), list) else []
@@ -258,7 +251,7 @@ def _candidates(
     """
     states = Counter(row.state for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield cell(f"{number(len(rows))} in all: {counts}" if rows else "none")
+    yield cell(f"{len(rows):,} in all: {counts}" if rows else "none")
     titles = [Text(title, style="dim") for title in ("layer", "id", "source", "tokens", "state", "reason")]
     shown: list[tuple[CandidateOutcome, list[Text]] | Text] = []
     table = [titles]
@@ -270,15 +263,15 @@ def _candidates(
             if collapsed and row.state == "kept" and row.sent_tokens is None:
                 continue
             colour = {"kept": "green", "dropped": "red", "redacted": "red"}.get(row.state, "yellow")
-            sent = f" → {number(row.sent_tokens)}" if row.sent_tokens is not None else ""
+            sent = f" → {row.sent_tokens:,}" if row.sent_tokens is not None else ""
             names = [Text(row.layer), cell(row.id, limit=40), cell(row.source, limit=24)]
             table.append(
-                [*names, Text(number(row.tokens) + sent), Text(row.state, style=colour), Text(row.reason or "")]
+                [*names, Text(f"{row.tokens:,}" + sent), Text(row.state, style=colour), Text(row.reason or "")]
             )
             shown.append((row, table[-1]))
         if collapsed:
-            tokens = number(sum(row.tokens for row in kept))
-            note = f"{layer}: … and {number(len(kept))} kept whole (--all shows them), {tokens} tokens"
+            tokens = f"{sum(row.tokens for row in kept):,}"
+            note = f"{layer}: … and {len(kept):,} kept whole (--all shows them), {tokens} tokens"
             shown.append(Text(note, style="dim"))
     widths = [max(text.cell_len for text in column) for column in zip(*table, strict=True)]
     if len(table) > 1:
@@ -315,7 +308,7 @@ def _events(manifest: Manifest, everything: bool) -> RenderableType:
     table = grid(">#", "layer", "stage", "reason", ">tokens", "items")
     for at, event in enumerate(manifest.truncation_events, start=1):
         items = _listed(event.item_ids, None if everything else 3)
-        tokens = f"{number(event.tokens_before)} → {number(event.tokens_after)}"
+        tokens = f"{event.tokens_before:,} → {event.tokens_after:,}"
         stage = f"{event.stage} ({event.strategy})" if event.strategy else event.stage
         table.add_row(str(at), event.layer, cell(stage), event.reason, tokens, cell(items))
     return table
@@ -329,7 +322,7 @@ def _tools(manifest: Manifest, everything: bool) -> Iterator[RenderableType]:
         name: f"{reason}, score {tools.scores[name]:.3f}" if name in tools.scores else reason
         for name, reason in {**tools.left_out, **tools.kept}.items()
     }
-    yield cell(f"{number(len(tools.sent))} declared (scope {tools.mode}): {_listed(tools.sent, most)}")
+    yield cell(f"{len(tools.sent):,} declared (scope {tools.mode}): {_listed(tools.sent, most)}")
     if tools.allowed is not None:
         yield cell(f"calls restricted to: {', '.join(tools.allowed) or 'none'}")
     if tools.kept:
@@ -338,10 +331,10 @@ def _tools(manifest: Manifest, everything: bool) -> Iterator[RenderableType]:
     for name in out:
         yield cell(f"left out: {name} ({reasons[name]})", "yellow")
     if len(out) < len(tools.left_out):
-        yield cell(f"left out: {number(len(tools.left_out) - len(out))} more", "yellow")
+        yield cell(f"left out: {len(tools.left_out) - len(out):,} more", "yellow")
 
 
 def _listed(names: Sequence[str], most: int | None) -> str:
     """The first of several names, and how many more there are."""
     shown = names[:most]
-    return ", ".join(shown) + (f" and {number(len(names) - len(shown))} more" if len(names) > len(shown) else "")
+    return ", ".join(shown) + (f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else "")

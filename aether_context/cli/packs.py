@@ -5,19 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import (
-    NOT_THERE,
-    cell,
-    console,
-    grid,
-    moment,
-    number,
-    percent,
-    plain,
-    print_json,
-    print_line,
-    tell,
-)
+from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, percent, plain, print_json, tell
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.store import Manifest, PackStore
 
@@ -30,11 +18,7 @@ def pack_name(place: str) -> str:
 
 
 def require(store: PackStore) -> PackStore:
-    """The store, where it is there.
-
-    Raises:
-        StoreError: it is not there, or is a file.
-    """
+    """The store, where it is there."""
     if not store.files.is_there():
         raise StoreError(f"no packs in {store.url}: there is no such store")
     return store
@@ -52,9 +36,6 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
     Args:
         pack_id: an id, its beginning, or the hash at its end.
-
-    Raises:
-        PackNotFound: there is none, or more than one.
     """
     require(store)
     if pack_id is not None:
@@ -69,11 +50,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
-    """Prints the list.
-
-    Raises:
-        StoreError: the store is not there, or could not be listed.
-    """
+    """Prints the list."""
     store = require(PackStore(url))
     places = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
     packs: list[tuple[str, Manifest | AetherContextError]] = []
@@ -89,13 +66,13 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
     else:
         _print(packs)
         if len(places) > len(packs):
-            console().print("… and earlier ones")
+            Screen().print("… and earlier ones")
     return NOT_THERE if any(isinstance(manifest, AetherContextError) for _, manifest in packs) else 0
 
 
 def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
     """A row each. On a terminal the pack is the hash at the end of its id, by which it is found as well."""
-    out = console()
+    out = Screen()
     narrow = out.width < 130
     whole = not narrow and not out.is_terminal
     if whole:
@@ -120,17 +97,17 @@ def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
             "app": cell(manifest.app, limit=60 if whole else 12),
             "session": cell(manifest.session, limit=60 if whole else 9 if narrow else 20),
             "agent": cell(manifest.agent, limit=24 if whole else 14),
-            ">call": number(manifest.call),
-            ">tokens / window": f"{number(manifest.request_tokens)} / {number(manifest.window)}",
+            ">call": f"{manifest.call:,}",
+            ">tokens / window": f"{manifest.request_tokens:,} / {manifest.window:,}",
             ">full": Text(f"{full} over", style="red") if manifest.over_window else full,
             "epoch": cell(epoch, "yellow" if manifest.epoch_reason else ""),
-            ">events": number(len(manifest.truncation_events)),
+            ">events": f"{len(manifest.truncation_events):,}",
             "validity": cell(manifest.validity, "red" if manifest.validity == "invalid" else ""),
         }
         table.add_row(*(cells[column] for column in columns))
     out.print(table)
     for line in unreadable:
-        print_line(out, line, "red")
+        out.print_line(line, "red")
 
 
 def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:

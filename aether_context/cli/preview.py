@@ -10,7 +10,7 @@ import click
 
 from aether_context.canonical import JSON
 from aether_context.cli import inspection, replay
-from aether_context.cli.terminal import console, grid, number, print_json
+from aether_context.cli.terminal import Screen, grid, print_json
 from aether_context.conversation import Conversation, select_strategy
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -40,13 +40,7 @@ def show(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Prints the account of the next pack, the request itself, or what each strategy would do to it.
-
-    Raises:
-        click.UsageError: the options do not go together.
-        PolicyError: the policy is wrong, or under it no request would be sent.
-        SessionError: the session cannot be read.
-    """
+    """Prints the account of the next pack, the request itself, or what each strategy would do to it."""
     if (path is None) == (database is None):
         raise click.UsageError("give either a file or --db")
     if database is not None and not (app and user and session):
@@ -107,10 +101,10 @@ def _show_strategies(previews: Sequence[StrategyPreview], as_json: bool) -> None
     if as_json:
         print_json({"strategies": rows, "suggested": {"strategy": suggested.strategy, "rule": suggested.rule}})
         return
-    out = console()
+    out = Screen()
     table = grid("strategy", ">removed", ">replaced", ">tokens", ">freed", ">read anew", "")
     for row in rows:
-        figures = [number(row[name]) for name in ("removed", "replaced", "tokens", "freed_tokens", "lost_tokens")]
+        figures = [f"{row[name]:,}" for name in ("removed", "replaced", "tokens", "freed_tokens", "lost_tokens")]
         table.add_row(", ".join(row["strategy"]), *figures, "the policy's" if row["chosen"] else "")
     out.print(table)
     out.print(f"suggested: {suggested.strategy} ({suggested.rule})")

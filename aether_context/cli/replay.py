@@ -7,25 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from aether_context.canonical import JSON, short
 from aether_context.cli import packs
-from aether_context.cli.terminal import (
-    FAILED,
-    cell,
-    console,
-    difference,
-    grid,
-    heading,
-    number,
-    plain,
-    print_json,
-    print_line,
-    progress,
-    tell,
-)
+from aether_context.cli.terminal import FAILED, Screen, cell, difference, grid, plain, print_json, progress, tell
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
 from aether_context.pack import LAYERS, CandidateOutcome, Pack
 from aether_context.packing import build_pack
@@ -126,11 +112,7 @@ class Verifier:
 
 
 def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> int:
-    """Prints which packs failed and how many passed.
-
-    Raises:
-        PackNotFound: a pack that was named is not there, or there are none at all.
-    """
+    """Prints which packs failed and how many passed."""
     store = PackStore(url)
     places = [packs.find(store, pack_id) for pack_id in pack_ids] or store.folders()
     if not places:
@@ -143,10 +125,10 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
             if not faults[place] and place in verifier.over_window:
                 faults[place] = f"the request passes the window by {verifier.over_window[place]:,} tokens"
             step(place)
-    out = console()
+    out = Screen()
     failed = {place: fault for place, fault in faults.items() if fault}
     for place, fault in failed.items():
-        print_line(out, f"failed  {packs.pack_name(place)}: {fault}", "red")
+        out.print_line(f"failed  {packs.pack_name(place)}: {fault}", "red")
     what = "manifests, texts and replays" if replays else "manifests and texts"
     passed = f"{len(faults) - len(failed):,} of {len(faults):,} packs passed ({what})"
     out.print(cell(passed, "red" if failed else "green"))
@@ -159,15 +141,7 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
 
 
 def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool, as_json: bool) -> int:
-    """Prints a request that was built again, or how another policy's request differs from it.
-
-    Raises:
-        ReplayError: what is recorded cannot be built from.
-        PolicyError: the other policy is none.
-        ReplayIncomplete: the recording lacks what a replay needs.
-        ReplayMismatch: a stage gave another result than the recorded one.
-        StepTooLarge: the other policy leaves too little room for system, task and tools, and has it raise.
-    """
+    """Prints a request that was built again, or how another policy's request differs from it."""
     other = PackPolicy.load(policy) if policy is not None else None
     store = PackStore(url)
     place = packs.find(store, pack_id)
@@ -186,8 +160,8 @@ def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool,
         pack = replayed.pack
         show_request(pack, manifest.pack_id, everything=everything)
         if not fault:
-            checked = f"{number(pack.request_tokens)} tokens; the request is the recorded one: {pack.checksum}"
-            console().print(Text(checked, style="green"))
+            checked = f"{pack.request_tokens:,} tokens; the request is the recorded one: {pack.checksum}"
+            Screen().print(Text(checked, style="green"))
     if fault:
         problem = "nobody can tell whether this is what was sent, since the pack does not verify"
         tell(f"Error: {problem}: {fault}", "red")
@@ -208,9 +182,9 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
 
 def show_request(pack: Pack, name: str, *, everything: bool) -> None:
     """Prints a request, long texts shortened unless ``everything`` is asked for."""
-    out = console()
-    heading(out, f"REQUEST of {name}")
-    out.print(Text(f"system · {number(pack.sent.system.tokens)} tokens", style="cyan"))
+    out = Screen()
+    out.print_heading(f"REQUEST of {name}")
+    out.print(Text(f"system · {pack.sent.system.tokens:,} tokens", style="cyan"))
     cut = [_print_text(out, pack.system, everything)]
     out.print(Text(f"tools · {len(pack.sent.tools)}", style="cyan"))
     if everything:
@@ -221,13 +195,13 @@ def show_request(pack: Pack, name: str, *, everything: bool) -> None:
     if pack.allowed_tools is not None:
         _print_text(out, f"calls restricted to: {', '.join(pack.allowed_tools)}", everything)
     for at, item in enumerate(pack.contents):
-        out.print(cell(f"[{at}] {item.content.role} · {number(item.tokens)} tokens · {item.outcome}", "cyan"))
+        out.print(cell(f"[{at}] {item.content.role} · {item.tokens:,} tokens · {item.outcome}", "cyan"))
         for part in item.content.parts:
             text = part.text
             if part.kind in ("call", "response"):
                 text = f"{part.kind} {part.name}: {text}"
             elif part.kind == "media":
-                text = f"media {part.mime_type}, {number(part.media_tokens)} tokens"
+                text = f"media {part.mime_type}, {part.media_tokens:,} tokens"
             elif part.kind != "text":
                 text = f"{part.kind}: {text}"
             cut.append(_print_text(out, text, everything))
@@ -236,7 +210,7 @@ def show_request(pack: Pack, name: str, *, everything: bool) -> None:
     out.print()
 
 
-def _print_text(out: Console, text: str, everything: bool) -> bool:
+def _print_text(out: Screen, text: str, everything: bool) -> bool:
     """Prints the lines of a text, set in, so that none of them can pass for a heading; whether any were shortened.
 
     Of a long text the first and the last four lines are shown, and the beginning of long lines.
@@ -282,13 +256,13 @@ def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) 
             }
         )
         return
-    out = console()
-    heading(out, f"RECORDED POLICY and {policy.profile} {short(policy.digest)}")
+    out = Screen()
+    out.print_heading(f"RECORDED POLICY and {policy.profile} {short(policy.digest)}")
     table = grid("layer", ">recorded: final", ">used", ">other: final", ">used", ">difference")
     for layer, (before, after) in layers.items():
-        numbers = (number(tokens) for tokens in (before.final, before.used, after.final, after.used))
+        numbers = (f"{tokens:,}" for tokens in (before.final, before.used, after.final, after.used))
         table.add_row(layer, *numbers, difference(before.used, after.used))
-    totals = [number(tokens) for pack in (recorded, other) for tokens in (pack.source.window, pack.request_tokens)]
+    totals = [f"{tokens:,}" for pack in (recorded, other) for tokens in (pack.source.window, pack.request_tokens)]
     change = difference(recorded.request_tokens, other.request_tokens)
     table.add_row("window, request", *totals, change, style="bold")
     out.print(table)
@@ -297,11 +271,11 @@ def _show_other(recorded: Pack, other: Pack, policy: PackPolicy, as_json: bool) 
         out.print(Text("both send the same request", style="green"))
         return
     for title, rows in (("RECORDED", lost), ("OTHER", gained)):
-        heading(out, f"SENT BY THE {title} POLICY ONLY")
+        out.print_heading(f"SENT BY THE {title} POLICY ONLY")
         table = grid("layer", "id", "source", ">tokens", "the other's reason")
         for outcome, reason in rows:
             names = cell(outcome.id, limit=60), cell(outcome.source, limit=24)
-            table.add_row(outcome.layer, *names, number(outcome.tokens), reason)
+            table.add_row(outcome.layer, *names, f"{outcome.tokens:,}", reason)
         out.print(table if rows else "nothing")
         out.print()
 

@@ -6,7 +6,7 @@ import time
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, cell, console, grid, number, print_json, print_line, progress, tell
+from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, print_json, progress, tell
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 from aether_context.store.export import export_pack
@@ -26,11 +26,7 @@ def collect(
     delete: bool,
     as_json: bool,
 ) -> int:
-    """Prints what the rules delete, and deletes it where ``delete`` says so.
-
-    Raises:
-        StoreError: the store is not there, or could not be read or written.
-    """
+    """Prints what the rules delete, and deletes it where ``delete`` says so."""
     rules = Rules(
         packs_seconds=pack_days * DAY_SECONDS,
         evidence_seconds=evidence_days * DAY_SECONDS,
@@ -58,24 +54,19 @@ def collect(
     if as_json:
         print_json({"store": store.url, "deleted": delete, "users": rows})
     else:
-        out = console()
+        out = Screen()
         table = grid("app / user", *(f">{kind}" for kind in kinds), ">bytes", ">kept bytes")
         for row in rows:
-            table.add_row(cell(row["user"]), *(number(row[name]) for name in (*kinds, "bytes", "kept_bytes")))
+            table.add_row(cell(row["user"]), *(f"{row[name]:,}" for name in (*kinds, "bytes", "kept_bytes")))
         out.print(table)
         for path in unreadable:
-            print_line(out, f"unreadable: {path}: no text of this user is deleted", "red")
+            out.print_line(f"unreadable: {path}: no text of this user is deleted", "red")
         _print_done(sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete)
     return NOT_THERE if unreadable else 0
 
 
 def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
-    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` says so.
-
-    Raises:
-        PackNotFound: it keeps nothing of them.
-        StoreError: the store could not be read or written.
-    """
+    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` says so."""
     store = packs.require(PackStore(url))
     files = forget(store, app, user, session)
     whose = packs.whose(app=app, user=user, session=session)
@@ -94,18 +85,13 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
 
 def _print_done(files: int, size: int, whose: str, delete: bool) -> None:
     done = "deleted" if delete else "would be deleted"
-    console().print(cell(f"{number(files)} files, {number(size)} bytes{whose} {done}"))
+    Screen().print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
     if not delete:
         tell("nothing was deleted: add --yes")
 
 
 def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> None:
-    """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for.
-
-    Raises:
-        PackNotFound: it, or a pack that it extends, is not there.
-        StoreError: a store could not be read or written.
-    """
+    """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for."""
     store, other = packs.require(PackStore(url)), PackStore(target)
     other.files.is_there()  # a file in its place is told before anything is copied
     exported = export_pack(store, store.read(packs.find(store, pack_id)), other, raw=raw)
@@ -114,9 +100,9 @@ def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> 
         copied = {"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url}
         print_json(copied | {"raw": list(exported.raw), "missing": list(exported.missing)})
         return
-    out = console()
-    print_line(out, f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {other.url}")
+    out = Screen()
+    out.print_line(f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {other.url}")
     if raw:
-        print_line(out, f"raw evidence of {len(exported.raw):,} addresses is there")
+        out.print_line(f"raw evidence of {len(exported.raw):,} addresses is there")
     for uri in exported.missing:
-        print_line(out, f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow")
+        out.print_line(f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from aether_context.cli.terminal import cell, console, grid, moment, print_json, tell
+from aether_context.cli.terminal import Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, located
 from aether_context.retrieval import Entry, Hit, HybridIndex, embedders
@@ -19,10 +19,6 @@ def show(
         path: where an index was saved, or the file or folder of a memory service.
         app: whose memories, of those in such a file; None takes the only ones there are. So does ``user``.
         embedder: by name; None takes the default one.
-
-    Raises:
-        SearchIndexError: there is neither, it cannot be read, or it is not said whose memories are meant.
-        StoreError: the file holds no memories.
     """
     if embedder is not None and embedder.partition(":")[0] not in {"none", *embedders.KINDS}:
         from aether_context.adk.models.gemini import register_embedders
@@ -59,7 +55,7 @@ def show(
         scores = [f"{hit.scores[name]:.3f}" if name in hit.scores else "" for name in shown]
         text = cell(hit.entry.searched, limit=160)
         table.add_row(cell(hit.id, limit=40), f"{hit.score:.3f}", *scores, moment(hit.entry.time), text)
-    console().print(table)
+    Screen().print(table)
 
 
 def _search_memories(

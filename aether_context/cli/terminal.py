@@ -20,16 +20,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from aether_context import errors
 from aether_context.canonical import JSON, canonical_json
-from aether_context.errors import (
-    AetherContextError,
-    BudgetExceededError,
-    ChecksumMismatch,
-    ContextOptimizationError,
-    PolicyError,
-    ReplayError,
-    ReplayIncomplete,
-)
 
 FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 """Exit codes; 0 is fine."""
@@ -41,29 +33,45 @@ _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _ASCII = {"█": "#", "░": ".", "½": "1/2", "→": "->", "…": "...", "·": "|", "−": "-", "━": "-", "─": "-"}
 
 
-def exit_code(error: AetherContextError) -> int:
-    if isinstance(error, PolicyError):
+def exit_code(error: errors.AetherContextError) -> int:
+    if isinstance(error, errors.PolicyError):
         return WRONG_USAGE
-    failures = (BudgetExceededError, ChecksumMismatch, ContextOptimizationError, ReplayError)
-    return FAILED if isinstance(error, failures) and not isinstance(error, ReplayIncomplete) else NOT_THERE
+    if isinstance(error, errors.ReplayIncomplete):
+        return NOT_THERE
+    failures = errors.BudgetExceededError, errors.ChecksumMismatch, errors.ContextOptimizationError, errors.ReplayError
+    return FAILED if isinstance(error, failures) else NOT_THERE
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr; where that is no terminal, without colour and of a fixed width."""
-    stream = sys.stderr if stderr else sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
-        codecs.register_error("aether_context.ascii", _replaced)
-        stream.reconfigure(errors="aether_context.ascii")
-    width, height = (None, None) if stream.isatty() else (PIPED_WIDTH, 50)
-    return Console(file=stream, width=width, height=height, markup=False, highlight=False, emoji=False)
+class Screen(Console):
+    """Stdout or stderr; where that is no terminal, without colour and of a fixed width."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        stream = sys.stderr if stderr else sys.stdout
+        if isinstance(stream, io.TextIOWrapper):
+            codecs.register_error("aether_context.ascii", _in_ascii)
+            stream.reconfigure(errors="aether_context.ascii")
+        width, height = (None, None) if stream.isatty() else (PIPED_WIDTH, 50)
+        super().__init__(file=stream, width=width, height=height, markup=False, highlight=False, emoji=False)
+
+    def print_line(self, text: object, style: str = "") -> None:
+        """Prints a text from a manifest on one line, however long it is."""
+        self.print(cell(text, style), soft_wrap=True)
+
+    def print_heading(self, text: object) -> None:
+        self.print_line(text, "bold")
 
 
-def _replaced(error: UnicodeError) -> tuple[str, int]:
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """What stands for characters that the terminal's encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking: str = error.object[error.start : error.end]
     return "".join(_ASCII.get(character) or ascii(character)[1:-1] for character in lacking), error.end
+
+
+def tell(text: object, style: str = "") -> None:
+    """Prints a line on stderr."""
+    Screen(stderr=True).print_line(text, style)
 
 
 def print_json(value: JSON) -> None:
@@ -88,20 +96,6 @@ def cell(text: object, style: str = "", limit: int | None = None) -> Text:
     return Text(plain(text, limit), style=style, overflow="fold")
 
 
-def print_line(out: Console, text: object, style: str = "") -> None:
-    """Prints a text from a manifest on one line, however long it is."""
-    out.print(cell(text, style), soft_wrap=True)
-
-
-def tell(text: object, style: str = "") -> None:
-    """Prints a line on stderr."""
-    print_line(console(stderr=True), text, style)
-
-
-def heading(out: Console, text: object) -> None:
-    print_line(out, text, "bold")
-
-
 def grid(*columns: str) -> Table:
     """A table without lines, and without a header where no column has a name. One that begins with ``>`` is of numbers.
 
@@ -115,11 +109,6 @@ def grid(*columns: str) -> Table:
         else:
             table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left", no_wrap=True)
     return table
-
-
-def number(value: int | None) -> str:
-    """A count with separators; ``unknown`` for None."""
-    return "unknown" if value is None else f"{value:,}"
 
 
 def difference(before: int, after: int) -> str:
@@ -153,7 +142,7 @@ def bar(used: int, ceiling: int, whole: int, cells: int = 32) -> str:
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[object], None]]:
     """A bar on a terminal's stderr."""
-    screen = console(stderr=True)
+    screen = Screen(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
         return

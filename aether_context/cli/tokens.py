@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aether_context.canonical import short
 from aether_context.cli import packs
-from aether_context.cli.terminal import cell, console, grid, heading, number, plain, print_json, tell
+from aether_context.cli.terminal import Screen, cell, grid, plain, print_json, tell
 from aether_context.errors import SessionError, StoreError
 from aether_context.pack import Pack
 from aether_context.packing import recount
@@ -49,14 +49,6 @@ def show(
         source: the path of a session, a manifest or a text, or a pack's id.
         counters: names of counters; none takes the one that the policy would take, and the estimate.
         vocabulary: the path of the model's vocabulary, which is then a column beside those that are named.
-
-    Raises:
-        MissingExtra: a counter that is named needs a package that is not installed.
-        ChecksumMismatch: the pack's manifest is not what was written.
-        PackNotFound: there is neither a file nor a pack of that name.
-        PolicyError: the policy is wrong, or nobody has registered a counter of that name.
-        SessionError: the session cannot be packed.
-        TokenCountingError: a counter that is named cannot count, or the vocabulary cannot be read.
     """
     read = _read(source, model, url)
     settings = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None).tokens
@@ -79,13 +71,13 @@ def show(
         }
         print_json({"source": read.title, "model": read.model, "counters": by_counter})
         return
-    out = console()
-    heading(out, f"{read.title} for {read.model}")
+    out = Screen()
+    out.print_heading(f"{read.title} for {read.model}")
     table = grid("layer", *(f">{plain(name)}" for name in columns))
     for layer in layers:
-        table.add_row(layer, *(number(counts[layer]) for _, counts in columns.values()))
+        table.add_row(layer, *(f"{counts[layer]:,}" for _, counts in columns.values()))
     if len(layers) > 1:
-        table.add_row("total", *(number(sum(counts.values())) for _, counts in columns.values()), style="bold")
+        table.add_row("total", *(f"{sum(counts.values()):,}" for _, counts in columns.values()), style="bold")
     table.add_row("texts counted", *(cell(counter.accuracy) for counter, _ in columns.values()), style="dim")
     out.print(table)
 

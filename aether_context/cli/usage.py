@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, cell, console, grid, moment, number, print_json, tell
+from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
@@ -90,9 +90,6 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
 
     Args:
         by: ``agent``, ``day``, ``model`` or ``session``: the columns that calls are grouped by.
-
-    Raises:
-        StoreError: the store is not there, or could not be listed.
     """
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
@@ -138,7 +135,7 @@ def _print(
     acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """A row for each group and one for all; then how often each strategy cut, what that freed and what it cost."""
-    out = console()
+    out = Screen()
     narrow = out.width < 120
     estimates = () if narrow else (">estimated", ">reported", ">p50", ">p95", ">bias")
     table = grid(*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost")
@@ -149,10 +146,10 @@ def _print(
             errors = [f"{close['p50']:.1%}", f"{close['p95']:.1%}", f"{close['bias']:+.1%}"]
         table.add_row(
             *(cell(name, limit=60) for name in key),
-            number(figures["calls"]),
-            *(() if narrow else (number(close["estimated_tokens"]), number(close["reported_tokens"]), *errors)),
-            "~" * bool(figures["unreported_inputs"]) + number(figures["input_tokens"]),
-            "~" * bool(figures["unreported_outputs"]) + number(figures["output_tokens"]),
+            f"{figures['calls']:,}",
+            *(() if narrow else (f"{close['estimated_tokens']:,}", f"{close['reported_tokens']:,}", *errors)),
+            "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
+            "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
             "unknown" if cached is None else f"{cached:.0%}",
             "unknown" if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
             style="bold" if figures is whole else "",
@@ -175,6 +172,6 @@ def _print(
     if acts:
         table = grid("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
         for name, sums in acts.items():
-            table.add_row(cell(name, limit=60), *(number(value) for value in sums.values()))
+            table.add_row(cell(name, limit=60), *(f"{value:,}" for value in sums.values()))
         out.print()
         out.print(table)
