@@ -70,6 +70,11 @@ def _examples(*lines: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
 
 
+def _command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with the name that its examples begin with."""
+    return main.command(examples[0].split()[0], epilog=_examples(*examples))
+
+
 def _json_option(meaning: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
@@ -113,7 +118,7 @@ def main() -> None:
     """
 
 
-@main.command("list", epilog=_examples("list", "list --limit 20", "list --store s3://bucket/packs --app shop --json"))
+@_command("list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
 @_store_option
 @_packs_of
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
@@ -125,11 +130,7 @@ def list_packs(**options: Any) -> int:
     return show(**options)
 
 
-@main.command(
-    epilog=_examples(
-        "inspect", "inspect pack_20250102T0304", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events"
-    )
-)
+@_command("inspect", "inspect pack_20250102T0304", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events")
 @click.argument("pack_id", required=False)
 @_store_option
 @_all_option
@@ -144,14 +145,12 @@ def inspect(**options: Any) -> int:
     return show(**options)
 
 
-@main.command(
-    epilog=_examples(
-        "replay pack_20250102T0304",
-        "replay 9f86d081 --all",
-        "replay 9f86d081 --json",
-        "replay 9f86d081 --policy research",
-        "replay 9f86d081 --policy my.toml",
-    )
+@_command(
+    "replay pack_20250102T0304",
+    "replay 9f86d081 --all",
+    "replay 9f86d081 --json",
+    "replay 9f86d081 --policy research",
+    "replay 9f86d081 --policy my.toml",
 )
 @click.argument("pack_id")
 @_store_option
@@ -173,7 +172,7 @@ def replay(**options: Any) -> int:
     return show_replay(**options)
 
 
-@main.command(epilog=_examples("verify", "verify --replay", "verify 9f86d081 --store memory://packs"))
+@_command("verify", "verify --replay", "verify 9f86d081 --store memory://packs")
 @click.argument("pack_ids", nargs=-1)
 @_store_option
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
@@ -188,14 +187,12 @@ def verify(**options: Any) -> int:
     return show_verification(**options)
 
 
-@main.command(
-    epilog=_examples(
-        "preview session.json",
-        'preview session.json --message "Go on." --policy research --window 32000',
-        "preview session.json --request",
-        "preview session.json --strategies --window 32000",
-        "preview --db sqlite+aiosqlite:///sessions.db --app desk --user ann --session s1",
-    )
+@_command(
+    "preview session.json",
+    'preview session.json --message "Go on." --policy research --window 32000',
+    "preview session.json --request",
+    "preview session.json --strategies --window 32000",
+    "preview --db sqlite+aiosqlite:///sessions.db --app desk --user ann --session s1",
 )
 @click.argument("path", required=False, metavar="[SESSION.json]")
 @click.option("--db", "database", metavar="URL", help="Read the session from this database of ADK's.")
@@ -225,19 +222,21 @@ def preview(**options: Any) -> None:
     show(**options)
 
 
-@main.command(
-    epilog=_examples(
-        "tokens session.json --model gpt-4o",
-        "tokens notes.md --model gemini-2.5-flash --vocabulary tokenizer.json",
-        "tokens 9f86d081 --counter estimate --counter anthropic-api --json",
-    )
+@_command(
+    "tokens session.json --model gpt-4o",
+    "tokens notes.md --model gemini-2.5-flash --vocabulary tokenizer.json",
+    "tokens 9f86d081 --counter estimate --counter anthropic-api --json",
 )
 @click.argument("source", metavar="SESSION|MANIFEST|FILE")
 @click.option(
     "--model", metavar="NAME", help="The model; else the pack's own, else gemini-2.5-flash. It is not called."
 )
 @click.option(
-    "--counter", "counters", metavar="NAME", multiple=True, help="A counter's name, and leave for it to use the network."
+    "--counter",
+    "counters",
+    metavar="NAME",
+    multiple=True,
+    help="A counter's name, and leave for it to use the network.",
 )
 @click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
 @_policy_option
@@ -254,7 +253,7 @@ def tokens(**options: Any) -> None:
     show(**options)
 
 
-@main.command(epilog=_examples("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json"))
+@_command("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
 @_store_option
 @_packs_of
 @click.option(
@@ -279,12 +278,10 @@ def usage(**options: Any) -> int:
     return show(**options)
 
 
-@main.command(
-    epilog=_examples(
-        "search 'where did we leave the keys' --memory memories",
-        "search getUserName --memory memories --embedder none --json",
-        "search keys --memory memories.sqlite --app home --user ann",
-    )
+@_command(
+    "search 'where did we leave the keys' --memory memories",
+    "search getUserName --memory memories --embedder none --json",
+    "search keys --memory memories.sqlite --app home --user ann",
 )
 @click.argument("query")
 @click.option(
@@ -306,9 +303,7 @@ def search(**options: Any) -> None:
     show(**options)
 
 
-@main.command(
-    epilog=_examples("gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 10GB --yes", "gc --app shop --json")
-)
+@_command("gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 10GB --yes", "gc --app shop --json")
 @_store_option
 @click.option("--app", help="Users of this application only.")
 @click.option("--user", help="This user only.")
@@ -337,7 +332,7 @@ def gc(**options: Any) -> int:
     return collect(**options)
 
 
-@main.command(epilog=_examples("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes"))
+@_command("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes")
 @_store_option
 @click.option("--app", required=True, help="The application.")
 @click.option("--user", required=True, help="The user.")
@@ -355,10 +350,7 @@ def forget(**options: Any) -> None:
     forget_all(**options)
 
 
-@main.command(
-    "export-pack",
-    epilog=_examples("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident --no-raw"),
-)
+@_command("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident --no-raw")
 @click.argument("pack_id")
 @_store_option
 @click.option("--to", "target", metavar="URL", required=True, help="The store to copy to.")
@@ -376,7 +368,7 @@ def export_pack(**options: Any) -> None:
     export(**options)
 
 
-@main.command(epilog=_examples("schema", "schema state", "schema policy > policy.schema.json"))
+@_command("schema", "schema state", "schema policy > policy.schema.json")
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:
     """Prints a JSON Schema: of manifests, of the session state that is read, or of policies."""
@@ -386,7 +378,7 @@ def schema(kind: str) -> None:
     click.echo(json.dumps(schemas[kind](), indent=2, sort_keys=True))
 
 
-@main.command(epilog=_examples("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo"))
+@_command("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")

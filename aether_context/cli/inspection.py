@@ -61,14 +61,14 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
             gaps.append(f"{error}: rows of earlier packs are not shown")
         else:
             try:
-                texts = _texts(store, resolver, manifest, rows)
+                texts = _texts(resolver, manifest, rows)
             except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
                 gaps.append(f"{error}: texts are not shown")
         try:
             outcome = store.outcome(manifest)
         except StoreError as error:
             gaps.append(str(error))
-        _print(manifest, rows, texts, outcome, everything)
+        print_manifest(manifest, rows, texts, outcome, everything)
     for gap in gaps:
         tell(gap, "red")
     try:
@@ -79,24 +79,14 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
     return NOT_THERE if gaps else 0
 
 
-def show_alone(manifest: Manifest, *, everything: bool, as_json: bool) -> None:
-    """Prints a manifest that stands alone and is in no store."""
-    if as_json:
-        print_json(manifest.model_dump(mode="json"))
-    else:
-        _print(manifest, manifest.rows, {}, None, everything)
-
-
-def _texts(
-    store: PackStore, resolver: Resolver, manifest: Manifest, rows: Sequence[CandidateOutcome]
-) -> dict[str, str]:
+def _texts(resolver: Resolver, manifest: Manifest, rows: Sequence[CandidateOutcome]) -> dict[str, str]:
     """The texts that rows stand for, by the rows' ids, from the manifest's recording and those of its ancestors."""
     wanted = {row.id: row.hash for row in rows}
     found: dict[str, str] = {}
     for link in resolver.line(manifest):
         if not link.texts or found.keys() == wanted.keys():
             break
-        recorded = json.loads(store.blob(link, link.texts[0]))
+        recorded = json.loads(resolver.store.blob(link, link.texts[0]))
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded["candidates"]}
         contents = recorded.get("contents", {})
         for name in wanted.keys() - found.keys():
@@ -108,12 +98,8 @@ def _texts(
     return found
 
 
-def _print(
-    manifest: Manifest,
-    rows: Sequence[CandidateOutcome],
-    texts: Mapping[str, str],
-    outcome: JSON,
-    everything: bool,
+def print_manifest(
+    manifest: Manifest, rows: Sequence[CandidateOutcome], texts: Mapping[str, str], outcome: JSON, everything: bool
 ) -> None:
     """Titles and what stands under them; a section with nothing in it is left out.
 

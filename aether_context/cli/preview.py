@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aether_context.canonical import JSON
-from aether_context.cli import inspection, replay
+from aether_context.cli.inspection import print_manifest
+from aether_context.cli.replay import show_request
 from aether_context.cli.terminal import Screen, grid, print_json
 from aether_context.conversation import Conversation, select_strategy
 from aether_context.policy import PackPolicy
@@ -70,12 +71,14 @@ def show(
     manifest = made.recording.manifest
     if url is not None:
         manifest = PackStore(url).write(made.recording)
-    if not request:
-        inspection.show_alone(manifest, everything=everything, as_json=as_json)
-    elif as_json:
+    if as_json and request:
         click.echo(request_json(made.pack).encode())
+    elif as_json:
+        print_json(manifest.model_dump(mode="json"))
+    elif request:
+        show_request(made.pack, manifest.pack_id, everything=everything)
     else:
-        replay.show_request(made.pack, manifest.pack_id, everything=everything)
+        print_manifest(manifest, manifest.rows, {}, None, everything)
 
 
 def _show_strategies(previews: Sequence[StrategyPreview], as_json: bool) -> None:
