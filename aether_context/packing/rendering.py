@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-from aether_context.canonical import JSON, fold, hash_json, hash_text, short
+from aether_context.canonical import fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
 from aether_context.conversation.rewrites import packed_message
 from aether_context.conversation.strategy import summary_content
@@ -149,7 +148,9 @@ def render(draft: Draft) -> Pack:
     )
     reason = _reason(draft)
     epoch = _epoch(draft, packed, reason)
-    outcomes = _outcomes(draft, _by_origin(plain, contents), epoch)
+    # What is sent of each content that came in, before it was merged with its neighbours.
+    left = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
+    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in left}, epoch)
     running_hashes = RunningHashes(
         read=fold(item.raw.digest for item in draft.incoming),
         count=fold(str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]),
@@ -160,6 +161,9 @@ def render(draft: Draft) -> Pack:
     # The acceptance items whose proof stands in the payloads that are sent.
     written = {item.raw.digest for item in plain if item.outcome == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
+    over = counted + draft.unseen - draft.shares.budget
+    excess = f"{over} tokens over the input budget" if over > 0 and not draft.degradations else ""
+    too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
     text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
     return Pack(
@@ -189,7 +193,7 @@ def render(draft: Draft) -> Pack:
         invalid_reason=invalid_reason,
         artifact_uris=addresses_in(source, draft.system, wires, contents, text),
         evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
-        degradations=tuple(filter(None, (*source.problems, scope.problem, *_faults(draft, counted + draft.unseen)))),
+        degradations=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
         request_tokens=request_tokens(source, counted),
         over_window=max(0, counted + draft.unseen - draft.shares.overcounted - source.window),
         counted_tokens=counted,
@@ -198,7 +202,20 @@ def render(draft: Draft) -> Pack:
         summary_requests=draft.summaries.summary_requests,
         counts=counter.counts,
         running_hashes=running_hashes,
-        stages=_stages(draft, packed),
+        stages={
+            "count": dict(draft.measured),
+            "retrieve": [
+                [candidate.id for candidate in found.chosen] for found in (draft.found_memory, draft.found_evidence)
+            ],
+            "allocate": [layer.final for layer in draft.shares.layers.values()],
+            "trim": [as_ranges(sorted(draft.hidden)), draft.states],
+            "fit": [
+                draft.summary,
+                [candidate.id for candidate in draft.dropped],
+                [item.raw.digest for item in draft.cut],
+            ],
+            "render": [packed.before, packed.after] if packed is not None else None,
+        },
         checksum=checksum(scope.allowed, sent, running_hashes),
         sent=sent,
     )
@@ -353,55 +370,41 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
     return tuple(outcomes)
 
 
-def _by_origin(plain: Sequence[Outgoing], contents: Sequence[Outgoing]) -> dict[int, Outgoing]:
-    """What is sent of each content that came in, before it was merged with its neighbours."""
-    if plain is contents:
-        return {item.origin: item for item in plain}
-    whole = {item.origin for item in contents}
-    left = whole.union(origin for item in contents for origin, _ in item.members)
-    return {item.origin: item for item in plain if item.origin in left}
-
-
 def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> CandidateOutcome:
     raw, counter = before.raw, draft.counter
-    whole = before.tokens if before.content is raw else counter.content(raw)
+    tokens = before.tokens if before.content is raw else counter.content(raw)
     state: State = "kept"
-    why: Reason | None = draft.reasons.get(before.origin)
+    reason: Reason | None = draft.reasons.get(before.origin)
     if after is None:
-        state, why = ("hidden", why or "duplicate") if live else ("dropped", why or "high_water")
-    elif why is not None:
+        state, reason = ("hidden", reason or "duplicate") if live else ("dropped", reason or "high_water")
+    elif reason is not None:
         state = "placeholder"
     elif after.outcome == "extract":
-        state, why = "extract", "window"
-    sent = after.tokens if after is not None and after.tokens != whole else None
-    layer: Layer = "task" if before.origin == draft.human else "conversation"
-    return content_outcome(
-        draft.content_id(before.origin), layer, speaker(raw), whole, counter.method, raw.digest, state, why, sent
+        state, reason = "extract", "window"
+    row = kept_outcome(draft.content_id(before.origin), raw, tokens, counter.method)
+    if state == "kept" and before.origin != draft.human and (after is None or after.tokens == tokens):
+        return row
+    return replace(
+        row,
+        layer="task" if before.origin == draft.human else "conversation",
+        state=state,
+        reason=reason,
+        sent_tokens=after.tokens if after is not None and after.tokens != tokens else None,
     )
 
 
-@lru_cache(maxsize=20_000)
-def content_outcome(
-    name: str,
-    layer: Layer,
-    source: str,
-    tokens: int,
-    method: Accuracy,
-    digest: str,
-    state: State,
-    reason: Reason | None,
-    sent_tokens: int | None,
-) -> CandidateOutcome:
+def kept_outcome(name: str, content: Content, tokens: int, method: Accuracy) -> CandidateOutcome:
+    """The row of a content that is sent as it came."""
     return CandidateOutcome(
         id=name,
-        layer=layer,
-        source=source,
+        layer="conversation",
+        source=speaker(content),
         tokens=tokens,
         method=method,
-        hash=digest,
-        state=state,
-        reason=reason,
-        sent_tokens=sent_tokens,
+        hash=content.digest,
+        state="kept",
+        reason=None,
+        sent_tokens=None,
     )
 
 
@@ -509,62 +512,34 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
 
 
 def _prefix(draft: Draft, sent: Sent) -> Prefix:
-    """What is in common with the request before."""
-    source = draft.input
-    if source.previous is None:
+    """What is in common with the request before, and what ended that."""
+    source, previous = draft.input, draft.input.previous
+    if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
     cut = draft.made_cut or bool(draft.acts)
-    before, after = source.previous.blocks, sent.blocks
+    before, after = previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
     same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:same])
-    if cut and same == len(after) - len(sent.contents):
-        shared += _grown_head(draft)
-    return Prefix(shared_tokens=shared, broken_by=_breaker(source, sent, cut) if same < len(before) else None)
-
-
-def _grown_head(draft: Draft) -> int:
-    """Tokens that the head of the request before begins with and this one's does, too: a summary that only grew."""
-    before = draft.input.epoch.summary
-    if draft.policy.conversation.summary != "head" or not before or not draft.summary.startswith(before):
-        return 0
-    return draft.counter.count(summary_message(before))
-
-
-def _breaker(source: PackInput, sent: Sent, cut: bool) -> PrefixBreak:
-    before = source.previous
-    assert before is not None
-    if before.system.digest != sent.system.digest:
-        return "system_changed"
-    if [tool.digest for tool in before.tools] != [tool.digest for tool in sent.tools]:
-        return "tools_changed"
-    if cut:
-        return "cut"
-    if source.rewritten:
-        return "history_rewritten"
-    return "new_invocation" if source.first_call else "payload_changed"
-
-
-def _faults(draft: Draft, total: int) -> tuple[str, ...]:
-    """What could not be done as asked."""
-    over = total - draft.shares.budget
-    large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
-    excess = f"{over} tokens over the input budget" if over > 0 and not draft.degradations else ""
-    return (large, *draft.degradations, excess)
-
-
-def _stages(draft: Draft, packed: PackedMessage | None) -> dict[str, JSON]:
-    """What each stage gave besides the contents, whose part is in the running_hashes."""
-    found = (draft.found_memory, draft.found_evidence)
-    return {
-        "count": dict(draft.measured),
-        "retrieve": [[candidate.id for candidate in layer.chosen] for layer in found],
-        "allocate": [layer.final for layer in draft.shares.layers.values()],
-        "trim": [as_ranges(sorted(draft.hidden)), draft.states],
-        "fit": [
-            draft.summary,
-            [candidate.id for candidate in draft.dropped],
-            [item.raw.digest for item in draft.cut],
-        ],
-        "render": [packed.before, packed.after] if packed is not None else None,
-    }
+    summary = source.epoch.summary
+    if (
+        cut
+        and same == len(after) - len(sent.contents)
+        and draft.policy.conversation.summary == "head"
+        and summary
+        and draft.summary.startswith(summary)
+    ):  # both begin with a summary that only grew
+        shared += draft.counter.count(summary_message(summary))
+    broken_by: PrefixBreak | None = None
+    if same < len(before):
+        if previous.system.digest != sent.system.digest:
+            broken_by = "system_changed"
+        elif [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools]:
+            broken_by = "tools_changed"
+        elif cut:
+            broken_by = "cut"
+        elif source.rewritten:
+            broken_by = "history_rewritten"
+        else:
+            broken_by = "new_invocation" if source.first_call else "payload_changed"
+    return Prefix(shared_tokens=shared, broken_by=broken_by)
