@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -87,17 +87,13 @@ class CachedCounter:
 
     def __init__(self, counter: TokenCounter, *, max_texts: int = 8192) -> None:
         self.counter = counter
+        self.accuracy: Accuracy = counter.accuracy
         self._counts: SharedLRU[str | bytes, int] = SharedLRU(max_texts)
 
     @property
     def name(self) -> str:
         """The counter's."""
         return self.counter.name
-
-    @property
-    def accuracy(self) -> Accuracy:
-        """The counter's."""
-        return self.counter.accuracy
 
     def count(self, text: str) -> int:
         """Tokens of the text."""
@@ -191,56 +187,44 @@ def encoding_name(model: str) -> str:
 def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) -> TokenizerCounter:
     """The counter of a file as it was at that size and time."""
     data = place.read_bytes()
+    encode: Callable[[list[str]], Sequence[Sized]]
+    extra = "tiktoken"
     try:
         if data.lstrip()[:1] == b"{":
-            kind, lengths = "tokenizer.json", _tokenizer_json(data)
+            from tokenizers import Tokenizer
+
+            kind, tokenizer = "tokenizer.json", Tokenizer.from_str(data.decode())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+
+            def encode_json(texts: list[str]) -> Sequence[Sized]:
+                if len(texts) == 1:  # a quarter faster than a batch of one
+                    return [tokenizer.encode(texts[0], add_special_tokens=False)]
+                return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+
+            encode = encode_json
         elif re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", data):
-            kind, lengths = encoding, _tiktoken(data, encoding)
+            from tiktoken import Encoding
+
+            kind, lines = encoding, (line.split() for line in data.splitlines() if line)
+            ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+            encode = Encoding(
+                encoding, pat_str=PATTERNS[encoding], mergeable_ranks=ranks, special_tokens={}
+            ).encode_ordinary_batch
         else:
-            kind, lengths = "sentencepiece", _sentencepiece(data)
-    except MissingExtra:
-        raise
+            kind, extra = "sentencepiece", "sentencepiece"
+            from sentencepiece import SentencePieceProcessor
+
+            if not data:
+                raise ValueError("it is empty")
+            encode = functools.partial(SentencePieceProcessor(model_proto=data).encode, out_type=int)
+    except ImportError as error:
+        raise MissingExtra(extra, "counting by such a vocabulary file") from error
     except Exception as error:  # whatever the packages raise for a file that they cannot read
         reason = f"{place} is no tokenizer.json, tiktoken file or SentencePiece model: {error}"
         raise TokenCountingError("file", reason) from error
-    return TokenizerCounter(f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}", lengths, accuracy="exact")
-
-
-def _tokenizer_json(data: bytes) -> Lengths:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(data.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def lengths(texts: Sequence[str]) -> list[int]:
-        if len(texts) == 1:
-            return [len(tokenizer.encode(texts[0], add_special_tokens=False))]
-        return [len(encoded) for encoded in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    return lengths
-
-
-def _tiktoken(data: bytes, encoding: str) -> Lengths:
-    try:
-        from tiktoken import Encoding
-    except ImportError as error:
-        raise MissingExtra("tiktoken", "counting by a tiktoken file") from error
-    lines = (line.split() for line in data.splitlines() if line)
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    tokenizer = Encoding(encoding, pat_str=PATTERNS[encoding], mergeable_ranks=ranks, special_tokens={})
-    return lambda texts: [len(tokens) for tokens in tokenizer.encode_ordinary_batch(list(texts))]
-
-
-def _sentencepiece(data: bytes) -> Lengths:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise MissingExtra("sentencepiece", "counting by a SentencePiece model") from error
-    if not data:
-        raise ValueError("it is empty")
-    tokenizer = SentencePieceProcessor(model_proto=data)
-    return lambda texts: [len(tokens) for tokens in tokenizer.encode(list(texts), out_type=int)]
+    name = f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}"
+    return TokenizerCounter(name, lambda texts: [len(tokens) for tokens in encode(list(texts))], accuracy="exact")
 
 
 # Counters that ask a provider over the network.

@@ -54,8 +54,9 @@ _MARGIN = _BEFORE + _AFTER
 _PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
 _PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
-_PIECE, _COMMON_PIECE = 1, 2
+PIECE, COMMON_PIECE = 1, 2
 _INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
+_REPEATED = np.uint32(0xC2B2AE3D)
 
 # What keeps of two times eight bytes as many as a word has characters, uint64[18] each. The last are for longer words:
 # of those nothing is kept, and the key that is left, 0, is in no filter.
@@ -148,21 +149,9 @@ def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places
 
     Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, counted without the padding.
     """
-    points = _code_points(chunk)
-    starts, ends = _known_words(_edges(points, letters), _folded(points), known)
+    points = code_points(chunk)
+    starts, ends = _known_words(_edges(points, letters), fold(points), known)
     return _contexts(points, known), starts, ends
-
-
-def word_key(word: str) -> tuple[int, int]:
-    """The two 64-bit numbers under which the filter knows a word of at most 16 characters."""
-    data = _folded(_code_points(word)).ljust(MOST_WORD_CHARACTERS, b"\0")
-    return int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
-
-
-def piece_key(piece: str, *, common: bool) -> tuple[int, int]:
-    """The same for a piece of one to three characters, known at all or known as a common one."""
-    packed = sum(ord(character) << 21 * place for place, character in enumerate(piece))
-    return packed, _COMMON_PIECE if common else _PIECE
 
 
 def filter_places(low: Keys, high: Keys) -> Places:
@@ -189,10 +178,10 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
             characters = np.frombuffer(folded, np.uint8)
             points = characters[places + _BEFORE].astype(np.uint32)
             repeated = 1 + (points == characters[places + _BEFORE - 32]).astype(np.uint32)
-            costs[places] = table.costs.take(_bucket(_pair_mix(points, points) + _repeated_mix(repeated)))
+            costs[places] = table.costs.take(_bucket(_pair_mix(points, points) + repeated * _REPEATED))
     else:
-        points = _code_points(joined)
-        folded = _folded(points)
+        points = code_points(joined)
+        folded = fold(points)
         costs, edges = table.costs.take(_contexts(points, table.known)), _edges(points, table.letters)
     sizes = np.fromiter(map(len, chunks), np.intp, len(chunks))
     lasts = sizes.cumsum() - _MARGIN
@@ -208,11 +197,11 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     return left
 
 
-def _code_points(text: str) -> Ints:
+def code_points(text: str) -> Ints:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
-def _folded(points: Ints) -> bytes:
+def fold(points: Ints) -> bytes:
     """A byte for each code point, ASCII as it is, other scripts' letters apart from each other."""
     return ((points + (points >> np.uint32(8)) * np.uint32(0x35)) & np.uint32(255)).astype(np.uint8).tobytes()
 
@@ -233,16 +222,12 @@ def _contexts(points: Ints, known: Bytes) -> Ints:
         same = points[_BEFORE - 3 : -_AFTER] == points[_BEFORE - 4 : -_AFTER - 1]
         five = same[:-3] & same[1:-2] & same[2:-1] & same[3:]
         far = here == points[_BEFORE - 32 : -_AFTER - 32]
-        mixed += _repeated_mix(five.astype(np.uint32) + (five & far))
+        mixed += (five.astype(np.uint32) + (five & far)) * _REPEATED
     return _bucket(mixed)
 
 
 def _pair_mix(before: Ints, here: Ints) -> Ints:
     return here * np.uint32(0x9E3779B1) + before * np.uint32(0x85EBCA77)
-
-
-def _repeated_mix(repeated: Ints) -> Ints:
-    return repeated * np.uint32(0xC2B2AE3D)
 
 
 def _bucket(mixed: Ints) -> Ints:
@@ -268,11 +253,11 @@ def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
     keys = around.astype(np.uint64)
     pair_keys = keys[:-1] | keys[1:] << np.uint64(21)
     in_pair = wordless[1:] & wordless[:-1]
-    pairs = (_is_known(pair_keys, _PIECE, known) & in_pair).astype(np.uint32)
-    pairs += pairs * _is_known(pair_keys, _COMMON_PIECE, known)
+    pairs = (_is_known(pair_keys, PIECE, known) & in_pair).astype(np.uint32)
+    pairs += pairs * _is_known(pair_keys, COMMON_PIECE, known)
     in_triple = in_pair[1:] & in_pair[:-1]
-    triples = _is_known(pair_keys[:-1] | keys[2:] << np.uint64(42), _PIECE, known) & in_triple
-    state: Ints = _is_known(keys[2:-2], _PIECE, known).astype(np.uint32)
+    triples = _is_known(pair_keys[:-1] | keys[2:] << np.uint64(42), PIECE, known) & in_triple
+    state: Ints = _is_known(keys[2:-2], PIECE, known).astype(np.uint32)
     for bit, triple in ((2, triples[:-2]), (4, triples[1:-1]), (8, triples[2:])):
         state += triple * np.uint32(bit)
     for weight, pair in ((16, pairs[:-3]), (48, pairs[1:-2]), (144, pairs[2:-1])):

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aether_context.pack import Accuracy
 from aether_context.tokens.counters import CachedCounter, TokenCounter
@@ -52,43 +51,21 @@ class EstimateCounter:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Models that count alike.
-
-    Attributes:
-        pattern: regular expression at the start of a bare model name.
-        tables: the vocabularies' tables; of several, the most tokens count.
-        percent: what the tables' count is scaled by.
-    """
-
-    name: str
-    pattern: str
-    tables: tuple[str, ...]
-    accuracy: Accuracy
-    percent: int = 100
-
-
 FAMILIES = (
-    Family(name="gemini-3", pattern=r"gemini-(?:[3-9]|flash-|pro-)", tables=("gemini",), accuracy="approximate"),
-    Family(name="gemini", pattern=r"gemini|gemma|learnlm", tables=("gemini",), accuracy="approximate"),
-    Family(
-        name="openai",
-        pattern=r"gpt-(?:4o|4\.|[5-9]|oss|chat|realtime|audio)|chatgpt|o[1-9](?:-|$)|codex|computer-use",
-        tables=("openai",),
-        accuracy="approximate",
+    (r"gemini-(?:[3-9]|flash-|pro-)", EstimateCounter("gemini-3", ("gemini",), accuracy="approximate")),
+    (r"gemini|gemma|learnlm", EstimateCounter("gemini", ("gemini",), accuracy="approximate")),
+    (
+        r"gpt-(?:4o|4\.|[5-9]|oss|chat|realtime|audio)|chatgpt|o[1-9](?:-|$)|codex|computer-use",
+        EstimateCounter("openai", ("openai",), accuracy="approximate"),
     ),
-    Family(
-        name="claude",
-        pattern=r"claude-(?:v?[12]|instant|3|(?:opus|sonnet|haiku)-4(?:-[0-6])?(?:[-@]\d{8}|$)|4-)",
-        tables=("claude",),
-        accuracy="heuristic",
-        percent=110,
+    (
+        r"claude-(?:v?[12]|instant|3|(?:opus|sonnet|haiku)-4(?:-[0-6])?(?:[-@]\d{8}|$)|4-)",
+        EstimateCounter("claude", ("claude",), accuracy="heuristic", percent=110),
     ),
-    Family(name="claude-4.7", pattern="claude", tables=("claude",), accuracy="heuristic", percent=148),
-    Family(name="generic", pattern="", tables=("gemini", "openai", "claude"), accuracy="heuristic"),
+    (r"claude", EstimateCounter("claude-4.7", ("claude",), accuracy="heuristic", percent=148)),
+    (r"", EstimateCounter("generic", ("gemini", "openai", "claude"), accuracy="heuristic")),
 )
-"""In order; the first whose pattern matches counts.
+"""Patterns of bare model names, in order: the first that matches from the beginning says what counts.
 
 Gemini counts by Gemma 3's vocabulary, which Google's SDK uses for it too (`google.genai.local_tokenizer`); for some
 versions from 3.1 on that names Gemma 4's, which may differ. Media differ from 3 on. OpenAI's models from GPT-4o on
@@ -98,24 +75,16 @@ those before (platform.claude.com, "What's new in Claude Opus 4.7"). A model who
 rarely under any of those that are.
 """
 
-
-def family_of(model: str) -> str:
-    """The name of the family whose rules count the model's text and media, `generic` for a model that is not known."""
-    return _family(model).name
+_CACHED = {counter.family: CachedCounter(counter) for _, counter in FAMILIES}
 
 
 @functools.lru_cache(maxsize=1024)
-def _family(model: str) -> Family:
+def family_of(model: str) -> str:
+    """The name of the family whose rules count the model's text and media, `generic` for a model that is not known."""
     bare = bare_model_name(model)
-    return next(family for family in FAMILIES if re.match(family.pattern, bare))
+    return next(counter.family for pattern, counter in FAMILIES if re.match(pattern, bare))
 
 
 def estimate_for(model: str) -> TokenCounter:
     """The built-in estimate of a model; models of one family share it and what it remembers."""
-    return _counter(_family(model))
-
-
-@functools.cache
-def _counter(family: Family) -> TokenCounter:
-    estimate = EstimateCounter(family.name, family.tables, accuracy=family.accuracy, percent=family.percent)
-    return CachedCounter(estimate)
+    return _CACHED[family_of(model)]

@@ -475,6 +475,18 @@ def letter_classes() -> NDArray[np.uint8]:
     return classes
 
 
+def word_key(word: str) -> tuple[int, int]:
+    """The two 64-bit numbers under which the filter knows a word of at most 16 characters."""
+    data = estimate.fold(estimate.code_points(word)).ljust(estimate.MOST_WORD_CHARACTERS, b"\0")
+    return int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
+
+
+def piece_key(piece: str, *, common: bool) -> tuple[int, int]:
+    """The same for a piece of one to three characters, known at all or known as a common one."""
+    packed = sum(ord(character) << 21 * place for place, character in enumerate(piece))
+    return packed, estimate.COMMON_PIECE if common else estimate.PIECE
+
+
 def fit_filter(entries: list[str]) -> NDArray[np.uint8]:
     words, pieces = [], []
     for entry in entries:
@@ -485,9 +497,9 @@ def fit_filter(entries: list[str]) -> NDArray[np.uint8]:
         elif len(word) >= 2 and len(points) <= estimate.MOST_WORD_CHARACTERS and max(word) < 1 << 16:
             words += [entry] * bool(letter_classes()[word].all())
     pairs = [piece for piece in pieces if len(piece) == 2]
-    keys = [estimate.word_key(word) for word in words[:MOST_WORDS]]
-    keys += [estimate.piece_key(piece, common=False) for piece in pieces]
-    keys += [estimate.piece_key(pair, common=True) for pair in pairs[: int(COMMON_SHARE * len(pairs))]]
+    keys = [word_key(word) for word in words[:MOST_WORDS]]
+    keys += [piece_key(piece, common=False) for piece in pieces]
+    keys += [piece_key(pair, common=True) for pair in pairs[: int(COMMON_SHARE * len(pairs))]]
     low, high = np.array(keys, np.uint64).T
     known = np.zeros(1 << estimate.KNOWN_BITS, np.bool_)
     known[estimate.filter_places(low, high)] = True
