@@ -32,7 +32,7 @@ from aether_context.tokens.cache import frame_of
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, Pressure, TokenLedger
 from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
-from aether_context.usage.prices import cost_of, prices_of
+from aether_context.usage.prices import prices_of
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
@@ -66,29 +66,9 @@ class Reported:
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
 
-    def priced(
-        self, model: str, time: float, *, input_tokens: int | None = None, output_tokens: int | None = None, **more: Any
-    ) -> CallUsage:
-        """The call with its cost. Tokens that are given stand in the place of what was not reported."""
-        read = (self.input_tokens or 0) + self.tool_use_tokens if input_tokens is None else input_tokens
-        answered = (self.output_tokens or 0) if output_tokens is None else output_tokens
-        cached, written = self.cached_tokens, self.cache_write_tokens or 0
-        cost = cost_of(
-            model,
-            time,
-            input_tokens=read,
-            output_tokens=answered,
-            cached_tokens=cached,
-            cache_write_tokens=written,
-        )
-        return CallUsage(
-            input_tokens=read,
-            output_tokens=answered,
-            cached_tokens=cached,
-            cache_write_tokens=written,
-            cost_usd=cost,
-            **more,
-        )
+    @property
+    def billed_input(self) -> int:
+        return (self.input_tokens or 0) + self.tool_use_tokens
 
 
 def reported(usage: types.GenerateContentResponseUsageMetadata | None) -> Reported:
@@ -150,13 +130,12 @@ class _Session:
 
 
 class _Account(NamedTuple):
-    """A ledger that a call is booked in, under which invocation and branch."""
+    """A ledger that a call is booked in, and where: under which invocation, agent and branch."""
 
     key: SessionKey
     ledger: TokenLedger
     limits: LimitSettings
-    invocation: str
-    branch: str
+    where: dict[str, str]
 
 
 class Ledgers:
@@ -184,7 +163,8 @@ class Ledgers:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.is_live:
             return None
-        key, events, caller = session_key(call.context), call.context.session.events, _CALLER.get()
+        key, agent, events = session_key(call.context), call.context.agent_name, call.context.session.events
+        caller = _CALLER.get()
         with self._lock:
             session = self._session(key)
             session.caller = caller if caller is not None and caller[0] != key else None
@@ -192,13 +172,11 @@ class Ledgers:
                 _recall(session, event)
             if events:
                 session.last = (events[-1].id, events[-1].timestamp)
-            found = [
-                account.ledger.pressure(account.limits, invocation=account.invocation, agent=call.context.agent_name)
-                for account in self._accounts(key, call.invocation)
-                if account.limits.measures and account.limits.on_budget == "degrade"
-            ]
-        known = (pressure for pressure in found if pressure is not None)
-        return max(known, key=lambda pressure: pressure.level, default=None)
+            known = []
+            for _, ledger, limits, where in self._accounts(key, call.invocation, agent):
+                if limits.measures and limits.on_budget == "degrade":
+                    known.append(ledger.pressure(limits, invocation=where["invocation"], agent=agent))
+        return max(filter(None, known), key=lambda pressure: pressure.level, default=None)
 
     def admit(self, call: Call, pack: Pack) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
@@ -230,7 +208,7 @@ class Ledgers:
                 formatting=formatting + sum(frame_of(item.content, framing) for item in new),
                 contents=(len(sent), sent[-1].content if sent else None),
             )
-            accounts = list(self._accounts(key, call.invocation))
+            accounts = list(self._accounts(key, call.invocation, agent))
             limited = [account for account in accounts if account.limits.measures]
             planned = None
             if limited:
@@ -240,9 +218,7 @@ class Ledgers:
                 output_limit = (config.max_output_tokens or None) if config is not None else None
                 planned = session.ledger.estimate(pack.request_tokens, output_limit=output_limit, prices=prices)
                 for account in limited:
-                    error = account.ledger.check(
-                        planned, account.limits, invocation=account.invocation, agent=agent, branch=account.branch
-                    )
+                    error = account.ledger.check(planned, account.limits, **account.where)
                     if error is None:
                         continue
                     if account.limits.on_budget == "raise":
@@ -254,7 +230,7 @@ class Ledgers:
                     self._log_once(limit, f"session {account.key[2]}: {error}")
             session.going[slot] = going
             for account in accounts:
-                account.ledger.begin(planned, invocation=account.invocation, agent=agent, branch=account.branch)
+                account.ledger.begin(planned, **account.where)
         return None
 
     def track(self, context: CallbackContext, response: LlmResponse) -> dict[str, JSON]:
@@ -266,24 +242,26 @@ class Ledgers:
         if invocation.live_request_queue is not None:
             return {}
         key, agent, branch = session_key(context), context.agent_name, invocation.branch or ""
-        called = {"invocation": invocation.invocation_id, "agent": agent}
         with self._lock:
             session = self._session(key)
+            accounts = list(self._accounts(key, invocation, agent))
+            own = accounts[0].where
             going = session.going.get((branch, agent))
             if going is None or going.invocation != invocation.invocation_id:
                 events = context.session.events
                 time = events[-1].timestamp if events else 0.0
                 going = _Going(invocation=invocation.invocation_id, model=response.model_version or "", time=time)
-            before = session.ledger.counted(**called, branch=branch)
+            before = session.ledger.counted(**own)
             call = _call_usage(response, going, before)
-            for account in self._accounts(key, invocation):
+            for account in accounts:
                 if call is None:
-                    account.ledger.fail(invocation=account.invocation, agent=agent, branch=account.branch)
+                    account.ledger.fail(**account.where)
                 elif call is not before:
-                    account.ledger.track(call, invocation=account.invocation, agent=agent, branch=account.branch)
+                    account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            session.booked = {"call": call.record(), **session.ledger.standing(**called)}
+            standing = session.ledger.standing(invocation=invocation.invocation_id, agent=agent)
+            session.booked = {"call": call.record(), **standing}
         noted: dict[str, JSON] = {"usage": session.booked}
         return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
 
@@ -299,16 +277,17 @@ class Ledgers:
             session = self._sessions[key] = _Session()
         return session
 
-    def _accounts(self, key: SessionKey, invocation: InvocationContext) -> Iterator[_Account]:
+    def _accounts(self, key: SessionKey, invocation: InvocationContext, agent: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
-        place: tuple[SessionKey, str] | None = (key, invocation.invocation_id)
+        caller: tuple[SessionKey, str] | None = (key, invocation.invocation_id)
         branch, seen = invocation.branch or "", set[SessionKey]()
-        while place is not None and place[0] not in seen and (session := self._sessions.get(place[0])) is not None:
-            key, name = place
+        while caller is not None and caller[0] not in seen and (session := self._sessions.get(caller[0])) is not None:
+            key, name = caller
             seen.add(key)
-            yield _Account(key, session.ledger, self._own.get(key, self.limits), name, branch)
+            where = {"invocation": name, "agent": agent, "branch": branch}
+            yield _Account(key, session.ledger, self._own.get(key, self.limits), where)
             branch = "\0".join([*key, branch])
-            place = session.caller
+            caller = session.caller
 
     def _log_once(self, about: object, text: str) -> None:
         if about not in self._logged and len(self._logged) < 1_000:
@@ -343,28 +322,26 @@ def _call_usage(response: LlmResponse, going: _Going, before: CallUsage | None) 
         return before
     if silent and before is not None and not before.input_estimated:
         return before
-    more: dict[str, Any] = {"input_tokens": going.estimate} if silent else {}
     guessed = usage.output_tokens is None or (usage.output_tokens == 0 and bool(parts))
+    output_tokens = usage.output_tokens or 0
     if guessed:
         texts = [part.text for part in parts if part.text]
-        texts += [
-            f"{part.function_call.name} {canonical_json(plain(part.function_call.args))}"
-            for part in parts
-            if part.function_call is not None
-        ]
-        earlier = before.output_tokens if before is not None and before.output_estimated else 0
-        more["output_tokens"] = counter_for(going.model).count("\n".join(texts)) + earlier
-    return usage.priced(
-        going.model,
-        going.time,
-        **more,
+        calls = [part.function_call for part in parts if part.function_call is not None]
+        texts += [f"{called.name} {canonical_json(plain(called.args))}" for called in calls]
+        output_tokens = counter_for(going.model).count("\n".join(texts))
+        output_tokens += before.output_tokens if before is not None and before.output_estimated else 0
+    return CallUsage(
+        input_tokens=going.estimate if silent else usage.billed_input,
+        output_tokens=output_tokens,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens or 0,
         estimate=going.estimate if going.is_whole and not usage.tool_use_tokens else None,
         input_estimated=silent,
         output_estimated=guessed,
         system_tokens=going.system,
         tool_tokens=going.tools,
         formatting_tokens=going.formatting,
-    )
+    ).priced(going.model, going.time)
 
 
 def _unread(events: Sequence[Event], last_id: str, last_time: float) -> Sequence[Event]:
@@ -405,8 +382,13 @@ def _recall(session: _Session, event: Event) -> None:
     call = CallUsage.from_record(standing.get("call")) if standing is not None else None
     usage = reported(event.usage_metadata)
     if call is None and usage.input_tokens is not None and not event.partial:
-        silent = usage.output_tokens is None
-        call = usage.priced(event.model_version or "", event.timestamp, output_estimated=silent)
+        call = CallUsage(
+            input_tokens=usage.billed_input,
+            output_tokens=usage.output_tokens or 0,
+            cached_tokens=usage.cached_tokens,
+            cache_write_tokens=usage.cache_write_tokens or 0,
+            output_estimated=usage.output_tokens is None,
+        ).priced(event.model_version or "", event.timestamp)
     if call is not None:
         session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
 

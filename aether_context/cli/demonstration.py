@@ -19,7 +19,7 @@ from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
-from aether_context.usage.prices import cost_of
+from aether_context.usage.prices import prices_of
 
 if TYPE_CHECKING:
     from aether_context.demo import Reached
@@ -202,11 +202,13 @@ def _show_comparison(out: Screen, runs: Sequence[Sequence[Reached]], *, window: 
     """What reached the model with the plugin beside what reaches it without."""
     out.print_heading("The same run without the plugin")
     compared = grid("", ">with the plugin", ">without")
-    columns = []
+    columns, prices = [], prices_of(model)
     for run in runs:
         whole = sum(request.tokens for request in run)
-        costs = [cost_of(model, input_tokens=request.tokens, cached_tokens=request.shared) for request in run]
-        known = [cost for cost in costs if cost is not None]
+        cost = "unknown"
+        if prices is not None:
+            costs = (prices.cost(input_tokens=request.tokens, cached_tokens=request.shared) for request in run)
+            cost = f"${sum(costs):.4f}"
         columns.append(
             {
                 "model calls": f"{len(run):,}",
@@ -214,7 +216,7 @@ def _show_comparison(out: Screen, runs: Sequence[Sequence[Reached]], *, window: 
                 "largest request": f"{max(request.tokens for request in run):,}",
                 "larger than the window": f"{sum(request.tokens > window for request in run)} calls",
                 "same beginning as the call before": f"{sum(request.shared for request in run) / whole:.0%}",
-                "cost of the input": f"${sum(known):.4f}" if len(known) == len(costs) else "unknown",
+                "cost of the input": cost,
             }
         )
     for name in columns[0]:

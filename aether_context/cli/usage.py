@@ -12,7 +12,6 @@ from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, p
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
-from aether_context.usage.prices import cost_of
 
 
 @dataclass(slots=True)
@@ -36,20 +35,16 @@ class _Group:
         if read is None and outcome.get("error_code") is not None:
             self.failed += 1
             return
-        used = {
-            "input_tokens": (manifest.request_tokens if read is None else read) + (tool_use or 0),
-            "output_tokens": answered or 0,
-            "cache_write_tokens": cache_written or 0,
-        }
         call = CallUsage(
-            **used,
+            input_tokens=(manifest.request_tokens if read is None else read) + (tool_use or 0),
+            output_tokens=answered or 0,
             cached_tokens=cached,
+            cache_write_tokens=cache_written or 0,
             input_estimated=read is None,
             output_estimated=answered is None,
-            cost_usd=cost_of(manifest.model, manifest.last_event_time, cached_tokens=cached, **used),
             system_tokens=manifest.allocation["system"].used,
             tool_tokens=manifest.allocation["tools"].used,
-        )
+        ).priced(manifest.model, manifest.last_event_time)
         self.totals = self.totals.plus(Totals.of(call))
         if read is not None and not manifest.passthrough_reason:
             self.pairs.append((manifest.request_tokens, read))

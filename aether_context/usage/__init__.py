@@ -1,11 +1,5 @@
 """What model calls have used, what they may still use, and what the next ones will: pure accounts, without ADK.
 
-    ledger = TokenLedger()
-    planned = ledger.estimate(12_000)
-    violation = ledger.check(planned, limits, invocation="i1", agent="writer")
-    ledger.begin(planned, invocation="i1", agent="writer")
-    ledger.track(CallUsage(input_tokens=11_870, output_tokens=420), invocation="i1", agent="writer")
-
 Limits are given with each question and never kept, so they can change between two calls.
 """
 
@@ -27,7 +21,7 @@ from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import valid
 from aether_context.policy import Amount, Limit, LimitSettings, Measure
-from aether_context.usage.prices import Prices
+from aether_context.usage.prices import Prices, prices_of
 
 Scope: TypeAlias = Literal["session", "invocation", "agent"]
 
@@ -67,12 +61,22 @@ class CallUsage:
 
     def least_zero(self) -> CallUsage:
         """The call without negative amounts: what a provider reports wrongly never makes an account smaller."""
-        amounts = {
-            name: value * 0
-            for name in ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
-            if (value := getattr(self, name)) is not None and value < 0
-        }
+        names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
+        amounts = {name: value * 0 for name in names if (value := getattr(self, name)) is not None and value < 0}
         return replace(self, **amounts) if amounts else self
+
+    def priced(self, model: str, time: float) -> CallUsage:
+        """The call with what it cost the model at a time, in seconds since 1970 UTC."""
+        prices = prices_of(model, time)
+        if prices is None:
+            return self
+        cost = prices.cost(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens or 0,
+            cache_write_tokens=self.cache_write_tokens,
+        )
+        return replace(self, cost_usd=cost)
 
     def record(self) -> dict[str, JSON]:
         """The call as JSON, without what the estimate is made of; None is unknown."""
@@ -467,21 +471,18 @@ class TokenLedger:
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
         totals = self._totals(scope, name)
-        limit, used = _limit(limits, scope, name).by_measure, totals.amounts
-        estimated = totals.estimated_inputs + totals.estimated_outputs
-
-        def gauge(measure: Measure, vague_calls: int) -> Gauge:
-            return Gauge(limit=limit.get(measure), used=used[measure], approximate=vague_calls > 0)
-
-        return TokenBudget(
-            scope=scope,
-            name=name,
-            input=gauge("input", totals.estimated_inputs),
-            output=gauge("output", totals.estimated_outputs),
-            total=gauge("total", estimated),
-            cost=gauge("cost", estimated + totals.unpriced_calls),
-            totals=totals,
-        )
+        limit, estimated = _limit(limits, scope, name).by_measure, totals.estimated_inputs + totals.estimated_outputs
+        vague_calls: dict[Measure, int] = {
+            "input": totals.estimated_inputs,
+            "output": totals.estimated_outputs,
+            "total": estimated,
+            "cost": estimated + totals.unpriced_calls,
+        }
+        gauges = {
+            measure: Gauge(limit=limit.get(measure), used=used, approximate=vague_calls[measure] > 0)
+            for measure, used in totals.amounts.items()
+        }
+        return TokenBudget(scope=scope, name=name, totals=totals, **gauges)
 
     def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
         """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""

@@ -35,12 +35,7 @@ class Prices:
     cache_write: Rate | None = None
 
     def cost(
-        self,
-        *,
-        input_tokens: int,
-        output_tokens: int,
-        cached_tokens: int | None = 0,
-        cache_write_tokens: int | None = 0,
+        self, *, input_tokens: int, output_tokens: int = 0, cached_tokens: int = 0, cache_write_tokens: int = 0
     ) -> Decimal:
         """US dollars for one call.
 
@@ -48,8 +43,8 @@ class Prices:
             input_tokens: all input, what was read from and written to the cache included.
             output_tokens: all output, thoughts included.
         """
-        read = min(cached_tokens or 0, input_tokens)
-        written = min(cache_write_tokens or 0, input_tokens - read)
+        read = min(cached_tokens, input_tokens)
+        written = min(cache_write_tokens, input_tokens - read)
         parts = (
             (self.input, input_tokens - read - written),
             (self.input if self.cached is None else self.cached, read),
@@ -92,27 +87,6 @@ def _prices(model: str, minute: int) -> Prices | None:
         output=rates.output_mtok,
         cached=rates.cache_read_mtok,
         cache_write=rates.cache_write_mtok,
-    )
-
-
-def cost_of(
-    model: str,
-    time: float = 0.0,
-    *,
-    input_tokens: int,
-    output_tokens: int = 0,
-    cached_tokens: int | None = None,
-    cache_write_tokens: int | None = None,
-) -> Decimal | None:
-    """What one call of a model costs at a time, as `Prices.cost` has it; None where no price is known."""
-    prices = prices_of(model, time)
-    if prices is None:
-        return None
-    return prices.cost(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
-        cache_write_tokens=cache_write_tokens,
     )
 
 
