@@ -376,12 +376,11 @@ def test_media_of_any_bytes_count_something(data: bytes, mime: str | None) -> No
 
 
 def test_sound_and_video_count_by_time() -> None:
-    assert media_tokens("audio/mpeg", 1, family="gemini", duration_seconds=60) == 1_920
     assert media_tokens("audio/mpeg", 240_000, family="gemini") == 1_920
     assert media_tokens("audio/wav", 1_920_000, family="gemini") == 1_920
-    assert media_tokens("video/mp4; codecs=avc1", 1, family="gemini", duration_seconds=10) == 3_000
+    assert media_tokens("video/mp4; codecs=avc1", 625_000, family="gemini") == 3_000
     assert media_tokens("video/mp4", 0, family="gemini-3") == 6_600
-    assert media_tokens("audio/mpeg", 0, family="openai", duration_seconds=0) == 1
+    assert media_tokens("audio/mpeg", 1, family="openai") == 1
 
 
 def test_documents_count_by_page() -> None:

@@ -176,7 +176,7 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
     if stated is None and cap > manifest.window:
         from aether_context.tokens.model_limits import model_window
 
-        stated = max(manifest.window, model_window(manifest.model).input_tokens)
+        stated = max(manifest.window, model_window(manifest.model))
     return min(cap, stated or manifest.window)
 
 

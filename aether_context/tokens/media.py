@@ -83,12 +83,11 @@ def media_tokens(
     family: str,
     model: str = "",
     data: bytes | None = None,
-    duration_seconds: float | None = None,
 ) -> int:
     """Tokens that a piece of media counts for a model of the family (a name that `family_of` returns).
 
-    Without `data` or `duration_seconds`, pixels, pages and seconds are guessed on the high side; where not even the
-    size is known, ten pages or a minute. It never raises, whatever the data.
+    Seconds, and without `data` pixels and pages, are guessed on the high side; where not even the size is known, a
+    minute or ten pages. It never raises, whatever the data.
 
     Args:
         mime_type: None or empty is told from the data's first bytes.
@@ -96,7 +95,6 @@ def media_tokens(
         family: decides what an image, a page and a second cost.
         model: tells OpenAI's models apart; GPT-4o where it is empty.
         data: the media; None where only its address is known.
-        duration_seconds: of audio and video; None is guessed from the size.
     """
     kind = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
@@ -104,12 +102,10 @@ def media_tokens(
         size = image_size(data)
         return max(_image(*size, name, model) for name in families) if size else UNKNOWN_IMAGE_TOKENS
     if kind.startswith(("audio/", "video/")):
-        if duration_seconds is None:
-            # 500 kbit/s, a low rate for 480 lines; 16,000 samples of 16 bits a second; 32 kbit/s, a low rate for
-            # compressed speech: a file is rarely longer than these make it.
-            bytes_a_second = 62_500 if kind.startswith("video/") else 32_000 if kind in _PLAIN_SOUND else 4_000
-            duration_seconds = size_bytes / bytes_a_second if size_bytes > 0 else 60.0
-        seconds = max(0.0, duration_seconds)
+        # 500 kbit/s, a low rate for 480 lines; 16,000 samples of 16 bits a second; 32 kbit/s, a low rate for
+        # compressed speech: a file is rarely longer than these make it.
+        bytes_a_second = 62_500 if kind.startswith("video/") else 32_000 if kind in _PLAIN_SOUND else 4_000
+        seconds = size_bytes / bytes_a_second if size_bytes > 0 else 60
         return max(max(1, math.ceil(seconds * _rate(kind, name))) for name in families)
     if kind == "application/pdf":
         # By the file's own page tree, else, where that is compressed, one for each 25,000 bytes. A document of more

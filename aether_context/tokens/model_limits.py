@@ -8,8 +8,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
@@ -64,48 +63,6 @@ From the providers' model pages, checked against LiteLLM 1.109.1's list. Of seve
 smallest window stands.
 """
 
-OUTPUT_TOKENS = (
-    ("gemini-2.0*", 8_192),
-    ("gemini-1.5*", 8_192),
-    ("gemini*-image*", 32_768),
-    ("gemini-[2-9]*", 65_536),
-    ("gemini-*-latest", 65_536),
-    ("claude-3-7*", 64_000),
-    ("claude-3-5*", 8_192),
-    ("claude-3*", 4_096),
-    ("claude-*-4-[678]*", 128_000),
-    ("claude-opus-4-5*", 64_000),
-    ("claude-opus-4*", 32_000),
-    ("claude-*-4*", 64_000),
-    ("claude-*-[5-9]*", 128_000),
-    ("gpt-4o*", 16_384),
-    ("gpt-4.1*", 32_768),
-    ("gpt-[5-9]*-chat*", 16_384),
-    ("gpt-[5-9]*", 128_000),
-    ("o[134]-preview*", 32_768),
-    ("o1-mini*", 65_536),
-    ("o[134]*", 100_000),
-)
-"""The most tokens a model can answer with, by name pattern, the first that matches. Sources as above."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWindow:
-    """What one request to a model can hold.
-
-    Attributes:
-        input_tokens: the most tokens it can read; where `shared`, answer included.
-        output_tokens: the most tokens it can answer with; None where that is not known.
-        shared: whether the answer takes room in the same window.
-        source: who says so: the policy's cap, the list of the `genai-prices` package, the table here, or nobody.
-    """
-
-    model: str
-    input_tokens: int
-    output_tokens: int | None
-    shared: bool
-    source: Literal["policy", "genai-prices", "table", "default"]
-
 
 @functools.lru_cache(maxsize=4096)
 def bare_model_name(model: str) -> str:
@@ -120,21 +77,26 @@ def bare_model_name(model: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def model_window(model: str | None) -> ModelWindow:
-    """What the model can hold, by the list, else the table, else a small default with one warning for each name."""
+def model_window(model: str | None) -> int:
+    """The most tokens that a model can read, where `shares_window` those of its answer included.
+
+    By the list, else the table, else a small default with one warning for each name.
+    """
     name = model or ""
-    bare = bare_model_name(name)
     listed = next((info.context_window for info in listed_models(name) if info.context_window is not None), None)
-    tabled = None if _provider(name) in SERVED_LOCALLY else _matching(bare, INPUT_TOKENS)
-    if listed is None and tabled is None:
-        logger.warning("No context window is known for model %r: %d tokens are assumed.", name, DEFAULT_INPUT_TOKENS)
-    return ModelWindow(
-        model=name,
-        input_tokens=int(listed or tabled or DEFAULT_INPUT_TOKENS),
-        output_tokens=_matching(bare, OUTPUT_TOKENS),
-        shared=not bare.startswith(("gemini", "learnlm")),
-        source="genai-prices" if listed is not None else "table" if tabled is not None else "default",
-    )
+    if listed is not None:
+        return int(listed)
+    bare = bare_model_name(name)
+    for pattern, tokens in INPUT_TOKENS if _provider(name) not in SERVED_LOCALLY else ():
+        if fnmatch.fnmatchcase(bare, pattern):
+            return tokens
+    logger.warning("No context window is known for model %r: %d tokens are assumed.", name, DEFAULT_INPUT_TOKENS)
+    return DEFAULT_INPUT_TOKENS
+
+
+def shares_window(model: str | None) -> bool:
+    """Whether an answer takes room in the window that the model reads from."""
+    return not bare_model_name(model or "").startswith(("gemini", "learnlm"))
 
 
 def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInfo]:
@@ -161,7 +123,3 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
 def _provider(model: str) -> str:
     """What stands before the first slash of a name."""
     return model.strip().lower().rpartition("/")[0].partition("/")[0]
-
-
-def _matching(bare: str, table: tuple[tuple[str, int], ...]) -> int | None:
-    return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(bare, pattern)), None)

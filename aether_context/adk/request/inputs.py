@@ -45,7 +45,7 @@ from aether_context.policy import MEMORY_FILL, PackPolicy
 from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
-from aether_context.tokens.model_limits import model_window
+from aether_context.tokens.model_limits import model_window, shares_window
 from aether_context.usage.prices import cached_share
 
 _KEYS = ("plan", "tools", "knowledge")
@@ -501,13 +501,13 @@ async def _found(call: Call, query: str, problems: list[str]) -> tuple[tuple[Can
 
 def _window(policy: PackPolicy, model: str) -> int:
     """The policy's word where it has one, else what is known of the model."""
-    return policy.max_input_tokens or policy.windows.get(model) or model_window(model).input_tokens
+    return policy.max_input_tokens or policy.windows.get(model) or model_window(model)
 
 
 def _output_limit(request: LlmRequest) -> int | None:
     """The answer's limit where answer and input share one window."""
     limit = request.config.max_output_tokens if request.config is not None else None
-    return limit if limit and model_window(request.model).shared else None
+    return limit if limit and shares_window(request.model) else None
 
 
 def _can_mask(request: LlmRequest) -> bool:
