@@ -99,7 +99,7 @@ def spent(*reports: int) -> int:
     ledger = TokenLedger()
     for at, tokens in enumerate(reports):
         ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), invocation=f"i{at}", agent="a")
-    return ledger.snapshot(PackPolicy().limits, invocation="i0", agent="a").session.input.used
+    return ledger.budget("session", "", PackPolicy().limits).input.used
 
 
 @pytest.mark.parametrize("reports", [(1_000, -900, 100), (1_000, -5_000), (-900, 1_000), (1_000, 100, -1)])
@@ -113,4 +113,4 @@ def test_a_later_report_of_the_same_call_takes_nothing_off_an_account() -> None:
     ledger.begin(ledger.estimate(1_000, output_limit=None), **here)
     for tokens in (1_000, 100, -900):
         ledger.track(CallUsage(input_tokens=tokens, output_tokens=0), **here)
-    assert ledger.snapshot(PackPolicy().limits, **here).session.input.used == 1_000
+    assert ledger.budget("session", "", PackPolicy().limits).input.used == 1_000

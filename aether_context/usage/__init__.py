@@ -221,14 +221,10 @@ def _percentile(ascending: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a call is expected to use; None is unknown.
-
-    ``output_from`` says where the output comes from: the request's limit, or the session's p90.
-    """
+    """What a call is expected to use; None is unknown."""
 
     input_tokens: int
     output_tokens: int | None = None
-    output_from: Literal["limit", "p90", "unknown"] = "unknown"
     cost_usd: Decimal | None = None
 
     @property
@@ -267,15 +263,6 @@ class TokenBudget:
     total: Gauge
     cost: Gauge
     totals: Totals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The three budgets that a call falls under, at one moment."""
-
-    session: TokenBudget
-    invocation: TokenBudget
-    agent: TokenBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,8 +316,6 @@ class TokenLedger:
         self._pairs: deque[tuple[int, int]] = deque(maxlen=256)
         self._outputs: deque[int] = deque(maxlen=256)
 
-    # before a call
-
     def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
         """What a call will use.
 
@@ -340,12 +325,8 @@ class TokenLedger:
             prices: the model's; all input is priced as if no cache served any of it.
         """
         output = output_limit if output_limit is not None else self.output_p90
-        return Estimate(
-            input_tokens=input_tokens,
-            output_tokens=output,
-            output_from="limit" if output_limit is not None else "p90" if output is not None else "unknown",
-            cost_usd=prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None,
-        )
+        cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
+        return Estimate(input_tokens=input_tokens, output_tokens=output, cost_usd=cost)
 
     @property
     def output_p90(self) -> int | None:
@@ -396,8 +377,6 @@ class TokenLedger:
         """A call is made: until it is tracked or fails, its estimate is held against the limits of the others."""
         self._open.pop((branch, agent), None)  # to the end: a look at all of them counts as a use, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
-
-    # after a call
 
     def track(self, call: CallUsage, *, invocation: str, agent: str, branch: str = "") -> None:
         """Books what a call used. A second report of the same call takes the place of the first.
@@ -466,8 +445,6 @@ class TokenLedger:
         for scope, name in _names(invocation, agent):
             self._told[scope][name] = standing.get(scope)
 
-    # accounts
-
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
         totals = self._totals(scope, name)
@@ -487,10 +464,6 @@ class TokenLedger:
     def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
         """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""
         return {scope: self._totals(scope, name).record() for scope, name in _names(invocation, agent)}
-
-    def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
-        """The budgets that a call of this agent in this invocation falls under."""
-        return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
 
     def report(self, limits: LimitSettings) -> LedgerReport:
         """All accounts, invocations by age, agents by name."""
