@@ -302,7 +302,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "human_index": lambda text: reader.human_index([words_of(text), words_of(text + "x")], words_of("another")),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
-    "words_of": lambda text: recall.words_of(words_of(text)),
+    "told_of": lambda text: recall.told_of(words_of(text)),
     "passages": recall.passages,
     "said": lambda text: recall.said([recall.told_of(words_of(text))], [Event(author="user", content=words_of(text))]),
     "normalize": lambda text: normalize(

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from cachetools import LRUCache
 
-from aether_context.canonical import JSON
 from aether_context.pack import Candidate, Layer, Tool
 from aether_context.redaction import masker
-from aether_context.retrieval.embedders import Embedder, embedder_for
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import Entry, Hit, HybridIndex
 
-# Tools found by what they are for: their names, descriptions and parameters as texts of an index.
-
-_EMBEDDER = "static"
-"""Whatever a policy compares memories by: the tools of an agent are few, and chosen before a call."""
-
-_SCHEMAS = ("parameters", "parameters_json_schema")
+# Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 
 
 def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = ()) -> dict[str, float]:
@@ -31,44 +25,35 @@ def tool_scores(tools: tuple[Tool, ...], query: str, redact: tuple[str, ...] = (
         redact: patterns of what is masked before anything is compared.
     """
     scores = dict.fromkeys((tool.name for tool in tools), 0.0)
-    hits = _index(tools, redact).search(query, limit=len(scores)) if query else []
+    hits = _tool_index(tools, redact).search(query, limit=len(scores)) if query else []
     return scores | {hit.id: round(hit.score, 6) for hit in hits}
 
 
 def tool_encoder() -> str:
     """Identity of the embedder that `tool_scores` compares meanings by."""
-    embedder = embedder_for(_EMBEDDER)
-    return "none" if embedder is None else embedder.name
-
-
-def described(tool: Tool) -> str:
-    """What a tool is found by: name, description, then name and description of each parameter."""
-    wire = json.loads(tool.wire)
-    said = [tool.name, str(wire.get("description") or "")]
-    for key in _SCHEMAS:
-        said += _parameters(wire.get(key))
-    return "\n".join(text for text in said if text)
-
-
-def _parameters(schema: JSON) -> Iterator[str]:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    for name, schema in (properties if isinstance(properties, dict) else {}).items():
-        description = schema.get("description") if isinstance(schema, dict) else None
-        yield f"{name}: {description}" if isinstance(description, str) else str(name)
+    return StaticEmbedder().name
 
 
 @lru_cache(maxsize=16)
-def _index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex:
+def _tool_index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex:
     """The index of a set of tools; the latest sets are remembered."""
-    index = HybridIndex(_EMBEDDER, redact=masker(redact))
+    index = HybridIndex(StaticEmbedder(), redact=masker(redact))
     texts = {tool.name: described(tool) for tool in tools}
     index.add_texts(list(texts), list(texts.values()))
     return index
 
 
-# Scores for one pack's candidates by the same search as an index of their own gives.
-
-_TOLD = ("bm25", "cosine", "neighbours", "time", "recency")
+def described(tool: Tool) -> str:
+    """What a tool is found by: name, description, then name and description of each parameter."""
+    wire = json.loads(tool.wire)
+    texts = [tool.name, str(wire.get("description") or "")]
+    for key in ("parameters", "parameters_json_schema"):
+        schema = wire.get(key)
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        for name, parameter in properties.items() if isinstance(properties, dict) else ():
+            description = parameter.get("description") if isinstance(parameter, dict) else None
+            texts.append(f"{name}: {description}" if isinstance(description, str) else str(name))
+    return "\n".join(text for text in texts if text)
 
 
 def ranked(
@@ -93,24 +78,24 @@ def ranked(
     for candidate in candidates:
         if "similarity" not in candidate.scores:
             layers.setdefault(candidate.layer, []).append(candidate)
-    found: dict[str, Mapping[str, float]] = {}
+    scores: dict[str, Mapping[str, float]] = {}
     for pool in layers.values():
         index = HybridIndex(embedder or "none", redact=masker(redact))
         index.add(
             Entry(id=candidate.id, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
             for candidate in pool
         )
-        found |= {hit.id: told(hit) for hit in index.search(query, len(pool), asked=asked)}
-        found |= {candidate.id: {"similarity": 0.0} for candidate in pool if candidate.id not in found}
+        scores |= {candidate.id: {"similarity": 0.0} for candidate in pool}
+        scores |= {hit.id: scores_of(hit) for hit in index.search(query, len(pool), asked=asked)}
     return tuple(
-        replace(candidate, scores={**candidate.scores, **found.get(candidate.id, {})}) for candidate in candidates
+        replace(candidate, scores={**candidate.scores, **scores.get(candidate.id, {})}) for candidate in candidates
     )
 
 
-def told(hit: Hit) -> dict[str, float]:
+def scores_of(hit: Hit) -> dict[str, float]:
     """A hit's scores as a candidate carries them: ``similarity`` is what it is ranked by, on a scale of 0 to 1."""
-    parts = {name: hit.scores[name] for name in _TOLD if hit.scores.get(name)}
-    return {**parts, "similarity": similarity(hit.score)}
+    names = ("bm25", "cosine", "neighbours", "time", "recency")
+    return {name: hit.scores[name] for name in names if hit.scores.get(name)} | {"similarity": similarity(hit.score)}
 
 
 def similarity(score: float) -> float:
@@ -118,27 +103,33 @@ def similarity(score: float) -> float:
     return round(score / (1 + score), 6)
 
 
-# What was said in sessions, found again: an index for each session, kept while it is in use.
-#
-# An index holds nothing that its session's history does not say, so any process that is given the history finds the
-# same.
+@dataclass(slots=True)
+class _Session:
+    """The index of one history, which mostly grows."""
+
+    index: HybridIndex
+    history: list[Entry] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class SessionIndexes:
-    """Indexes by session, the least recently used forgotten first. Threads may share it.
+    """Indexes of what was said, by session, the least recently used forgotten first. Threads may share it.
+
+    An index holds nothing that its session's history does not say, so any process that is given the history finds the
+    same.
 
     Args:
         max_entries: so many entries are kept in all, those of the session in use aside.
     """
 
     def __init__(self, *, max_entries: int = 50_000) -> None:
-        self._indexes: LRUCache[Hashable, _SessionIndex] = LRUCache(
-            max_entries, lambda index: min(max(len(index), 1), max_entries)
+        self._sessions: LRUCache[Hashable, _Session] = LRUCache(
+            max_entries, lambda session: min(max(len(session.history), 1), max_entries)
         )
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._indexes)
+        return len(self._sessions)
 
     def search(
         self,
@@ -161,34 +152,16 @@ class SessionIndexes:
             EmbeddingError: a local embedder failed.
         """
         with self._lock:
-            index = self._indexes.get(session)
-            if index is None:
-                index = self._indexes[session] = _SessionIndex(lambda: HybridIndex(embedder, redact=redact))
-        found = index.search(history, query, limit, asked)
+            known = self._sessions.get(session)
+            if known is None:
+                known = self._sessions[session] = _Session(HybridIndex(embedder, redact=redact))
+        with known.lock:
+            if list(history[: len(known.history)]) != known.history:
+                known.index, known.history = HybridIndex(embedder, redact=redact), []
+            known.index.add(history[len(known.history) :])
+            known.history = list(history)
+            found = known.index.search(query, limit, asked=asked)
         with self._lock:
-            self._indexes.pop(session, None)  # or its old size would count as well
-            self._indexes[session] = index
+            self._sessions.pop(session, None)  # or its old size would count as well
+            self._sessions[session] = known
         return found
-
-
-class _SessionIndex:
-    """The index of one history, which mostly grows."""
-
-    def __init__(self, make: Callable[[], HybridIndex]) -> None:
-        self._make = make
-        self._index = make()
-        self._history: list[Entry] = []
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._history)
-
-    def search(self, history: Sequence[Entry], query: str, limit: int, asked: float) -> list[Hit]:
-        """Adds what is new; where history is not what it was, begins anew."""
-        with self._lock:
-            have = len(self._history)
-            if list(history[:have]) != self._history:
-                self._index, self._history, have = self._make(), [], 0
-            self._index.add(history[have:])
-            self._history = list(history)
-            return self._index.search(query, limit, asked=asked)
