@@ -20,7 +20,7 @@ from aether_context.memory.database import Change, Memory, MemoryFile, Span
 from aether_context.retrieval import Entry
 from aether_context.retrieval.arrays import Rows, packed, unpacked
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, embedder_for
-from aether_context.retrieval.index import Part, SlotIndex
+from aether_context.retrieval.index import SlotIndex
 from aether_context.retrieval.terms import RULES
 
 Numbers = NDArray[np.int64]
@@ -135,10 +135,11 @@ class UserMemories:
             slots = np.searchsorted(self._numbers.values, numbers)
             part = self._index.part(slots)
             origins = self._origins.values[slots]
-        embedded = [np.zeros(len(part)) if rows is None else rows.any(axis=1) for rows in part.vectors]
+        vectors = [part.get(f"vectors{number}") for number in range(len(self._index.embedders))]
+        embedded = [np.zeros(len(numbers)) if rows is None else rows.any(axis=1) for rows in vectors]
         if not all((has == embedded[0]).all() for has in embedded):
             return None  # a service was away: what it could not embed is given to it again
-        return packed({**part.arrays(), "numbers": numbers, "origins": origins})
+        return packed({**part, "numbers": numbers, "origins": origins})
 
     def _follow(self) -> None:
         if self._last < 0:
@@ -158,7 +159,7 @@ class UserMemories:
             if between := self._file.changes(self._app, self._user, self._last, before=span.first):
                 self._take(between)
             arrays = unpacked(data)
-            self._index.extend(Part.from_arrays(arrays, len(self._index.embedders)))
+            self._index.extend(arrays)
             self._numbers.extend(arrays["numbers"])
             self._origins.extend(arrays["origins"])
             self._last = span.last

@@ -26,19 +26,17 @@ __all__ = [
     "weakest",
 ]
 
-_HOMES = {
+_NEED_NUMPY = {
     "Entry": "index",
     "Hit": "index",
     "HybridIndex": "index",
     "tool_encoder": "call_indexes",
     "tool_scores": "call_indexes",
 }
-"""What needs numpy is loaded when it is asked for."""
+"""Where names stand that are loaded when they are asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _NEED_NUMPY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"{__name__}.{_NEED_NUMPY[name]}"), name)

@@ -84,60 +84,6 @@ class Hit:
         return self.entry.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What an index knows of some entries, in their order, but for their texts.
-
-    Attributes:
-        lengths: how many terms each entry has.
-        vectors: by each embedder, of shape ``(entries, dimensions)``; None where it gave none.
-        times: seconds since 1970, NaN where unknown.
-        threads: the names of their threads.
-        thread_of: each entry's place in ``threads``, -1 where it has none.
-    """
-
-    postings: Postings
-    lengths: NDArray[np.integer]
-    vectors: Sequence[NDArray[np.int8] | None]
-    times: Floats
-    threads: Sequence[str]
-    thread_of: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.times)
-
-    def arrays(self) -> dict[str, Array]:
-        """All of it by name."""
-        vectors = {f"vectors{number}": rows for number, rows in enumerate(self.vectors) if rows is not None}
-        return {
-            "terms": self.postings.terms,
-            "starts": smallest(self.postings.starts),
-            "slots": smallest(self.postings.slots),
-            "counts": smallest(self.postings.counts),
-            "lengths": smallest(self.lengths),
-            **vectors,
-            "times": self.times,
-            "threads": np.frombuffer(json.dumps(list(self.threads)).encode(), dtype=np.uint8),
-            "thread_of": self.thread_of,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], embedders: int) -> Part:
-        """The part that gave these arrays.
-
-        Raises:
-            KeyError, ValueError: they are not those of a part.
-        """
-        return cls(
-            postings=Postings(arrays["terms"], arrays["starts"], arrays["slots"], arrays["counts"]),
-            lengths=arrays["lengths"],
-            vectors=[arrays.get(f"vectors{number}") for number in range(embedders)],
-            times=arrays["times"],
-            threads=json.loads(arrays["threads"].tobytes()),
-            thread_of=arrays["thread_of"],
-        )
-
-
 _SEMANTIC_WEIGHT = 0.4
 """The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
 _NEIGHBOURS = (0.5, 0.25, 0.125)
@@ -204,12 +150,15 @@ class SlotIndex:
         self._thread_of.extend(self._numbers([entry.thread for entry in entries]))
         self._neighbours = None
 
-    def extend(self, part: Part) -> None:
+    def extend(self, part: Mapping[str, Array]) -> None:
         """Gives the entries of a part the next slots, as they were in an index with the same embedders."""
-        self._lexical.extend(part.postings, part.lengths)
-        self._semantic.extend(part.vectors, len(part))
-        self._times.extend(part.times)
-        self._thread_of.extend(self._numbers([*part.threads, None])[part.thread_of])
+        postings = Postings(part["terms"], part["starts"], part["slots"], part["counts"])
+        self._lexical.extend(postings, part["lengths"])
+        vectors = [part.get(f"vectors{number}") for number in range(len(self.embedders))]
+        self._semantic.extend(vectors, len(part["times"]))
+        self._times.extend(part["times"])
+        threads = self._numbers([*json.loads(part["threads"].tobytes()), None])
+        self._thread_of.extend(threads[part["thread_of"]])
         self._neighbours = None
 
     def _numbers(self, threads: Sequence[str | None]) -> NDArray[np.int32]:
@@ -217,24 +166,33 @@ class SlotIndex:
         found = [-1 if name is None else self._threads.setdefault(name, len(self._threads)) for name in threads]
         return np.array(found, dtype=np.int32)
 
-    def part(self, slots: Slots) -> Part:
-        """What is known of some entries.
+    def part(self, slots: Slots) -> dict[str, Array]:
+        """What is known of some entries but for their texts, as arrays.
+
+        ``terms``, ``starts``, ``slots`` and ``counts`` are those of `Postings`, ``lengths`` says how many terms each
+        entry has. ``vectors0`` and so on are by each embedder, of shape ``(entries, dimensions)``, and lack where it
+        gave none. ``times`` are seconds since 1970, NaN where unknown. ``threads`` are names as JSON, ``thread_of``
+        each entry's place among these, -1 where it has none.
 
         Args:
             slots: sorted, none of them removed.
         """
+        postings, lengths = self._lexical.part(slots)
+        vectors = self._semantic.part(slots)
         threads = self._thread_of.values[slots]
         used = np.unique(threads[threads >= 0])
         names = list(self._threads)
-        postings, lengths = self._lexical.part(slots)
-        return Part(
-            postings=postings,
-            lengths=lengths,
-            vectors=self._semantic.part(slots),
-            times=self._times.values[slots],
-            threads=[names[number] for number in used],
-            thread_of=np.where(threads >= 0, np.searchsorted(used, threads), -1).astype(np.int32),
-        )
+        return {
+            "terms": postings.terms,
+            "starts": smallest(postings.starts),
+            "slots": smallest(postings.slots),
+            "counts": smallest(postings.counts),
+            "lengths": smallest(lengths),
+            **{f"vectors{number}": rows for number, rows in enumerate(vectors) if rows is not None},
+            "times": self._times.values[slots],
+            "threads": np.frombuffer(json.dumps([names[number] for number in used]).encode(), dtype=np.uint8),
+            "thread_of": np.where(threads >= 0, np.searchsorted(used, threads), -1).astype(np.int32),
+        }
 
     def remove(self, slots: Slots) -> None:
         """Forgets entries, each of them once."""
@@ -477,20 +435,17 @@ class HybridIndex:
         """
         slots = self._index.living
         rows = canonical_json([asdict(entry) for entry in self._at(slots)]).encode("utf-8", "surrogatepass")
-        body = packed({"entries": np.frombuffer(rows, dtype=np.uint8), **self._index.part(slots).arrays()})
+        body = packed({"entries": np.frombuffer(rows, dtype=np.uint8), **self._index.part(slots)})
         head = {"format": _FORMAT, "embedders": list(self.embedders), "hash": hash_bytes(body)}
         root = Path(folder).expanduser()
         try:
             root.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=root, prefix=".draft-", delete=False) as file:
-                try:
+            with tempfile.TemporaryDirectory(dir=root, prefix=".draft-") as draft:
+                with open(Path(draft, _FILE), "wb") as file:
                     file.write(canonical_json(head).encode() + b"\n" + body)
                     file.flush()
                     os.fsync(file.fileno())
-                    os.replace(file.name, root / _FILE)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+                os.replace(file.name, root / _FILE)
         except OSError as error:
             raise SearchIndexError(f"the index cannot be saved in {root}: {error}") from error
 
@@ -519,7 +474,7 @@ class HybridIndex:
             arrays = unpacked(body)
             entries = [Entry(**row) for row in json.loads(arrays["entries"].tobytes())]
             if head["embedders"] == list(index.embedders):
-                index._index.extend(Part.from_arrays(arrays, len(index.embedders)))
+                index._index.extend(arrays)
                 index._keep(entries)
                 return index
         except FileNotFoundError as error:

@@ -12,15 +12,16 @@ from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, R
 from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
 
-_WORD = re.compile(r"[^\W_]+", re.UNICODE)
+_WORD = re.compile(r"[^\W_]+")
 _FAIR_MATCH = 1 / 3
+_LEAST_QUOTED = 12
+"""Characters; what is shorter stands in other text by chance."""
 _RANKS: dict[CandidateKind, int] = {"standing": 0, "own": 1, "": 2}
 _STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
+    _WORD.findall(
         """a about all an and any are as at be but by can do does for from had has have he her his how i if in into is
         it its me my no not of on or our she so than that the their them then there these they this to was we were what
-        when where which who will with would you your""",
+        when where which who will with would you your"""
     )
 )
 
@@ -68,36 +69,37 @@ def retrieve(
         sent: ids of candidates that are sent anyway, with all their passages.
         now: seconds since 1970; what expired before it is left out.
     """
-    ordered = sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id))
     left: list[Left] = []
     fresh: list[Candidate] = []
     seen: set[str] = set()
-    for candidate in ordered:
-        reason = _outright(candidate, seen, "" if candidate.kind == "standing" else tail, now)
-        if sent and candidate.id.partition("#")[0] in sent:
+    for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
+        reason: Reason | None = None
+        standing = candidate.kind == "standing"
+        if candidate.id.partition("#")[0] in sent:
+            reason = "already_in_conversation"
+        elif candidate.expires is not None and candidate.expires < now:
+            reason = "expired"
+        elif candidate.digest in seen:
+            reason = "duplicate"
+        elif tail and not standing and len(candidate.text) >= _LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
         seen.add(candidate.digest)
         if reason is None:
             fresh.append(candidate)
         else:
             left.append(Left(candidate=candidate, reason=reason))
-    scored = score(fresh, query, masker(settings.redact_before_retrieval))
-    chosen: list[Candidate] = []
-    further: list[Candidate] = []
-    standing = [candidate for candidate in scored if candidate.kind == "standing"]
-    chosen += standing if k else ()
+    scored = _scored(fresh, query, masker(settings.redact_before_retrieval))
     own = [candidate for candidate in scored if candidate.kind == "own"]
-    chosen += diversify(own, weight=settings.mmr_lambda, k=k)
-    further += _rest(own, chosen) if k else ()
+    own_chosen = diversify(own, weight=settings.mmr_lambda, k=k)
     found = [candidate for candidate in scored if not candidate.kind]
     weak = {candidate.id for candidate in found if candidate.layer == "memory" and not answers(candidate, settings)}
-    ranked = diversify(
-        [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)],
-        weight=settings.mmr_lambda,
-        k=k,
-    )
-    chosen += ranked
-    further += _rest([candidate for candidate in found if candidate.id not in weak], ranked)[:more]
+    placed = [candidate for candidate in found if not (candidate.source == RECALLED and candidate.id in weak)]
+    found_chosen = diversify(placed, weight=settings.mmr_lambda, k=k)
+    strong = [candidate for candidate in found if candidate.id not in weak]
+    chosen = [candidate for candidate in scored if candidate.kind == "standing"] if k else []
+    chosen += own_chosen + found_chosen
+    further = _rest(own, own_chosen) if k else []
+    further += _rest(strong, found_chosen)[:more]
     names = {candidate.id for candidate in (*chosen, *further)}
     left += [
         Left(candidate=candidate, reason="below_floor" if candidate.id in weak else "beyond_k")
@@ -110,10 +112,8 @@ def retrieve(
 def _rest(candidates: Iterable[Candidate], chosen: Iterable[Candidate]) -> list[Candidate]:
     """Those that are not chosen, by relevance alone."""
     names = {candidate.id for candidate in chosen}
-    return sorted(
-        (candidate for candidate in candidates if candidate.id not in names),
-        key=lambda candidate: (-candidate.score, candidate.id),
-    )
+    rest = [candidate for candidate in candidates if candidate.id not in names]
+    return sorted(rest, key=lambda candidate: (-candidate.score, candidate.id))
 
 
 def rank(candidate: Candidate) -> int:
@@ -133,33 +133,22 @@ def weakest(candidates: Sequence[Candidate], settings: RetrievalSettings) -> lis
     return [candidate for candidate in found if candidate.score < floor]
 
 
-def _outright(candidate: Candidate, seen: set[str], tail: str, now: float) -> Reason | None:
-    if candidate.expires is not None and candidate.expires < now:
-        return "expired"
-    if candidate.digest in seen:
-        return "duplicate"
-    if tail and len(candidate.text) >= 12 and candidate.text in tail:
-        return "already_in_conversation"
-    return None
-
-
-def score(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str] = str) -> list[Candidate]:
+def _scored(candidates: Sequence[Candidate], query: str, mask: Callable[[str], str]) -> list[Candidate]:
     """The candidates with ``bm25`` and ``similarity`` among their scores, in the order given.
 
     Args:
         mask: what texts and query are put through before they are compared.
     """
     missing = [candidate for candidate in candidates if "similarity" not in candidate.scores]
-    if not missing:
-        return list(candidates)
-    scores = bm25(tuple(mask(candidate.said) for candidate in missing), mask(query))
-    found = dict(zip((candidate.id for candidate in missing), scores, strict=True))
-    return [_scored(candidate, found[candidate.id]) if candidate.id in found else candidate for candidate in candidates]
-
-
-def _scored(candidate: Candidate, found: tuple[float, float]) -> Candidate:
-    raw, similarity = found
-    return replace(candidate, scores={**candidate.scores, "bm25": round(raw, 6), "similarity": round(similarity, 6)})
+    shares = iter(bm25(tuple(mask(candidate.said) for candidate in missing), mask(query)) if missing else ())
+    found: list[Candidate] = []
+    for candidate in candidates:
+        if "similarity" not in candidate.scores:
+            raw, share = next(shares)
+            scores = {**candidate.scores, "bm25": round(raw, 6), "similarity": round(share, 6)}
+            candidate = replace(candidate, scores=scores)
+        found.append(candidate)
+    return found
 
 
 @lru_cache(maxsize=32)
@@ -175,7 +164,7 @@ def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
     documents = [tokenize(text) for text in texts]
     if not words or not any(documents):
         return ((0.0, 0.0),) * len(texts)
-    from aether_context.retrieval.lexical import InvertedIndex
+    from aether_context.retrieval.lexical import InvertedIndex  # loads numpy, which most commands do without
 
     index = InvertedIndex()
     index.add([document or ("",) for document in documents])
@@ -190,7 +179,7 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal
     only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
-    words = [_vocabulary(candidate.text) for candidate in candidates]
+    words = [frozenset(tokenize(candidate.text)) for candidate in candidates]
     scores = [candidate.score for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
@@ -204,8 +193,10 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     while queue and len(chosen) < k:
         covers, marginal, name, place = queue[0]
         if weight < 1 and compared[place] < len(chosen):
-            since = [words[earlier] for earlier in chosen[compared[place] :]]
-            overlap[place] = max(overlap[place], _overlap(words[place], since))
+            for earlier in chosen[compared[place] :]:
+                if shared := len(words[place] & words[earlier]):
+                    union = len(words[place]) + len(words[earlier]) - shared
+                    overlap[place] = max(overlap[place], shared / union)
             compared[place] = len(chosen)
             marginal = (1 - weight) * overlap[place] - weight * scores[place]
             heapq.heapreplace(queue, (covers, marginal, name, place))
@@ -215,22 +206,6 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
         candidate = candidates[place]
         ranked.append(replace(candidate, scores={**candidate.scores, "mmr": round(-marginal, 6)}))
     return ranked
-
-
-def _overlap(words: frozenset[str], others: Sequence[frozenset[str]]) -> float:
-    """The highest Jaccard index of a set of words with others; 0 between empty ones."""
-    size = len(words)
-    highest = 0.0
-    for other in others:
-        shared = len(words & other)
-        if shared:
-            highest = max(highest, shared / (size + len(other) - shared))
-    return highest
-
-
-@lru_cache(maxsize=1_000)
-def _vocabulary(text: str) -> frozenset[str]:
-    return frozenset(tokenize(text))
 
 
 @lru_cache(maxsize=1_000)

@@ -6,17 +6,15 @@ import datetime
 import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# The terms that lexical search compares: words and their stems, identifiers whole and in parts, pairs of characters.
-#
 # A run of letters and digits is a word; words of a script that one language writes are stemmed by that language's
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
@@ -56,21 +54,26 @@ _LANGUAGES = (
 _LONGEST_STEMMED = 40
 
 
-class _Stemmer(Protocol):
-    def stemWord(self, word: str) -> str: ...  # noqa: N802
-
-
 _local = threading.local()
 
 
 def terms(text: str) -> list[str]:
     """The terms of a text in its order, repeated as they are."""
-    return list(_terms(text))
+    found: list[str] = []
+    for span in _SPAN.finditer(text):
+        run = span["run"]
+        if not run:
+            found += _of_name(span["name"])
+        elif len(run) == 1:
+            found.append(run)
+        else:
+            found += [first + second for first, second in pairwise(run)]
+    return found
 
 
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
-    found = set(_terms(text))
+    found = set(terms(text))
     return sorted(found - _stop_terms() or found)
 
 
@@ -79,19 +82,8 @@ def identifiers(text: str) -> list[str]:
     return [span["name"] for span in _SPAN.finditer(text) if span["name"] and _is_identifier(span["name"])]
 
 
-def _terms(text: str) -> Iterator[str]:
-    for span in _SPAN.finditer(text):
-        if span["run"]:
-            yield from _pairs(span["run"])
-        else:
-            yield from _of_name(span["name"])
-
-
-def _pairs(run: str) -> Iterator[str]:
-    if len(run) == 1:
-        yield run
-    for first, second in pairwise(run):
-        yield first + second
+def _is_identifier(name: str) -> bool:
+    return bool(_TELLING.search(name)) and not name.isdigit()
 
 
 @lru_cache(maxsize=50_000)
@@ -103,40 +95,31 @@ def _of_name(name: str) -> tuple[str, ...]:
         parts = [] if _HEX.fullmatch(name) else _PART.findall(word)
         if len(parts) > 1:
             found.append(word.casefold())
-            found += [stem(part.casefold()) for part in parts if len(part) > 1 or part.isdigit()]
+            found += [_stem(part.casefold()) for part in parts if len(part) > 1 or part.isdigit()]
         else:
-            found.append(stem(word.casefold()))
+            found.append(_stem(word.casefold()))
     return tuple(found)
 
 
-def _is_identifier(name: str) -> bool:
-    return bool(_TELLING.search(name)) and not name.isdigit()
-
-
 @lru_cache(maxsize=100_000)
-def stem(word: str) -> str:
+def _stem(word: str) -> str:
     """The stem of a lower-case word, by the language that its script tells; the word itself where none does."""
-    if len(word) > _LONGEST_STEMMED:
+    language = next((language for script, language in _LANGUAGES if script.match(word)), None)
+    if language is None or len(word) > _LONGEST_STEMMED:
         return word
-    for script, language in _LANGUAGES:
-        if script.match(word):
-            return _stemmer(language).stemWord(word)
-    return word
-
-
-def _stemmer(language: str) -> _Stemmer:
-    """This thread's stemmer: one holds the word it works on."""
-    held: dict[str, _Stemmer] = _local.__dict__.setdefault("stemmers", {})
-    if language not in held:
+    # Each thread has its own stemmers, since one holds the word that it works on.
+    stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})
+    if language not in stemmers:
         import snowballstemmer
 
-        held[language] = snowballstemmer.stemmer(language)
-    return held[language]
+        stemmers[language] = snowballstemmer.stemmer(language)
+    stem: str = stemmers[language].stemWord(word)
+    return stem
 
 
 @lru_cache(maxsize=1)
 def _stop_terms() -> frozenset[str]:
-    return frozenset(stem(word) for word in STOP_WORDS) | STOP_WORDS
+    return frozenset(_stem(word) for word in STOP_WORDS) | STOP_WORDS
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
@@ -175,7 +158,7 @@ _FORMS = tuple(
     )
 )
 _AGO = re.compile(
-    r"\b(?P<many>\d+|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
+    r"\b(?P<many>\d{1,9}|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
 )
 _LAST = re.compile(r"\b(?:last|past|previous)\s+(?P<unit>week|month|year)\b", re.I)
 _RECENT = re.compile(
@@ -198,18 +181,29 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
         asked: when it was asked; a day or a month without its year is the last one before that.
     """
     found: set[Span] = set()
+
+    def read(match: re.Match[str]) -> str:
+        span = _span(match, asked)
+        if span is None:
+            return match[0]
+        found.add(span)
+        return " " * len(match[0])  # what a longer form has read is not read again by a shorter one
+
     rest = question
     for form in _FORMS:
-        pieces: list[str] = []
-        done = 0
-        for match in form.finditer(rest):
-            span = _span(match, asked)
-            if span is not None:
-                found.add(span)
-                pieces += [rest[done : match.start()], " " * (match.end() - match.start())]
-                done = match.end()
-        rest = "".join([*pieces, rest[done:]])
-    found.update(_relative(question, asked))
+        rest = form.sub(read, rest)
+    today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
+    if re.search(r"\byesterday\b", question, re.I):
+        found.add(Span(today - DAY_SECONDS, today))
+    if re.search(r"\btoday\b", question, re.I):
+        found.add(Span(today, today + DAY_SECONDS))
+    for match in _LAST.finditer(question):
+        found.add(Span(today - _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS, today))
+    for match in _AGO.finditer(question):
+        length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
+        many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
+        middle = today - min(many, 10_000) * length
+        found.add(Span(middle - length / 2, middle + length / 2 + DAY_SECONDS))
     return tuple(sorted(found, key=lambda span: (span.start, span.end)))
 
 
@@ -238,51 +232,34 @@ def freshness(times: NDArray[np.float64], *, now: float) -> NDArray[np.float64]:
 
 
 def _span(match: re.Match[str], asked: float) -> Span | None:
-    held = match.groupdict()
-    month = _month(held)
-    day = int(held["day"]) if held.get("day") else None
-    if held.get("year"):
-        return _dated(int(held["year"]), month, day, season=held.get("season") is not None)
+    """What one of the forms names; None where there is no such day."""
+    named = {name: text for name, text in match.groupdict().items() if text}
+    day = int(named["day"]) if "day" in named else None
+    months = 1
+    month: int | None = None
+    if "number" in named:
+        month = int(named["number"])
+    elif "season" in named:
+        month, months = _SEASONS[named["season"].lower()], 3
+    elif "month" in named:
+        month = next(number for number, name in enumerate(_MONTHS, 1) if name.startswith(named["month"].lower()[:3]))
+
+    def dated(year: int) -> Span | None:
+        try:
+            start = datetime.datetime(year, month or 1, day or 1, tzinfo=datetime.UTC)
+        except ValueError:
+            return None
+        if day is not None:
+            end = start + datetime.timedelta(days=1)
+        elif month is None:
+            end = start.replace(year=year + 1)
+        else:
+            later = month - 1 + months
+            end = start.replace(year=year + later // 12, month=later % 12 + 1)
+        return Span(start.timestamp(), end.timestamp())
+
+    if "year" in named:
+        return dated(int(named["year"]))
     year = datetime.datetime.fromtimestamp(asked, datetime.UTC).year
-    span = _dated(year, month, day)
-    return span if span is None or span.start <= asked else _dated(year - 1, month, day)
-
-
-def _month(held: dict[str, str | None]) -> int | None:
-    if number := held.get("number"):
-        return int(number)
-    if season := held.get("season"):
-        return _SEASONS[season.lower()]
-    name = held.get("month")
-    return next(n for n, full in enumerate(_MONTHS, 1) if full.startswith(name.lower()[:3])) if name else None
-
-
-def _dated(year: int, month: int | None, day: int | None, *, season: bool = False) -> Span | None:
-    try:
-        start = datetime.datetime(year, month or 1, day or 1, tzinfo=datetime.UTC)
-    except ValueError:
-        return None
-    if day is not None:
-        end = start + datetime.timedelta(days=1)
-    elif month is None:
-        end = start.replace(year=year + 1)
-    else:
-        later = month - 1 + (3 if season else 1)
-        end = start.replace(year=year + later // 12, month=later % 12 + 1)
-    return Span(start.timestamp(), end.timestamp())
-
-
-def _relative(question: str, asked: float) -> Iterator[Span]:
-    today = math.floor(asked / DAY_SECONDS) * DAY_SECONDS
-    if re.search(r"\byesterday\b", question, re.I):
-        yield Span(today - DAY_SECONDS, today)
-    if re.search(r"\btoday\b", question, re.I):
-        yield Span(today, today + DAY_SECONDS)
-    for match in _LAST.finditer(question):
-        length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
-        yield Span(today - length, today)
-    for match in _AGO.finditer(question):
-        length = _UNIT_DAYS[match["unit"].lower()] * DAY_SECONDS
-        many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
-        middle = today - min(many, 10_000) * length
-        yield Span(middle - length / 2, middle + length / 2 + DAY_SECONDS)
+    span = dated(year)
+    return span if span is None or span.start <= asked else dated(year - 1)
