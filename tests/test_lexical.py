@@ -93,7 +93,7 @@ def test_the_index_agrees_after_removing_and_from_its_parts(texts, data):
     middle = len(kept) // 2
     again = InvertedIndex()
     for part in (kept[:middle], kept[middle:]):
-        again.extend(*index.part(part))
+        again.extend(index.part(part))
     again.add([texts[0]])
     assert again.scores(query)[0] == pytest.approx(reference([*live, texts[0]], query), abs=1e-9)
 

@@ -39,28 +39,29 @@ _NEVER = 2**63 - 1
 _MOST_NAMED = 20_000
 _NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
 """What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
-_TABLES = (
-    """CREATE TABLE IF NOT EXISTS memories (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
-        text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
-        UNIQUE (app, user, session, name))""",
-    "CREATE INDEX IF NOT EXISTS memories_by_change ON memories (app, user, number)",
-    "CREATE INDEX IF NOT EXISTS memories_by_name ON memories (app, user, name)",
-    "CREATE INDEX IF NOT EXISTS memories_by_digest ON memories (digest) WHERE digest IS NOT NULL",
-    """CREATE TABLE IF NOT EXISTS vectors (
-        digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder))
-        WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS blocks (
-        id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
-        first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL,
-        data BLOB NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows)",
-    f"CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED}",
-    """CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
-        DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
-        END""",
-)
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS memories (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
+    text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
+    UNIQUE (app, user, session, name));
+CREATE INDEX IF NOT EXISTS memories_by_change ON memories (app, user, number);
+CREATE INDEX IF NOT EXISTS memories_by_name ON memories (app, user, name);
+CREATE INDEX IF NOT EXISTS memories_by_digest ON memories (digest) WHERE digest IS NOT NULL;
+CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED};
+CREATE TABLE IF NOT EXISTS vectors (
+    digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blocks (
+    id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL, data BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows);
+CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
+    DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
+    END;
+PRAGMA user_version = {_FORMAT};
+COMMIT;
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,6 @@ class Span:
 
 _FIELDS = tuple(field.name for field in fields(Memory))
 _COLUMNS = ", ".join(_FIELDS)
-_KEY = "app = ? AND user = ? AND session = ? AND name = ?"
 
 
 class MemoryFile:
@@ -147,27 +147,48 @@ class MemoryFile:
             revive: whether what was deleted may be written again.
         """
         app, user = sound(app), sound(user)
+        changed = 0
         with self._writing() as database:
-            return sum(self._put(database, app, user, _sound(one), revive) for one in memories)
+            for memory in map(_sound, memories):
+                values = [*(getattr(memory, name) for name in _FIELDS[:-1]), canonical_json(dict(memory.metadata))]
+                there = database.execute(
+                    f"""SELECT COALESCE(origin, number), digest, text, {_COLUMNS} FROM memories
+                    WHERE app = ? AND user = ? AND session = ? AND name = ?""",
+                    (app, user, memory.session, memory.name),
+                ).fetchone()
+                origin, digest, text, *before = there or (None, None, None)
+                if there and (before == values or (text is None and not revive)):
+                    continue
+                database.execute(
+                    f"REPLACE INTO memories (app, user, origin, digest, {_COLUMNS}) VALUES ({_marks(4 + len(values))})",
+                    (app, user, origin, self._digest(memory), *values),
+                )
+                _forget_vectors(database, digest)
+                changed += 1
+        return changed
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
         wanted = {"app": app, "user": user, "name": name, "session": session}
         given = {column: sound(value) for column, value in wanted.items() if value is not None}
-        where = " AND ".join(f"{column} = ?" for column in given) + " AND text IS NOT NULL"
+        where = " AND ".join(f"{column} = ?" for column in given)
         with self._writing() as database:
             rows = database.execute(
-                f"SELECT session, name, digest, COALESCE(origin, number) FROM memories WHERE {where}",
+                f"""SELECT app, user, session, name, COALESCE(origin, number), digest FROM memories
+                WHERE {where} AND text IS NOT NULL""",
                 tuple(given.values()),
             ).fetchall()
-            for held, called, digest, origin in rows:
+            for *kept, digest in rows:
                 database.execute(
-                    "REPLACE INTO memories (app, user, session, name, origin) VALUES (?, ?, ?, ?, ?)",
-                    (given["app"], given["user"], held, called, origin),
+                    "REPLACE INTO memories (app, user, session, name, origin) VALUES (?, ?, ?, ?, ?)", kept
                 )
                 _forget_vectors(database, digest)
         if rows and self.path is not None:
-            self._clear_log()
+            with self._reading() as database:
+                # Takes deleted words out of the log; while others read it, the next one who can will.
+                database.execute("PRAGMA busy_timeout = 0")
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                database.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
         return len(rows)
 
     def changes(self, app: str, user: str, since: int, *, before: int = _NEVER, limit: int = _NEVER) -> list[Change]:
@@ -183,15 +204,11 @@ class MemoryFile:
 
     def read(self, app: str, user: str, numbers: Sequence[int]) -> dict[int, Memory]:
         """Those of some memories, by the numbers of their rows, that are there."""
-        found: dict[int, Memory] = {}
+        query = f"""SELECT number, {_COLUMNS} FROM memories
+            WHERE number IN (SELECT value FROM json_each(?)) AND app = ? AND user = ? AND text IS NOT NULL"""
         with self._reading() as database:
-            for first in range(0, len(numbers), _AT_ONCE):
-                some = numbers[first : first + _AT_ONCE]
-                query = f"""SELECT number, {_COLUMNS} FROM memories
-                    WHERE number IN ({_marks(some)}) AND app = ? AND user = ? AND text IS NOT NULL"""
-                rows = database.execute(query, (*some, sound(app), sound(user))).fetchall()
-                found.update((number, _memory(row)) for number, *row in rows)
-        return found
+            rows = database.execute(query, (json.dumps(numbers), sound(app), sound(user))).fetchall()
+        return {number: _memory(row) for number, *row in rows}
 
     def preferences(self, app: str, user: str, limit: int, *, longest: int) -> list[Memory]:
         """A user's preferences, the newest first: what was written with a `kind` that says so.
@@ -231,40 +248,32 @@ class MemoryFile:
         return row[0] if row is not None and hash_bytes(row[0]) == row[1] else None
 
     def keep_block(self, app: str, user: str, made: str, span: Span, data: bytes) -> bool:
-        """Keeps a block in the place of those inside of it; whether it was kept.
+        """Keeps a block in the place of those that share rows with it; whether it was kept.
 
-        It is not where one of its rows has gone, or another block reaches into it.
+        It is not where one of its rows has gone.
+
+        Args:
+            made: names what made it: a JSON array that begins with the format. Blocks of other makings but of the same
+                format stay beside it.
         """
-        app, user = sound(app), sound(user)
-        whose = (app, user, span.first, span.last)
+        format_ = made.partition(",")[0]
+        whose = (sound(app), sound(user), span.first, span.last)
         with self._writing() as database:
             (rows,) = database.execute(
                 "SELECT count(text) FROM memories WHERE app = ? AND user = ? AND number BETWEEN ? AND ?", whose
             ).fetchone()
-            across = database.execute(
-                """SELECT 1 FROM blocks WHERE app = ?1 AND user = ?2 AND made = ?5 AND first <= ?4 AND last >= ?3
-                AND (first < ?3 OR last > ?4)""",
-                (*whose, made),
-            ).fetchone()
-            if rows != span.rows or across is not None:
+            if rows != span.rows:
                 return False
             database.execute(
-                "DELETE FROM blocks WHERE app = ? AND user = ? AND first >= ? AND last <= ? AND made = ?",
-                (*whose, made),
+                """DELETE FROM blocks WHERE app = ? AND user = ? AND last >= ? AND first <= ?
+                AND (made = ? OR substr(made, 1, ?) != ?)""",
+                (*whose, made, len(format_), format_),
             )
             database.execute(
                 "INSERT INTO blocks (app, user, first, last, made, rows, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*whose, made, span.rows, hash_bytes(data), data),
             )
         return True
-
-    def drop_blocks(self, app: str, user: str, format_: str) -> None:
-        """Deletes the blocks of a user that are of another format: what ``made`` of theirs begins with."""
-        with self._writing() as database:
-            database.execute(
-                "DELETE FROM blocks WHERE app = ? AND user = ? AND substr(made, 1, ?) != ?",
-                (sound(app), sound(user), len(format_), format_),
-            )
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
@@ -279,7 +288,7 @@ class MemoryFile:
         with self._reading() as database:
             for first in range(0, len(digests), _AT_ONCE):
                 some = digests[first : first + _AT_ONCE]
-                query = f"SELECT digest, vector FROM vectors WHERE embedder = ? AND digest IN ({_marks(some)})"
+                query = f"SELECT digest, vector FROM vectors WHERE embedder = ? AND digest IN ({_marks(len(some))})"
                 found.update(database.execute(query, (embedder, *some)))
         return found
 
@@ -299,22 +308,6 @@ class MemoryFile:
     def close(self) -> None:
         with self._lock:
             self._database.close()
-
-    def _put(self, database: sqlite3.Connection, app: str, user: str, memory: Memory, revive: bool) -> bool:
-        key = (app, user, memory.session, memory.name)
-        held = database.execute(
-            f"SELECT {_COLUMNS}, COALESCE(origin, number), digest FROM memories WHERE {_KEY}", key
-        ).fetchone()
-        row = _row(memory)
-        if held is not None and (list(held[: len(row)]) == row or (held[1] is None and not revive)):
-            return False
-        values = (app, user, *row, self._digest(memory), None if held is None else held[-2])
-        database.execute(
-            f"REPLACE INTO memories (app, user, {_COLUMNS}, digest, origin) VALUES ({_marks(values)})", values
-        )
-        if held is not None:
-            _forget_vectors(database, held[-1])
-        return True
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -351,13 +344,6 @@ class MemoryFile:
                     raise StoreError(f"the memories in {self.path} cannot be opened: {error}") from error
                 time.sleep(0.01)
 
-    def _clear_log(self) -> None:
-        """Takes deleted words out of the log; while others read it, the next one who can will."""
-        with self._reading() as database:
-            database.execute("PRAGMA busy_timeout = 0")
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            database.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
-
 
 def located(path: str | os.PathLike[str]) -> Path:
     """The file that a path means: itself, or the one in the folder that it is or, having no suffix, is going to be."""
@@ -387,11 +373,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if format_ or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
             raise StoreError(f"{path} holds something else than memories of format {_FORMAT}: give a file of its own")
-        database.execute("BEGIN IMMEDIATE")
-        for table in _TABLES:
-            database.execute(table)
-        database.execute(f"PRAGMA user_version = {_FORMAT}")
-        database.execute("COMMIT")
+        database.executescript(_SCHEMA)
     except BaseException:
         database.close()
         raise
@@ -405,12 +387,8 @@ def _forget_vectors(database: sqlite3.Connection, digest: bytes | None) -> None:
     )
 
 
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def _row(memory: Memory) -> list[str | None]:
-    return [*(getattr(memory, name) for name in _FIELDS[:-1]), canonical_json(dict(memory.metadata))]
+def _marks(count: int) -> str:
+    return ", ".join("?" * count)
 
 
 def _memory(row: Sequence[Any]) -> Memory:
@@ -420,10 +398,6 @@ def _memory(row: Sequence[Any]) -> Memory:
 
 def _sound(memory: Memory) -> Memory:
     """The memory without lone surrogates, which the file cannot hold."""
-    return replace(
-        memory,
-        name=sound(memory.name),
-        text=sound(memory.text),
-        session=sound(memory.session),
-        author=None if memory.author is None else sound(memory.author),
-    )
+    author = None if memory.author is None else sound(memory.author)
+    name, text, session = sound(memory.name), sound(memory.text), sound(memory.session)
+    return replace(memory, name=name, text=text, session=session, author=author)

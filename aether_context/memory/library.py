@@ -117,7 +117,6 @@ class UserMemories:
         if self._made is None:
             return
         with contextlib.suppress(StoreError), contextlib.closing(self._file.again()) as file:
-            file.drop_blocks(self._app, self._user, canonical_json([_format()])[:-1])
             spans = file.spans(self._app, self._user, self._made)
             with self._lock:
                 living = self._numbers.values[self._index.living]
@@ -221,6 +220,8 @@ def _entry(memory: Memory) -> Entry:
 class Memories:
     """The memories of all users; nothing of one is ever found for another. Threads and processes may share the file.
 
+    Every method raises `StoreError` where the file cannot be read or written.
+
     Args:
         path: a file, or a folder for one; None keeps all in this process.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
@@ -241,7 +242,7 @@ class Memories:
         redact: Callable[[str], str] | None = None,
         max_users: int = 64,
     ) -> None:
-        chosen = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
+        chosen = embedder_for(embedder)
         self._redact = redact or str
         self._masked = "" if redact is None else getattr(redact, "name", None)
         self.file = MemoryFile(path, lambda memory: digest_of(self._searched(memory)))
@@ -263,9 +264,6 @@ class Memories:
 
         Args:
             revive: whether what was deleted may be written again.
-
-        Raises:
-            StoreError: the file could not be written.
         """
         new = list(memories)
         changed = self.file.add(app, user, new, revive=revive) if new else 0
@@ -281,11 +279,7 @@ class Memories:
         return changed
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
-        """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were.
-
-        Raises:
-            StoreError: the file could not be written.
-        """
+        """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
         deleted = self.file.delete(app, user, name=name, session=session)
         with self._lock:
             of_user = self._users.get((app, user))
@@ -295,22 +289,14 @@ class Memories:
         return deleted
 
     def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
-        """A user's best memories for a query, best first; as `HybridIndex.search` finds them.
-
-        Raises:
-            StoreError: the file could not be read.
-        """
+        """A user's best memories for a query, best first; as `HybridIndex.search` finds them."""
         of_user = self._of(app, user)
         found = of_user.search(query, limit)
         of_user.save_soon()
         return found
 
     def preferences(self, app: str, user: str, limit: int = 20) -> list[Memory]:
-        """A user's preferences, the newest first; the longest are passed over.
-
-        Raises:
-            StoreError: the file could not be read.
-        """
+        """A user's preferences, the newest first; the longest are passed over."""
         return self.file.preferences(app, user, limit, longest=_LONGEST_PREFERENCE)
 
     def users(self) -> list[tuple[str, str, int]]:

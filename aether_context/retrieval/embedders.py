@@ -270,13 +270,17 @@ def register(kind: str, make: Make, *, default_model: str = "") -> None:
         DEFAULT_MODELS[kind] = default_model
 
 
-def embedder_for(name: str | None = None) -> Embedder | None:
+def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
     """The embedder of a name: ``static`` where there is none, ``KIND`` or ``KIND:MODEL``; None for ``none``.
+
+    An embedder is taken as it is.
 
     Raises:
         PolicyError: nobody has registered the kind.
         MissingExtra: it needs a package that is not installed.
     """
+    if name is not None and not isinstance(name, str):
+        return name
     kind, _, model = (name or "static").partition(":")
     if kind == "none":
         return None

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +22,11 @@ from numpy.typing import NDArray
 
 from aether_context.canonical import canonical_json, hash_bytes
 from aether_context.errors import SearchIndexError
-from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, packed, smallest, unpacked
+from aether_context.retrieval import terms
+from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, packed, unpacked
 from aether_context.retrieval.embedders import Embedder, embedder_for
-from aether_context.retrieval.lexical import InvertedIndex, Postings
+from aether_context.retrieval.lexical import InvertedIndex
 from aether_context.retrieval.semantic import SemanticIndex
-from aether_context.retrieval.terms import (
-    asks_for_recent,
-    closeness,
-    freshness,
-    identifiers,
-    named_times,
-    query_terms,
-    terms,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +99,7 @@ class SlotIndex:
     """
 
     def __init__(self, embedder: str | Embedder | None = None, *, redact: Callable[[str], str] | None = None) -> None:
-        self._embedder = embedder_for(embedder) if embedder is None or isinstance(embedder, str) else embedder
+        self._embedder = embedder_for(embedder)
         self._redact = redact or str
         self._clear()
 
@@ -145,17 +138,15 @@ class SlotIndex:
         """
         searched = [self._redact(entry.searched) for entry in entries]
         self._semantic.add(searched)
-        self._lexical.add(map(terms, searched))
+        self._lexical.add(map(terms.terms, searched))
         self._times.extend(np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=float))
         self._thread_of.extend(self._numbers([entry.thread for entry in entries]))
         self._neighbours = None
 
     def extend(self, part: Mapping[str, Array]) -> None:
         """Gives the entries of a part the next slots, as they were in an index with the same embedders."""
-        postings = Postings(part["terms"], part["starts"], part["slots"], part["counts"])
-        self._lexical.extend(postings, part["lengths"])
-        vectors = [part.get(f"vectors{number}") for number in range(len(self.embedders))]
-        self._semantic.extend(vectors, len(part["times"]))
+        self._lexical.extend(part)
+        self._semantic.extend(part, len(part["times"]))
         self._times.extend(part["times"])
         threads = self._numbers([*json.loads(part["threads"].tobytes()), None])
         self._thread_of.extend(threads[part["thread_of"]])
@@ -167,28 +158,17 @@ class SlotIndex:
         return np.array(found, dtype=np.int32)
 
     def part(self, slots: Slots) -> dict[str, Array]:
-        """What is known of some entries but for their texts, as arrays.
-
-        ``terms``, ``starts``, ``slots`` and ``counts`` are those of `Postings`, ``lengths`` says how many terms each
-        entry has. ``vectors0`` and so on are by each embedder, of shape ``(entries, dimensions)``, and lack where it
-        gave none. ``times`` are seconds since 1970, NaN where unknown. ``threads`` are names as JSON, ``thread_of``
-        each entry's place among these, -1 where it has none.
+        """What is known of some entries but for their texts: terms, vectors, times, and threads by their names as JSON.
 
         Args:
             slots: sorted, none of them removed.
         """
-        postings, lengths = self._lexical.part(slots)
-        vectors = self._semantic.part(slots)
         threads = self._thread_of.values[slots]
         used = np.unique(threads[threads >= 0])
         names = list(self._threads)
         return {
-            "terms": postings.terms,
-            "starts": smallest(postings.starts),
-            "slots": smallest(postings.slots),
-            "counts": smallest(postings.counts),
-            "lengths": smallest(lengths),
-            **{f"vectors{number}": rows for number, rows in enumerate(vectors) if rows is not None},
+            **self._lexical.part(slots),
+            **self._semantic.part(slots),
             "times": self._times.values[slots],
             "threads": np.frombuffer(json.dumps([names[number] for number in used]).encode(), dtype=np.uint8),
             "thread_of": np.where(threads >= 0, np.searchsorted(used, threads), -1).astype(np.int32),
@@ -208,12 +188,7 @@ class SlotIndex:
         return kept
 
     def search(
-        self,
-        query: str,
-        limit: int,
-        entries: Callable[[Slots], Sequence[Entry]],
-        *,
-        asked: float | None = None,
+        self, query: str, limit: int, entries: Callable[[Slots], Sequence[Entry]], *, asked: float | None = None
     ) -> list[Hit]:
         """As `HybridIndex.search`.
 
@@ -223,7 +198,7 @@ class SlotIndex:
         if not len(self) or limit <= 0:
             return []
         query = self._redact(query)
-        bm25, ceiling = self._lexical.scores(query_terms(query))
+        bm25, ceiling = self._lexical.scores(terms.query_terms(query))
         cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
 
         # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
@@ -235,26 +210,26 @@ class SlotIndex:
         usual = max(0.0, float(np.median(cosine[self._sample()]))) * len(self) / (len(self) + _SMALL_POOL)
         semantic = np.maximum(0.0, cosine - usual)
         # The more of the words are identifiers, the less meaning tells.
-        named = min(1.0, len(identifiers(query)) / max(1, len(query.split())))
+        named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
         weight = _SEMANTIC_WEIGHT * (1.0 - named) if self._semantic.names else 0.0
         alone = (1 - weight) * lexical + weight * semantic
 
         slots = self._candidates(lexical, semantic)
         total = alone[slots]
         for sides, share in zip(self._around(slots), _NEIGHBOURS, strict=True):
-            for places in sides:
-                total = total + np.where(places >= 0, share * alone[places], 0.0)
+            for near in sides:
+                total = total + np.where(near >= 0, share * alone[near], 0.0)
         scores = {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
         scores = {name: values[slots] for name, values in scores.items()}
         scores["neighbours"] = total - alone[slots]
         times = self._times.values[slots]
         if not np.isnan(times).all():
             now = float(np.nanmax(times)) if asked is None else asked
-            if spans := named_times(query, asked=now):
-                scores["time"] = _TIME_WEIGHT * closeness(times, spans)
+            if spans := terms.named_times(query, asked=now):
+                scores["time"] = _TIME_WEIGHT * terms.closeness(times, spans)
                 total = total + scores["time"]
-            if asks_for_recent(query):
-                scores["recency"] = _RECENCY_WEIGHT * freshness(times, now=now)
+            if terms.asks_for_recent(query):
+                scores["recency"] = _RECENCY_WEIGHT * terms.freshness(times, now=now)
                 total = total + scores["recency"]
         total = np.round(total, 9)
 
@@ -276,21 +251,22 @@ class SlotIndex:
         """
         asked = self._semantic.asked(query)
         if len(self) <= _EXHAUSTIVE:
-            return np.round(asked.similarities(), 6)
+            return np.round(self._semantic.similarities(asked), 6)
         found = np.zeros(self.slots)
         compared = np.zeros(self.slots, dtype=bool)
 
-        def compare(wanted: Slots) -> None:
-            new = np.zeros(self.slots, dtype=bool)
-            new[wanted] = True
-            slots = np.flatnonzero(new & ~compared)
-            found[slots] = np.round(asked.similarities(slots), 6)
-            compared[slots] = True
+        def compare(*lists: Slots) -> None:
+            wanted = np.zeros(self.slots, dtype=bool)
+            for slots in lists:
+                wanted[slots[slots >= 0]] = True
+            new = np.flatnonzero(wanted & ~compared)
+            found[new] = np.round(self._semantic.similarities(asked, new), 6)
+            compared[new] = True
 
-        near = asked.near(max(_NEARER * _CANDIDATES, self.slots // _NEAR_SHARE))
-        compare(np.concatenate([self._sample(), near, _best(bm25, _CANDIDATES)]))
-        around = np.concatenate([places for sides in self._around(self._candidates(bm25, found)) for places in sides])
-        compare(around[around >= 0])
+        most = max(_NEARER * _CANDIDATES, self.slots // _NEAR_SHARE)
+        near = [table.near(vector, most) for table, vector in asked]
+        compare(self._sample(), _best(bm25, _CANDIDATES), *near)
+        compare(*chain(*self._around(self._candidates(bm25, found))))
         return found
 
     def _sample(self) -> Slots:
@@ -304,9 +280,8 @@ class SlotIndex:
         chosen = np.zeros(self.slots, dtype=bool)
         for scores in lists:
             chosen[_best(scores, _CANDIDATES)] = True
-        for sides in self._around(np.flatnonzero(chosen)):
-            for places in sides:
-                chosen[places[places >= 0]] = True
+        for places in chain(*self._around(np.flatnonzero(chosen))):
+            chosen[places[places >= 0]] = True
         return np.flatnonzero(chosen & self._lexical.alive)
 
     def _around(self, slots: Slots) -> list[tuple[Slots, Slots]]:

@@ -12,21 +12,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aether_context.retrieval.arrays import Floats, Rows, Slots, smallest
+from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, smallest
 
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Postings:
+class _Run:
     """What some entries say, by term.
 
     Attributes:
@@ -37,8 +37,8 @@ class Postings:
     """
 
     terms: NDArray[np.uint64]
-    starts: NDArray[np.integer]
-    slots: NDArray[np.integer]
+    starts: NDArray[np.int64]
+    slots: NDArray[np.int32]
     counts: NDArray[np.integer]
 
 
@@ -55,7 +55,7 @@ class InvertedIndex:
         self.live = 0
         """How many entries there are, removed ones not counted."""
         self._total_length = 0
-        self._runs: list[Postings] = []
+        self._runs: list[_Run] = []
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -78,21 +78,16 @@ class InvertedIndex:
             sizes.append(len(counted))
             lengths.append(len(terms))
         slots = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        run = _grouped(np.array(keys, dtype=np.uint64), slots, smallest(np.array(counts, dtype=np.int64)))
-        self.extend(run, np.array(lengths, dtype=np.int32))
+        part = _grouped(np.array(keys, dtype=np.uint64), slots, np.array(counts, dtype=np.int64))
+        self.extend({**part, "lengths": np.array(lengths, dtype=np.int32)})
         self._settle()
 
-    def extend(self, postings: Postings, lengths: NDArray[np.integer]) -> None:
-        """Adds the next entries, as `part` gave them.
-
-        Args:
-            postings: with slots from 0.
-            lengths: how many terms each entry has.
-        """
-        slots = postings.slots.astype(np.int32) + np.int32(len(self))
+    def extend(self, part: Mapping[str, Array]) -> None:
+        """Adds the next entries, as `part` gave them."""
+        slots = part["slots"].astype(np.int32) + np.int32(len(self))
         # Copies, since arrays that were unpacked would keep all of the bytes that they were unpacked from.
-        starts = postings.starts.astype(np.int64)
-        self._runs.append(Postings(postings.terms.copy(), starts, slots, postings.counts.copy()))
+        self._runs.append(_Run(part["terms"].copy(), part["starts"].astype(np.int64), slots, part["counts"].copy()))
+        lengths = part["lengths"]
         self._lengths.extend(lengths)
         self._alive.extend(np.ones(len(lengths), dtype=np.bool_))
         self.live += len(lengths)
@@ -133,21 +128,24 @@ class InvertedIndex:
             found[~self.alive] = 0.0
         return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
-    def part(self, slots: Slots) -> tuple[Postings, NDArray[np.int32]]:
-        """Postings and lengths of some entries, numbered by their places among these."""
+    def part(self, slots: Slots) -> dict[str, Array]:
+        """What some entries say, by the names of `_Run`, numbered by their places among these.
+
+        ``lengths`` says how many terms each has.
+        """
         self._settle()
         places = np.full(len(self), -1, dtype=np.int32)
         places[slots] = np.arange(len(slots), dtype=np.int32)
-        keys: list[NDArray[np.uint64]] = [np.empty(0, dtype=np.uint64)]
-        found: list[NDArray[np.integer]] = [np.empty(0, dtype=np.int32)]
-        counts: list[NDArray[np.integer]] = [np.empty(0, dtype=np.uint8)]
+        keys: list[Array] = [np.empty(0, dtype=np.uint64)]
+        found: list[Array] = [np.empty(0, dtype=np.int32)]
+        counts: list[Array] = [np.empty(0, dtype=np.uint8)]
         for run in self._runs:
             inside = np.flatnonzero(places[run.slots] >= 0)
             keys.append(run.terms[np.searchsorted(run.starts, inside, side="right") - 1])
             found.append(places[run.slots[inside]])
             counts.append(run.counts[inside])
-        postings = _grouped(np.concatenate(keys), np.concatenate(found), np.concatenate(counts))
-        return postings, self._lengths.values[slots]
+        part = _grouped(np.concatenate(keys), np.concatenate(found), np.concatenate(counts))
+        return {**part, "lengths": smallest(self._lengths.values[slots])}
 
     def _settle(self) -> None:
         """Makes one run of the last ones where they have grown."""
@@ -170,14 +168,20 @@ def key_of(term: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _grouped(keys: NDArray[np.uint64], slots: NDArray[np.integer], counts: NDArray[np.integer]) -> Postings:
-    """Postings of pairs of a term and an entry, in any order."""
+def _grouped(keys: NDArray[np.uint64], slots: Array, counts: Array) -> dict[str, Array]:
+    """A run, by its names, of pairs of a term and an entry in any order."""
     order = np.argsort(keys, kind="stable")
     terms, starts = np.unique(keys[order], return_index=True)
-    return Postings(terms, np.append(starts, len(keys)), slots[order], counts[order])
+    starts = np.append(starts, len(keys))
+    return {
+        "terms": terms,
+        "starts": smallest(starts),
+        "slots": smallest(slots[order]),
+        "counts": smallest(counts[order]),
+    }
 
 
-def _merged(runs: Sequence[Postings]) -> Postings:
+def _merged(runs: Sequence[_Run]) -> _Run:
     """Runs as one, in time in proportion to their length."""
     terms, numbers = np.unique(np.concatenate([run.terms for run in runs]), return_inverse=True)
     sizes = np.concatenate([np.diff(run.starts) for run in runs])
@@ -195,4 +199,4 @@ def _merged(runs: Sequence[Postings]) -> Postings:
         places = np.repeat(free[held] - run.starts[:-1], run_sizes) + np.arange(len(run.slots))
         slots[places], counts[places] = run.slots, run.counts
         free[held] += run_sizes
-    return Postings(terms, starts, slots, counts)
+    return _Run(terms, starts, slots, counts)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.errors import EmbeddingError
-from aether_context.retrieval.arrays import Floats, Rows, Slots
+from aether_context.retrieval.arrays import Array, Floats, Rows, Slots
 from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, Vectors, quantized
 
-_BLOCK_ROWS = 1_024
 _CACHED_ROWS = 256
 """So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
 _SIGNED_ROWS = 65_536
@@ -40,7 +39,7 @@ class VectorTable:
 
     @property
     def lengths(self) -> Floats:
-        """The length of each row, 0 where there is no vector."""
+        """Of each row, 0 where there is no vector."""
         return self._lengths.values
 
     def extend(self, rows: NDArray[np.int8]) -> None:
@@ -96,11 +95,8 @@ class VectorTable:
 
 
 def _lengths(rows: NDArray[np.int8]) -> Floats:
-    squares = np.empty(len(rows), dtype=np.float64)
-    for first in range(0, len(rows), _BLOCK_ROWS):
-        block = rows[first : first + _BLOCK_ROWS].astype(np.float32)
-        squares[first : first + _BLOCK_ROWS] = np.einsum("ij,ij->i", block, block)
-    return np.sqrt(squares)
+    lengths: Floats = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
+    return lengths
 
 
 def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -109,32 +105,8 @@ def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
     return np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One query: its vector by each embedder that has one, beside the table of that embedder.
-
-    Attributes:
-        length: how many entries it is compared with.
-    """
-
-    vectors: Sequence[tuple[VectorTable, NDArray[np.float32]]]
-    length: int
-
-    def similarities(self, slots: Slots | None = None) -> Floats:
-        """The cosine of every entry, or of some, by the first embedder that has a vector of it; else 0."""
-        found = np.zeros(self.length if slots is None else len(slots))
-        missing = np.ones(len(found), dtype=bool)
-        for table, vector in self.vectors:
-            here = missing & ((table.lengths if slots is None else table.lengths[slots]) > 0)
-            if here.any():
-                found[here] = table.similarities(vector, slots)[here]
-                missing &= ~here
-        return found
-
-    def near(self, most: int) -> Slots:
-        """Entries that may be the nearest: about so many by each embedder."""
-        found = [table.near(vector, most) for table, vector in self.vectors]
-        return np.concatenate([np.empty(0, dtype=np.int64), *found])
+Asked: TypeAlias = Sequence[tuple[VectorTable, NDArray[np.float32]]]
+"""A query's vector by each embedder that has one, beside the table of that embedder."""
 
 
 class SemanticIndex:
@@ -166,21 +138,22 @@ class SemanticIndex:
             EmbeddingError: a local embedder failed; nothing was added.
         """
         made = [_vectors(embedder, texts, "entry") for embedder in self._embedders]
-        self.extend([None if vectors is None else quantized(vectors) for vectors in made], len(texts))
+        part = {f"vectors{at}": quantized(vectors) for at, vectors in enumerate(made) if vectors is not None}
+        self.extend(part, len(texts))
 
-    def extend(self, part: Sequence[NDArray[np.int8] | None], length: int) -> None:
+    def extend(self, part: Mapping[str, Array], length: int) -> None:
         """Adds the next entries, so many, with vectors as `part` gives them."""
-        for number, rows in enumerate(part):
-            table = self._tables[number]
+        for at, table in enumerate(self._tables):
+            rows = part.get(f"vectors{at}")
             if table is None and rows is not None:
-                table = self._tables[number] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
+                table = self._tables[at] = VectorTable(np.zeros((self._length, rows.shape[1]), dtype=np.int8))
             if table is not None:
                 table.extend(np.zeros((length, table.rows.shape[1]), dtype=np.int8) if rows is None else rows)
         self._length += length
 
-    def part(self, slots: Slots) -> list[NDArray[np.int8] | None]:
-        """The vectors of some entries by each embedder, None where it has given none yet."""
-        return [None if table is None else table.rows[slots] for table in self._tables]
+    def part(self, slots: Slots) -> dict[str, Array]:
+        """Vectors of some entries, ``vectors0`` by the first embedder and so on; those of one that gave none lack."""
+        return {f"vectors{at}": table.rows[slots] for at, table in enumerate(self._tables) if table is not None}
 
     def asked(self, query: str) -> Asked:
         """What compares entries with a query.
@@ -193,7 +166,18 @@ class SemanticIndex:
             vectors = None if table is None else _vectors(embedder, [query], "query")
             if table is not None and vectors is not None and vectors.any():
                 found.append((table, vectors[0]))
-        return Asked(found, self._length)
+        return found
+
+    def similarities(self, asked: Asked, slots: Slots | None = None) -> Floats:
+        """The cosine of every entry, or of some, by the first embedder that has a vector of it; else 0."""
+        found = np.zeros(self._length if slots is None else len(slots))
+        missing = np.ones(len(found), dtype=bool)
+        for table, vector in asked:
+            here = missing & ((table.lengths if slots is None else table.lengths[slots]) > 0)
+            if here.any():
+                found[here] = table.similarities(vector, slots)[here]
+                missing &= ~here
+        return found
 
 
 def _vectors(embedder: Embedder, texts: Sequence[str], purpose: Purpose) -> Vectors | None:

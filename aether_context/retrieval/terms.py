@@ -7,10 +7,9 @@ import math
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,8 +165,7 @@ _RECENT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """From ``start`` up to, but not including, ``end``."""
 
     start: float
@@ -204,7 +202,7 @@ def named_times(question: str, *, asked: float) -> tuple[Span, ...]:
         many = _NUMBERS.get(match["many"].lower()) or int(match["many"])
         middle = today - min(many, 10_000) * length
         found.add(Span(middle - length / 2, middle + length / 2 + DAY_SECONDS))
-    return tuple(sorted(found, key=lambda span: (span.start, span.end)))
+    return tuple(sorted(found))
 
 
 def asks_for_recent(question: str) -> bool:
