@@ -47,6 +47,12 @@ def words_of(content: types.Content | None) -> str:
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
 
 
+def time_of(context: CallbackContext) -> float | None:
+    """The time of the session's last event, seconds since 1970 UTC, by which notes expire, too."""
+    events = context.session.events
+    return events[-1].timestamp if events else None
+
+
 class Known(NamedTuple):
     """A content that was read, with its role and what the fields of its parts are compared with."""
 

@@ -1,4 +1,11 @@
-"""Tools with which agents work on the task board, and evidence that an app or an agent keeps itself."""
+"""Tools with which agents work on the task board and record what they find, and evidence that an app keeps itself.
+
+    LlmAgent(name="planner", tools=planning_tools())
+    LlmAgent(name="operator", tools=[search, *planning_tools(), *evidence_tools()])
+
+A worker is known by its agent's name. A call that cannot be carried out answers with ``{"error": …}`` that says what to
+do instead. The tools stay declared whatever tools a step names.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import logging
 import mimetypes
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +25,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
+from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence.offload import STORE_SECONDS
-from aether_context.adk.request.marks import cut_request
+from aether_context.adk.request import marks
 from aether_context.adk.session.records import Declared, Records, put_record
 from aether_context.canonical import hash_bytes, hash_text, short
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -35,17 +43,12 @@ from aether_context.store.urls import Allowed
 from aether_context.text.spellings import as_kind
 from aether_context.tokens import counter_for
 
-# Evidence that an app or an agent keeps itself: texts, files, bytes, and what stood at a URL.
-#
-# record = await keep_evidence(tool_context, page, source="https://example.org/prices", covers=["a1"])
-#
-# The whole of it goes to the store under its content's hash, its address into the session's state for the readers,
-# and a summary of its own lines into the session's knowledge.
+logger = logging.getLogger("aether_context")
 
 _SUMMARY_TOKENS = 200
 _ASKED_CHARACTERS = 400
 _SOURCE_CHARACTERS = 500
-_BINARY = "bin"
+_MEMORY_SECONDS = 10.0
 _TYPES = mimetypes.MimeTypes()
 
 
@@ -81,129 +84,79 @@ async def keep_evidence(
         StateError: the agent's state schema has no ``knowledge``.
         StoreError: there is no store, or it could not be written.
     """
-    store = store or _store_of(context)
+    if store is None:
+        plugins = context.get_invocation_context().plugin_manager.plugins
+        stores = [getattr(plugin, "store", None) for plugin in plugins]
+        store = next((own for own in stores if isinstance(own, PackStore)), None)
+    if store is None:
+        raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
     covers = (covers,) if isinstance(covers, str) else tuple(covers)
-    data = await asyncio.to_thread(_read, content)
-    source = source or (str(content) if isinstance(content, Path) else "")
-    query = _query(context, covers)
-    record, own_lines = await asyncio.to_thread(_described, data, source, media_type, query)
-    events = context.session.events
-    where = {"agent": context.agent_name, "invocation": context.invocation_id}
-    record = record.model_copy(update={**where, "time": events[-1].timestamp if events else None})
-    if summary:
-        record = record.model_copy(update={"form": "described", "query": ""})
-    said = summary or own_lines
-    _add(Declared(context, dry=True), record, said, covers)
+    asked = [words_of(context.user_content)]
+    plan = read_plan(context.session.state.get("plan"), Problems()).plan
+    if plan is not None:
+        current = current_step(plan, context.agent_name)
+        asked += [current.text] if current is not None else []
+        steps = [*([current] if current is not None else []), *plan.steps]
+        items = {item.id: item.text for step in steps for item in acceptance_of(plan, step)}
+        asked += [items[name] for name in covers if name in items]
+    query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked if text)
+    data, record, own_lines = await asyncio.to_thread(_described, content, source, media_type, query)
+    own = {"agent": context.agent_name, "invocation": context.invocation_id, "time": time_of(context)}
+    record = record.model_copy(update={**own, "form": "described", "query": ""} if summary else own)
+    add = partial(knowledge.add_evidence, uri=record.uri, summary=summary or own_lines, covers=covers, time=record.time)
+    add(Declared(context, dry=True))
     writing = asyncio.to_thread(store.write_evidence, *session_key(context), record, data)
     try:
         await asyncio.wait_for(writing, STORE_SECONDS)
     except TimeoutError as error:
         raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
-    shape = _add(Declared(context), record, said, covers)
+    shape = add(Declared(context))
     put_record(context, record)
     return shape
 
 
-def _store_of(context: CallbackContext) -> PackStore:
-    """The store of the app's plugin, which is known by having one."""
-    stores = (getattr(plugin, "store", None) for plugin in context.get_invocation_context().plugin_manager.plugins)
-    found = next((store for store in stores if isinstance(store, PackStore)), None)
-    if found is None:
-        raise StoreError("there is no store for evidence: give store, or add ContextPackPlugin to the app's plugins")
-    return found
-
-
-def _read(content: str | bytes | Path) -> bytes:
+def _described(
+    content: str | bytes | Path, source: str, media_type: str | None, query: str
+) -> tuple[bytes, EvidenceRecord, str]:
+    """The bytes of a content, their record, and a summary: of their own lines where they are text."""
     if isinstance(content, Path):
+        source = source or str(content)
         try:
             data = content.read_bytes()
         except OSError as error:
-            said = f"content = {content}: {error.strerror}: name a file that can be read"
-            raise KnowledgeError(said, field="content") from error
+            message = f"content = {content}: {error.strerror}: name a file that can be read"
+            raise KnowledgeError(message, field="content") from error
     else:
         data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
     if not data.strip():
         raise KnowledgeError("evidence needs a content: there is nothing in what was given", field="content")
-    return data
-
-
-def _described(data: bytes, source: str, media_type: str | None, query: str) -> tuple[EvidenceRecord, str]:
-    """The record of bytes, and a summary: of their own lines where they are text."""
     digest = hash_bytes(data)
     named = media_type or _TYPES.guess_type(source.partition("?")[0].rsplit("/", 1)[-1])[0] or ""
     try:
         text = data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         text = None
+    fields: dict[str, Any]
     if text is None or (media_type and not is_text(media_type)):
-        kind = MEDIA_TYPES["data"][0] if not named or is_text(named) else named
-        said = f"{source or 'data'}: {kind}, {size_words(len(data))}"
-        record = EvidenceRecord(
-            uri=evidence_uri(digest, _BINARY),
-            digest=digest,
-            size_bytes=len(data),
-            media_type=kind,
-            source=source[:_SOURCE_CHARACTERS],
-            form="described",
-            query=query,
-        )
-        return record, said
-    counter = counter_for("")
-    shown = show(
-        text,
-        extract_tokens=_SUMMARY_TOKENS,
-        whole_tokens=_SUMMARY_TOKENS,
-        data_tokens=_SUMMARY_TOKENS,
-        counter=counter,
-        query=query,
-    )
-    usual, ending = MEDIA_TYPES[shown.kind]
-    record = EvidenceRecord(
-        uri=evidence_uri(digest, ending),
-        digest=digest,
-        size_bytes=len(data),
-        lines=shown.total,
-        tokens=tokens_of(text, counter),
-        media_type=named if is_text(named) and shown.kind != "data" else usual,
-        source=source[:_SOURCE_CHARACTERS],
-        form="whole" if shown.is_whole else "described" if shown.kind == "data" else "extract",
-        query=query,
-    )
-    return record, f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
-
-
-def _query(context: CallbackContext, covers: Sequence[str]) -> str:
-    """What is asked of evidence: the user's request, the step, and the items that it covers, each cut short."""
-    asked = [words_of(context.user_content)]
-    plan = read_plan(context.session.state.get("plan"), Problems()).plan
-    if plan is not None:
-        current = current_step(plan, context.agent_name)
-        steps = [*([current] if current is not None else []), *plan.steps]
-        asked += [current.text] if current is not None else []
-        items = {item.id: item.text for step in steps for item in acceptance_of(plan, step)}
-        asked += [items[name] for name in covers if name in items]
-    return "\n".join(text[:_ASKED_CHARACTERS] for text in asked if text)
-
-
-def _add(state: Declared, record: EvidenceRecord, summary: str, covers: Sequence[str]) -> EvidenceShape:
-    return knowledge.add_evidence(state, uri=record.uri, summary=summary, covers=covers, time=record.time)
-
-
-# Tools with which agents work on the session's task board and record what they found.
-#
-#     LlmAgent(name="planner", tools=planning_tools())
-#     LlmAgent(name="operator", tools=[search, *planning_tools(), *evidence_tools()])
-#
-# A worker is known by its agent's name. A call that cannot be carried out answers with ``{"error": …}`` that says
-# what to do instead. The tools stay declared whatever tools a step names.
-
-_keep = keep_evidence
-"""Under a name that nothing of the same spelling hides here."""
-
-
-logger = logging.getLogger("aether_context")
-
-_MEMORY_SECONDS = 10.0
+        usual, ending = MEDIA_TYPES["data"]
+        kind = usual if not named or is_text(named) else named
+        summary = f"{source or 'data'}: {kind}, {size_words(len(data))}"
+        fields = {"media_type": kind, "form": "described"}
+    else:
+        counter = counter_for("")
+        most = _SUMMARY_TOKENS
+        shown = show(text, extract_tokens=most, whole_tokens=most, data_tokens=most, counter=counter, query=query)
+        usual, ending = MEDIA_TYPES[shown.kind]
+        summary = f"{shown.text}\n(also mentions {shown.names})" if shown.names else shown.text
+        fields = {
+            "lines": shown.total,
+            "tokens": tokens_of(text, counter),
+            "media_type": named if is_text(named) and shown.kind != "data" else usual,
+            "form": "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract",
+        }
+    uri, size = evidence_uri(digest, ending), len(data)
+    source = source[:_SOURCE_CHARACTERS]
+    return data, EvidenceRecord(uri=uri, digest=digest, size_bytes=size, source=source, query=query, **fields), summary
 
 
 def planning_tools() -> list[FunctionTool]:
@@ -222,8 +175,8 @@ def evidence_tools(store: PackStore | None = None, urls: Sequence[str] = ()) -> 
     Raises:
         PolicyError: one of ``urls`` is no URL.
     """
-    tools = (add_note, record_evidence, _keeper(store))
-    return _tools(*tools, _url_keeper(store, Allowed(urls))) if urls else _tools(*tools)
+    keeper = _Keeper(store, Allowed(urls))
+    return _tools(add_note, record_evidence, keeper.keep_evidence, *([keeper.keep_url] if urls else []))
 
 
 def memory_tools() -> list[FunctionTool]:
@@ -242,23 +195,17 @@ def cut_now(tool_context: ToolContext) -> dict[str, Any]:
 
     Use it when a piece of work is done and its details are not needed any more.
     """
-    session = tool_context.session
-    last = session.events[-1].id if session.events else "start"
-    tool_context.state.update(cut_request(session.id, last))
+    tool_context.state.update(marks.cut_now(tool_context.session).actions.state_delta)
     return {"cut": "before your next answer"}
 
 
 def list_steps(tool_context: ToolContext) -> dict[str, Any]:
     """Lists the steps of the plan: their status, who has them, what they wait for, their acceptance items and notes."""
-
-    def work() -> dict[str, Any]:
-        board = TaskBoard.read(tool_context.state.get("plan"))
-        return {
-            "steps": [_summary(board, step) for step in board.steps],
-            "can_be_claimed": [step.id for step in board.ready()],
-        }
-
-    return _answer(work)
+    board = TaskBoard.read(tool_context.state.get("plan"))
+    return {
+        "steps": [_summary(board, step) for step in board.steps],
+        "can_be_claimed": [step.id for step in board.ready()],
+    }
 
 
 def add_step(
@@ -282,26 +229,22 @@ def add_step(
         role: Who does it, such as "Operator" or "Reviewer".
         needs_evidence: Whether the step is done only when evidence is recorded for each acceptance item.
     """
-
-    def work() -> dict[str, Any]:
-        items, said = _lines(acceptance), _text(text)
-        if not items or not said:
-            raise BoardError("a step needs a text and at least one acceptance item: say when it is done", step=step_id)
-        added = {
-            "id": _text(step_id),
-            "text": said,
-            "role": _text(role),
-            "acceptance": [
-                {"id": f"{step_id}.a{at}", "text": item, "needs_evidence": needs_evidence}
-                for at, item in enumerate(items, start=1)
-            ],
-            "depends_on": _lines(depends_on),
-            "tools": _lines(tools) or None,
-        }
-        board = change_plan(Declared(tool_context), lambda board: board.add(added))
-        return {"added": _summary(board, board.step(step_id))}
-
-    return _answer(work)
+    text, items = _text(text), _lines(acceptance)
+    if not items or not text:
+        raise BoardError("a step needs a text and at least one acceptance item: say when it is done", step=step_id)
+    added = {
+        "id": _text(step_id),
+        "text": text,
+        "role": _text(role),
+        "acceptance": [
+            {"id": f"{step_id}.a{at}", "text": item, "needs_evidence": needs_evidence}
+            for at, item in enumerate(items, start=1)
+        ],
+        "depends_on": _lines(depends_on),
+        "tools": _lines(tools) or None,
+    }
+    board = change_plan(Declared(tool_context), lambda board: board.add(added))
+    return {"added": _summary(board, board.step(step_id))}
 
 
 def claim_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
@@ -310,12 +253,8 @@ def claim_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     Args:
         step_id: The step's name, as list_steps shows it.
     """
-
-    def work() -> dict[str, Any]:
-        board = change_plan(Declared(tool_context), lambda board: board.claim(step_id, by=tool_context.agent_name))
-        return {"claimed": _summary(board, board.step(step_id))}
-
-    return _answer(work)
+    board = change_plan(Declared(tool_context), lambda board: board.claim(step_id, by=tool_context.agent_name))
+    return {"claimed": _summary(board, board.step(step_id))}
 
 
 def complete_step(
@@ -341,11 +280,8 @@ def complete_step(
             )
         return done
 
-    def work() -> dict[str, Any]:
-        board = change_plan(Declared(tool_context), complete)
-        return {"done": step_id, "can_be_claimed": [step.id for step in board.ready()]}
-
-    return _answer(work)
+    board = change_plan(Declared(tool_context), complete)
+    return {"done": step_id, "can_be_claimed": [step.id for step in board.ready()]}
 
 
 def release_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
@@ -354,12 +290,8 @@ def release_step(step_id: str, tool_context: ToolContext) -> dict[str, Any]:
     Args:
         step_id: The step's name.
     """
-
-    def work() -> dict[str, Any]:
-        change_plan(Declared(tool_context), lambda board: board.release(step_id, by=tool_context.agent_name))
-        return {"released": step_id}
-
-    return _answer(work)
+    change_plan(Declared(tool_context), lambda board: board.release(step_id, by=tool_context.agent_name))
+    return {"released": step_id}
 
 
 def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_seconds: float = 0) -> dict[str, Any]:
@@ -370,18 +302,14 @@ def add_note(text: str, tool_context: ToolContext, step_id: str = "", keep_secon
         step_id: The step it is for; the note goes with that step when it is done. Empty for a note of the whole task.
         keep_seconds: How long it stays true; 0 for ever.
     """
-
-    def work() -> dict[str, Any]:
-        note = knowledge.add_note(
-            Declared(tool_context),
-            _text(text),
-            time=_now(tool_context),
-            ttl_seconds=keep_seconds or None,
-            step_id=_text(step_id) or None,
-        )
-        return {"noted": note.id}
-
-    return _answer(work)
+    note = knowledge.add_note(
+        Declared(tool_context),
+        _text(text),
+        time=time_of(tool_context),
+        ttl_seconds=keep_seconds or None,
+        step_id=_text(step_id) or None,
+    )
+    return {"noted": note.id}
 
 
 def record_evidence(uri: str, summary: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
@@ -392,24 +320,26 @@ def record_evidence(uri: str, summary: str, covers: list[str], tool_context: Too
         summary: What it shows, in a sentence or two.
         covers: Ids of the acceptance items that it proves; empty where it proves none.
     """
-
-    def work() -> dict[str, Any]:
-        record = knowledge.add_evidence(
-            Declared(tool_context),
-            uri=_text(uri),
-            summary=_text(summary),
-            covers=_lines(covers),
-            time=_now(tool_context),
-        )
-        return {"recorded": record.id, "covers": list(record.covers)}
-
-    return _answer(work)
+    record = knowledge.add_evidence(
+        Declared(tool_context),
+        uri=_text(uri),
+        summary=_text(summary),
+        covers=_lines(covers),
+        time=time_of(tool_context),
+    )
+    return {"recorded": record.id, "covers": list(record.covers)}
 
 
-def _keeper(store: PackStore | None) -> Callable[..., Any]:
-    """The tool that keeps a text as evidence in a store."""
+class _Keeper:
+    """The tools that keep evidence in a store: texts, and what stands at URLs that are allowed."""
 
-    async def keep_evidence(text: str, source: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+    def __init__(self, store: PackStore | None, allowed: Allowed) -> None:
+        self._store = store
+        self._allowed = allowed
+
+    async def keep_evidence(
+        self, text: str, source: str, covers: list[str], tool_context: ToolContext
+    ) -> dict[str, Any]:
         """Keeps a text as evidence, word for word, and records what it shows, so that later requests can cite it.
 
         Args:
@@ -417,19 +347,9 @@ def _keeper(store: PackStore | None) -> Callable[..., Any]:
             source: Where it is from: a URL, a file's name, or whose words they are.
             covers: Ids of the acceptance items that it proves; empty where it proves none.
         """
-        try:
-            record = await _keep(tool_context, _given(text), source=_text(source), covers=_lines(covers), store=store)
-        except (StateError, StoreError) as error:
-            return {"error": str(error)}
-        return _said(record, tool_context)
+        return await self._keep(tool_context, "" if text is None else str(text), _text(source), covers)
 
-    return keep_evidence
-
-
-def _url_keeper(store: PackStore | None, allowed: Allowed) -> Callable[..., Any]:
-    """The tool that keeps what stands at a URL as evidence in a store."""
-
-    async def keep_url(url: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
+    async def keep_url(self, url: str, covers: list[str], tool_context: ToolContext) -> dict[str, Any]:
         """Fetches what stands at a URL, keeps it whole as evidence, and records what it shows.
 
         Args:
@@ -437,29 +357,19 @@ def _url_keeper(store: PackStore | None, allowed: Allowed) -> Callable[..., Any]
             covers: Ids of the acceptance items that it proves; empty where it proves none.
         """
         url = _text(url)
-        try:
-            found = await asyncio.to_thread(allowed.read, url)
-            record = await _keep(
-                tool_context,
-                found.content,
-                source=url,
-                media_type=found.media_type,
-                covers=_lines(covers),
-                store=store,
-            )
-        except (StateError, StoreError, MissingExtra) as error:
-            return {"error": str(error)}
-        return _said(record, tool_context)
+        found = await asyncio.to_thread(self._allowed.read, url)
+        return await self._keep(tool_context, found.content, url, covers, found.media_type)
 
-    return keep_url
-
-
-def _said(record: EvidenceShape, tool_context: ToolContext) -> dict[str, Any]:
-    """What a tool answers that kept evidence."""
-    records = Records()
-    records.read(tool_context.session.state)
-    answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-    return superseding(answer, records.earlier(record.uri))
+    async def _keep(
+        self, context: ToolContext, content: str | bytes, source: str, covers: object, media_type: str | None = None
+    ) -> dict[str, Any]:
+        record = await keep_evidence(
+            context, content, source=source, media_type=media_type, covers=_lines(covers), store=self._store
+        )
+        records = Records()
+        records.read(context.session.state)
+        answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
+        return superseding(answer, records.earlier(record.uri))
 
 
 def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> dict[str, Any]:
@@ -469,14 +379,10 @@ def record_decision(text: str, tool_context: ToolContext, reason: str = "") -> d
         text: What was decided, in a sentence.
         reason: Why.
     """
-
-    def work() -> dict[str, Any]:
-        decision = knowledge.add_decision(
-            Declared(tool_context), _text(text), reason=_text(reason), time=_now(tool_context)
-        )
-        return {"decided": decision.id}
-
-    return _answer(work)
+    decision = knowledge.add_decision(
+        Declared(tool_context), _text(text), reason=_text(reason), time=time_of(tool_context)
+    )
+    return {"decided": decision.id}
 
 
 def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, Any]:
@@ -486,12 +392,8 @@ def record_entity(name: str, text: str, tool_context: ToolContext) -> dict[str, 
         name: Its name, always the same one.
         text: All that later steps should know of it, in a sentence or two.
     """
-
-    def work() -> dict[str, Any]:
-        entity = knowledge.add_entity(Declared(tool_context), _text(name), _text(text), time=_now(tool_context))
-        return {"known": entity.id}
-
-    return _answer(work)
+    entity = knowledge.add_entity(Declared(tool_context), _text(name), _text(text), time=time_of(tool_context))
+    return {"known": entity.id}
 
 
 async def remember(text: str, tool_context: ToolContext, kind: str = "") -> dict[str, Any]:
@@ -501,10 +403,10 @@ async def remember(text: str, tool_context: ToolContext, kind: str = "") -> dict
         text: The fact, in a sentence that can be understood without this conversation.
         kind: "preference" for what this user said to hold always, such as a language; empty for any other fact.
     """
-    said = _text(text)
-    if not said:
+    text = _text(text)
+    if not text:
         return {"error": "a memory needs a text: say what is to be remembered"}
-    return await _kept(said, _now(tool_context), tool_context, as_kind(_text(kind)) == "preference")
+    return await _remember(text, time_of(tool_context), tool_context, as_kind(_text(kind)) == "preference")
 
 
 async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, Any]:
@@ -513,23 +415,20 @@ async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, An
     Args:
         note_id: The note's id, as it was told when the note was made.
     """
-    try:
-        note = knowledge.find_note(Declared(tool_context), _text(note_id))
-    except StateError as error:
-        return {"error": str(error)}
-    time = note.time if note.time is not None else _now(tool_context)
-    return await _kept(note.text, time, tool_context, note.kind == "preference")
+    note = knowledge.find_note(Declared(tool_context), _text(note_id))
+    time = note.time if note.time is not None else time_of(tool_context)
+    return await _remember(note.text, time, tool_context, note.kind == "preference")
 
 
-async def _kept(said: str, now: float | None, tool_context: ToolContext, preference: bool) -> dict[str, Any]:
+async def _remember(text: str, time: float | None, tool_context: ToolContext, is_preference: bool) -> dict[str, Any]:
     """Writes a text into the app's memory service; one that says the same is written over."""
-    name = f"remembered_{short(hash_text(said))}"
+    name = f"remembered_{short(hash_text(text))}"
     entry = MemoryEntry(
         id=name,
-        content=types.Content(role="model", parts=[types.Part(text=said)]),
+        content=types.Content(role="model", parts=[types.Part(text=text)]),
         author=tool_context.agent_name,
-        timestamp=datetime.fromtimestamp(now, UTC).isoformat() if now is not None else None,
-        custom_metadata={"kind": "preference"} if preference else {},
+        timestamp=datetime.fromtimestamp(time, UTC).isoformat() if time is not None else None,
+        custom_metadata={"kind": "preference"} if is_preference else {},
     )
     try:
         await within(_MEMORY_SECONDS, tool_context.add_memory(memories=[entry]))
@@ -539,33 +438,33 @@ async def _kept(said: str, now: float | None, tool_context: ToolContext, prefere
     return {"remembered": name}
 
 
+class _Tool(FunctionTool):
+    """A tool that no step narrows away; where it cannot do what a model asks, it answers with the reason."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.custom_metadata = {ESSENTIAL_MARK: True}
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        try:
+            return await super().run_async(args=args, tool_context=tool_context)
+        except (StateError, StoreError, MissingExtra) as error:
+            return {"error": str(error)}
+
+
 def _tools(*functions: Callable[..., Any]) -> list[FunctionTool]:
-    tools = [FunctionTool(function) for function in functions]
-    for tool in tools:
-        tool.custom_metadata = {ESSENTIAL_MARK: True}
-    return tools
-
-
-def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a tool did, or why it did nothing."""
-    try:
-        return work()
-    except StateError as error:
-        return {"error": str(error)}
+    return [_Tool(function) for function in functions]
 
 
 def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
-    acceptance = [
-        f"{item.id}: {item.text}{' (needs evidence)' if item.needs_evidence else ''}"
-        for item in board.acceptance(step.id)
-    ]
+    needs = {True: " (needs evidence)", False: ""}
     fields = {
         "id": step.id,
         "text": step.text,
         "status": step.status,
         "claimed_by": step.claimed_by,
         "waits_for": list(board.waiting(step.id)),
-        "acceptance": acceptance,
+        "acceptance": [f"{item.id}: {item.text}{needs[item.needs_evidence]}" for item in board.acceptance(step.id)],
         "notes": list(step.notes),
     }
     return {name: value for name, value in fields.items() if value}
@@ -573,21 +472,10 @@ def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """What a model gave for a text: ADK does not check its arguments."""
-    return _given(value).strip()
-
-
-def _given(value: object) -> str:
-    """The same, white space at its ends included."""
-    return "" if value is None else str(value)
+    return "" if value is None else str(value).strip()
 
 
 def _lines(values: object) -> list[str]:
     """What a model gave for a list of texts; a text stands for a list of it, and empty ones are left out."""
     given = values if isinstance(values, (list, tuple)) else [values]
     return [text for text in map(_text, given) if text]
-
-
-def _now(context: ToolContext) -> float | None:
-    """The time of the session's last event, by which notes expire, too."""
-    events = context.session.events
-    return events[-1].timestamp if events else None
