@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -28,6 +28,7 @@ from aether_context.canonical import JSON, canonical_json
 from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
 from aether_context.policy import AcceptanceSettings
 from aether_context.state.acceptance import Judgement, Verdict, examine
+from aether_context.text.entities import SCHEME
 
 ACCEPTANCE = "acceptance"
 """The key of a verdict, in an outcome and in this package's part of an event's ``custom_metadata``."""
@@ -92,21 +93,29 @@ class Reviewer:
         Args:
             evidence: what the session's state holds by now; a URI of a record counts as shown.
         """
-        answer = final_text(response)
+        parts = (response.content.parts if response.content is not None else None) or ()
+        if response.partial or response.error_code is not None or any(part.function_call for part in parts):
+            return None
+        answer = "".join(part.text for part in parts if part.text and not part.thought)
         step = pack.source.step
-        if not settings.enabled or not answer or not (step.acceptance or "artifact://" in answer):
+        if not settings.enabled or not answer or not (step.acceptance or SCHEME in answer):
             return None
         problems: list[str] = []
         cost = Cost()
-        said: defaultdict[str, list[Judgement]] = defaultdict(list)
+        judged: defaultdict[str, list[Judgement]] = defaultdict(list)
         try:
-            await within(self._timeout_seconds, self._judge(step, answer, settings.critic, said, problems, cost))
+            await within(self._timeout_seconds, self._judge(step, answer, settings.critic, judged, problems, cost))
         except TimeoutError:
             problems.append(f"acceptance: not looked at in full within {self._timeout_seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
-        problems, judged = list(problems), {name: tuple(opinions) for name, opinions in said.items()}
-        covers = {one.uri: one.covers for one in (*pack.source.candidates, *evidence) if one.uri}
-        verdict = examine(answer, step.acceptance, shown=(*_shown(pack), *covers), covers=covers, judged=judged)
+        problems, judgements = list(problems), {item: tuple(opinions) for item, opinions in judged.items()}
+        covers = {
+            candidate.uri: candidate.covers for candidate in (*pack.source.candidates, *evidence) if candidate.uri
+        }
+        # What a model has only said itself proves nothing.
+        contents = (item.content for item in pack.contents if item.content.role != "model")
+        shown = [pack.source.request.system, *(part.text for content in contents for part in content.parts), *covers]
+        verdict = examine(answer, step.acceptance, shown=shown, covers=covers, judged=judgements)
         return Review(verdict=verdict, problems=problems, cost=cost)
 
     async def _judge(
@@ -118,11 +127,7 @@ class Reviewer:
         problems: list[str],
         cost: Cost,
     ) -> None:
-        await self._check(step, answer, judged, problems)
-        if critic and step.acceptance:
-            await self._criticize(step, answer, critic, judged, problems, cost)
-
-    async def _check(self, step: Step, answer: str, judged: Mapping[str, list[Judgement]], problems: list[str]) -> None:
+        """Asks the checks, then the Critic."""
         for item in step.acceptance:
             for check in self._checks:
                 try:
@@ -134,28 +139,38 @@ class Reviewer:
                 if opinion is not None:
                     reason = opinion if isinstance(opinion, str) else "" if opinion else "a check failed"
                     judged[item.id].append(Judgement(passed=opinion is True, by="check", reason=reason))
-
-    async def _criticize(
-        self,
-        step: Step,
-        answer: str,
-        name: str,
-        judged: Mapping[str, list[Judgement]],
-        problems: list[str],
-        cost: Cost,
-    ) -> None:
+        if not critic or not step.acceptance:
+            return
+        question: dict[str, JSON] = {
+            "step": step.text,
+            "acceptance": [{"id": item.id, "text": item.text} for item in step.acceptance],
+            "answer": answer[:_MOST_ANSWER],
+        }
+        request = LlmRequest(
+            model=critic,
+            contents=[types.Content(role="user", parts=[types.Part(text=storable(canonical_json(question)))])],
+            config=types.GenerateContentConfig(
+                system_instruction=_INSTRUCTION, temperature=0.0, response_mime_type="application/json"
+            ),
+        )
         try:
-            if name not in self._models:
-                self._models[name] = LLMRegistry.new_llm(name)
-            said = await ask(self._models[name], _request(name, step, answer), cost)
-            found = _read(said, {item.id for item in step.acceptance})
+            if critic not in self._models:
+                self._models[critic] = LLMRegistry.new_llm(critic)
+            text = await ask(self._models[critic], request, cost)
+            entries = json.loads(text[text.find("{") : text.rfind("}") + 1]).get("items")
         except Exception as error:
             problems.append(f"critic: {type(error).__name__}")
             return
+        found: dict[str, Judgement] = {}
+        for entry in entries if isinstance(entries, list) else ():
+            name, passed = (entry.get("id"), entry.get("passed")) if isinstance(entry, dict) else (None, None)
+            if isinstance(name, str) and name in {item.id for item in step.acceptance} and isinstance(passed, bool):
+                reason = str(entry.get("reason") or "").strip() or ("" if passed else "the Critic found it not met")
+                found[name] = Judgement(passed=passed, by="critic", reason=reason)
         if len(found) < len(step.acceptance):
             problems.append(f"critic: {len(step.acceptance) - len(found)} of {len(step.acceptance)} items missing")
-        for item, judgement in found.items():
-            judged[item].append(judgement)
+        for name, judgement in found.items():
+            judged[name].append(judgement)
 
 
 class AcceptanceGate(BaseAgent):
@@ -173,79 +188,17 @@ class AcceptanceGate(BaseAgent):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
         repairs = sum(event.author == self.name and event.content is not None for event in here)
-        missing = _missing(here)
-        event = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
+        missing: Sequence[object] = ()
+        for event in here:
+            metadata = (event.custom_metadata or {}).get(METADATA)
+            verdict = metadata.get(ACCEPTANCE) if isinstance(metadata, Mapping) else None
+            if isinstance(verdict, Mapping):
+                missing = verdict.get("missing") or ()
+        answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
         if not missing or repairs >= self.most_repairs:
-            event.actions = EventActions(escalate=True)
+            answer.actions = EventActions(escalate=True)
         else:
-            text = "\n".join(
-                (
-                    "The answer is not accepted yet. Missing:",
-                    *(f"- {line}" for line in missing),
-                    "Answer again in full, with what is missing.",
-                )
-            )
-            event.content = types.Content(role="model", parts=[types.Part(text=text)])
-        yield event
-
-
-def final_text(response: LlmResponse) -> str:
-    """The text of a final answer, thoughts aside; empty where a response is none."""
-    parts = (response.content.parts if response.content is not None else None) or ()
-    if response.partial or response.error_code is not None or any(part.function_call for part in parts):
-        return ""
-    return "".join(part.text for part in parts if part.text and not part.thought)
-
-
-def _missing(events: Sequence[Event]) -> tuple[str, ...]:
-    """What the latest verdict says is missing; nothing where there is none."""
-    for event in reversed(events):
-        held = (event.custom_metadata or {}).get(METADATA)
-        verdict = held.get(ACCEPTANCE) if isinstance(held, Mapping) else None
-        if isinstance(verdict, Mapping):
-            return tuple(map(str, verdict.get("missing") or ()))
-    return ()
-
-
-def noted(review: Review) -> dict[str, Any]:
-    """What an answer's event says of its review."""
-    return {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
-
-
-def _shown(pack: Pack) -> list[str]:
-    """The texts of a request that are not the model's own: what it has only said itself proves nothing."""
-    said = (item.content for item in pack.contents if item.content.role != "model")
-    return [pack.source.request.system, *(part.text for content in said for part in content.parts)]
-
-
-def _request(name: str, step: Step, answer: str) -> LlmRequest:
-    asked: dict[str, JSON] = {
-        "step": step.text,
-        "acceptance": [{"id": item.id, "text": item.text} for item in step.acceptance],
-        "answer": answer[:_MOST_ANSWER],
-    }
-    return LlmRequest(
-        model=name,
-        contents=[types.Content(role="user", parts=[types.Part(text=storable(canonical_json(asked)))])],
-        config=types.GenerateContentConfig(
-            system_instruction=_INSTRUCTION, temperature=0.0, response_mime_type="application/json"
-        ),
-    )
-
-
-def _read(said: str, ids: set[str]) -> dict[str, Judgement]:
-    """A Critic's judgements by item; what does not fit the form is left out.
-
-    Raises:
-        ValueError: the answer holds no JSON object.
-    """
-    found = json.loads(said[said.find("{") : said.rfind("}") + 1]).get("items")
-    judged: dict[str, Judgement] = {}
-    for entry in found if isinstance(found, list) else ():
-        name, passed = (entry.get("id"), entry.get("passed")) if isinstance(entry, dict) else (None, None)
-        if isinstance(name, str) and name in ids and isinstance(passed, bool):
-            reason = str(entry.get("reason") or "").strip()
-            judged[name] = Judgement(
-                passed=passed, by="critic", reason=reason if passed or reason else "the Critic found it not met"
-            )
-    return judged
+            lines = "".join(f"- {line}\n" for line in missing)
+            text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
+            answer.content = types.Content(role="model", parts=[types.Part(text=text)])
+        yield answer

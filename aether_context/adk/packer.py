@@ -21,7 +21,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer, noted
+from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer
 from aether_context.adk.bounds import Failures, OnError
 from aether_context.adk.builder import Builder
 from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, session_key
@@ -460,7 +460,8 @@ class RequestPacker:
             cutoff = {"cutoff": unread.id} if unread is not None else {}
             metadata = {"pack_id": last.name, **self._meters.note(last.pack), **cutoff, **metadata}
             if review is not None and last.pack.source.step.acceptance:
-                metadata[ACCEPTANCE] = noted(review)
+                verdict = review.verdict
+                metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
         if last is None or self.policy.record == "off":
