@@ -124,6 +124,11 @@ def offload(
     return replace(kept, response=changed, shown_tokens=used, form=form)
 
 
+def digest_of(response: Mapping[str, JSON]) -> str:
+    """The hash by which the store keeps a response, see `Offloaded.digest`; JSON values only."""
+    return hash_bytes(_dominant(response)[1].encode("utf-8", "surrogatepass"))
+
+
 def gist(found: Offloaded, *, counter: TokenCounter, query: str = "") -> str:
     """A line or two of what is shown of a result, in its own words."""
     text = _dominant(
