@@ -57,10 +57,8 @@ class Review:
     cost: Cost = field(default_factory=Cost)
 
     def to_json(self) -> dict[str, JSON]:
-        more: dict[str, JSON] = {"problems": list(self.problems)} if self.problems else {}
-        if self.cost.requests:
-            more["critic"] = {**self.cost.to_json()}
-        return {**self.verdict.to_json(), **more}
+        more: dict[str, JSON] = {"problems": [*self.problems], "critic": {**self.cost.to_json()}}
+        return {**self.verdict.to_json(), **{name: value for name, value in more.items() if value}}
 
 
 class Reviewer:

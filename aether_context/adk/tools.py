@@ -161,7 +161,7 @@ def _described(
 
 def planning_tools() -> list[FunctionTool]:
     """Tools for the task board: ``list_steps``, ``add_step``, ``claim_step``, ``complete_step``, ``release_step``."""
-    return _tools(list_steps, add_step, claim_step, complete_step, release_step)
+    return [_Tool(function) for function in (list_steps, add_step, claim_step, complete_step, release_step)]
 
 
 def evidence_tools(store: PackStore | None = None, urls: Sequence[str] = ()) -> list[FunctionTool]:
@@ -176,18 +176,19 @@ def evidence_tools(store: PackStore | None = None, urls: Sequence[str] = ()) -> 
         PolicyError: one of ``urls`` is no URL.
     """
     keeper = _Keeper(store, Allowed(urls))
-    return _tools(add_note, record_evidence, keeper.keep_evidence, *([keeper.keep_url] if urls else []))
+    tools: list[FunctionTool] = [_Tool(add_note), _Tool(record_evidence), _Tool(keeper.keep_evidence)]
+    return [*tools, _Tool(keeper.keep_url)] if urls else tools
 
 
 def memory_tools() -> list[FunctionTool]:
     """Tools for what outlives a step: ``record_decision`` and ``record_entity``; and what outlives the session:
     ``remember`` and ``remember_note``."""
-    return _tools(record_decision, record_entity, remember, remember_note)
+    return [_Tool(function) for function in (record_decision, record_entity, remember, remember_note)]
 
 
 def context_tools() -> list[FunctionTool]:
     """Tools for what the model reads itself: ``cut_now``."""
-    return _tools(cut_now)
+    return [_Tool(cut_now)]
 
 
 def cut_now(tool_context: ToolContext) -> dict[str, Any]:
@@ -450,10 +451,6 @@ class _Tool(FunctionTool):
             return await super().run_async(args=args, tool_context=tool_context)
         except (StateError, StoreError, MissingExtra) as error:
             return {"error": str(error)}
-
-
-def _tools(*functions: Callable[..., Any]) -> list[FunctionTool]:
-    return [_Tool(function) for function in functions]
 
 
 def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:

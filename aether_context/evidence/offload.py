@@ -110,13 +110,13 @@ def offload(
             value = json.loads(shown.text)
     changed = dict(value) if isinstance(value, dict) else {"result": value}
     if shown.ends_early:
-        changed[_free(changed, "note")] = "the tool's output ends in the middle"
+        changed[free_key(changed, "note")] = "the tool's output ends in the middle"
     if not shown.is_whole:
         size = size_words(len(data))
         lines = f" has all {shown.total} lines ({size}): use {READ} or {SEARCH}"
-        changed[_free(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if shown.kind == "data" else lines)
+        changed[free_key(changed, ARTIFACT_KEY)] = kept.uri + (f" ({size})" if shown.kind == "data" else lines)
         if shown.names:
-            changed[_free(changed, _NAMES_KEY)] = shown.names
+            changed[free_key(changed, _NAMES_KEY)] = shown.names
     used = tokens_of(canonical_json(changed), counter)
     if used > (1 - _LEAST_SAVING) * tokens:
         return kept
@@ -173,10 +173,11 @@ def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
 
     The later one tells, since what was sent cannot change without breaking the provider's cache.
     """
-    return {**response, _free(response, _SUPERSEDES_KEY): earlier} if earlier else dict(response)
+    return {**response, free_key(response, _SUPERSEDES_KEY): earlier} if earlier else dict(response)
 
 
-def _free(response: Mapping[str, JSON], key: str) -> str:
+def free_key(response: Mapping[str, JSON], key: str) -> str:
+    """A key, with underlines behind it where a response has it already."""
     while key in response:
         key += "_"
     return key

@@ -32,7 +32,7 @@ from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evid
 from aether_context.evidence.extracts import tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, typed
-from aether_context.evidence.offload import digest_of, gist, superseding
+from aether_context.evidence.offload import digest_of, free_key, gist, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -56,16 +56,8 @@ _T = TypeVar("_T")
 class Offloader:
     """The offload of one plugin. Nothing of a session's is edited: what is returned is new.
 
-    Args:
-        policy: its ``offload`` section says what to do.
-        store: where the whole results go.
-        recorder: writes what nothing waits for.
-        records: what sessions know of their evidence.
-        report: is told of failures.
-        step_of: the key of the step in whose request a tool was called, empty where it is not known.
-
     Raises:
-        PolicyError: a rule names an extractor that is not registered.
+        PolicyError: a rule of the policy names an extractor that is not registered.
     """
 
     def __init__(
@@ -304,12 +296,7 @@ def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
 
 def joined(response: Mapping[str, Any], media: Sequence[types.Part | str]) -> dict[str, Any]:
     """A response with media, or what stands for them, beside it: parts are taken out by ADK, texts stay."""
-    if not media:
-        return dict(response)
-    key = MEDIA_KEY
-    while key in response:
-        key += "_"
-    return {**response, key: list(media)}
+    return {**response, free_key(response, MEDIA_KEY): list(media)} if media else dict(response)
 
 
 def medium_of(part: types.Part | types.FunctionResponsePart) -> Medium | None:
@@ -364,9 +351,8 @@ def _without(value: object, found: list[types.Part], depth: int) -> Any:
 def _is_media(part: types.Part) -> bool:
     """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
     blob, file = part.inline_data, part.file_data
-    if blob is not None and blob.data is not None and blob.mime_type:
-        return True
-    return file is not None and bool(file.file_uri) and bool(file.mime_type)
+    has_data = blob is not None and blob.data is not None and blob.mime_type
+    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
 
 
 async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
