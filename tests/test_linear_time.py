@@ -7,6 +7,7 @@ machine is not taken for a slow pattern. What takes next to nothing even for the
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import time
@@ -15,10 +16,13 @@ from typing import Any
 
 import pytest
 from google.adk.events.event import Event
+from google.adk.models.llm_response import LlmResponse
 from google.genai import types
+from packs import pack_input, said
+from scripted import Scripted
 
-from aether_context import canonical
-from aether_context.adk.acceptance import _read as read_critic
+from aether_context import PackPolicy, canonical
+from aether_context.adk.acceptance import Reviewer
 from aether_context.adk.request import reader, recall
 from aether_context.adk.session.epochs import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
@@ -27,9 +31,9 @@ from aether_context.conversation.summary import fenced
 from aether_context.evidence import extracts, lines, media, outline, record
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
-from aether_context.pack import Candidate, Content, Tool
-from aether_context.packing import payload, tools
-from aether_context.policy import OffloadSettings, RetrievalSettings
+from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
+from aether_context.packing import build_pack, payload, tools
+from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
 from aether_context.redaction import PATTERNS, masker
 from aether_context.retrieval import HybridIndex, ranking, terms
 from aether_context.state import read_state
@@ -282,6 +286,18 @@ def search(text: str) -> object:
     return index.search(text[:2_000], asked=1.7e9)
 
 
+def criticized(text: str) -> object:
+    """An answer's review by a Critic that says a text."""
+    step = Step(text="Write it.", acceptance=(AcceptanceItem(id="a", text="It is written."),))
+    pack = build_pack(pack_input([said("Go on.")], step=step), PackPolicy())
+    answer = LlmResponse(content=words_of("It is done."))
+    critic = Scripted(model="critic", script=[text], sent=[])
+    review = asyncio.run(Reviewer(critic=critic).review(pack, answer, AcceptanceSettings(critic="critic")))
+    assert review is not None
+    assert review.problems
+    return review
+
+
 def read_tool(text: str) -> Tool:
     return reader._tool(declaration(text), frozenset())
 
@@ -333,7 +349,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "fenced": fenced,
     "sections": lambda text: payload.sections(f"CONTEXT PACK\nTASK:\n{text}"),
     "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
-    "read_critic": lambda text: quiet(read_critic, text),
+    "criticized": criticized,
     # evidence
     "decoded": decoding.decoded,
     "decoded, in an envelope": lambda text: decoding.decoded(f"content=[TextContent(type='text', text='{text}"),
