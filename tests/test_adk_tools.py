@@ -15,7 +15,7 @@ from scripted import Chat, Scripted, call, delete_all, look_up, results, state_o
 from aether_context.adk import evidence_tools, planning_tools
 from aether_context.state import read_state
 from aether_context.state.board import TaskBoard
-from aether_context.store.replay import Resolver
+from aether_context.store.replay import Replayer
 
 BOARD = {
     "task": "Write the guide",
@@ -87,7 +87,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
         "The limit for refunds is 200",
         "The clerk of the shop is Bo",
     )
-    rows = Resolver(chat.store).resolve(chat.manifests()[-1]).rows
+    rows = Replayer(chat.store).resolve(chat.manifests()[-1]).rows
     assert rows[note.id].state == "in_tail"
     steps = [one.step_id for one in chat.manifests() if one.agent == "operator"]
     assert steps == ["s1"] * 5 + ["s2"] * 2

@@ -9,7 +9,7 @@ from scripted import Chat, Memories, call, remembered
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import memory_tools
-from aether_context.store.replay import Resolver
+from aether_context.store.replay import Replayer
 
 OWN = [f"{word} stays as it is" for word in ("zebra", "copper", "violin", "glacier", "saffron", "comet", "tulip")]
 PLAN = {"task_id": "42", "goal": "Be brief", "step": {"id": "3", "text": "Add numbers", "acceptance": ["A sum"]}}
@@ -28,7 +28,7 @@ def memory_section(chat: Chat) -> str:
 
 
 def reasons(chat: Chat, manifest: Manifest) -> dict[str, str | None]:
-    rows = Resolver(chat.store).resolve(manifest).rows.values()
+    rows = Replayer(chat.store).resolve(manifest).rows.values()
     return {row.id: row.reason for row in rows if row.layer == "memory"}
 
 

@@ -26,7 +26,7 @@ from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
 from aether_context.retrieval.embedders import Embedder, Vectors, register
-from aether_context.store.replay import Resolver
+from aether_context.store.replay import Replayer
 
 FACTS = [
     "My sister Ada keeps bees behind the old mill.",
@@ -61,7 +61,7 @@ def talk(window: int = 1_200, more: int = 40, **settings: Any) -> Chat:
 
 
 def turns_of(chat: Chat, manifest: Manifest) -> list[Any]:
-    rows = Resolver(chat.store).resolve(manifest).rows.values()
+    rows = Replayer(chat.store).resolve(manifest).rows.values()
     return [row for row in rows if row.source == "conversation"]
 
 

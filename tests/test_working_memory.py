@@ -12,7 +12,7 @@ from aether_context.adk import evidence_tools, memory_tools
 from aether_context.errors import KnowledgeError
 from aether_context.state import NoteShape, note_id, read_state
 from aether_context.state.knowledge import add_decision, add_entity, find_note
-from aether_context.store.replay import Resolver
+from aether_context.store.replay import Replayer
 
 
 class Keeps(Memories):
@@ -41,7 +41,7 @@ def test_a_decision_and_an_entity_stand_in_later_packs_with_their_source() -> No
     assert [one["text"] for one in held["entities"]] == ["bo: approves refunds above 200"]
     chat.say("When do refunds go out, and who approves them?")
     last = chat.manifests()[-1]
-    rows = Resolver(chat.store).resolve(last).rows.values()
+    rows = Replayer(chat.store).resolve(last).rows.values()
     assert {row.source for row in rows if row.layer == "memory"} == {"decision", "entity"}
     assert "Refunds go out on Fridays" in chat.sent[-1].human()
     chat.replays()

@@ -31,7 +31,7 @@ from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
 from aether_context.pack import LAYERS, CandidateOutcome
 from aether_context.store import Manifest, PackStore
-from aether_context.store.replay import Resolver
+from aether_context.store.replay import Replayer
 
 _FEW = 12
 """Rows and tools that are shown without --all."""
@@ -44,10 +44,10 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
     """
     store = PackStore(url)
     manifest = store.read(packs.find(store, pack_id))
-    resolver = Resolver(store)
+    replayer = Replayer(store)
     gaps = []
     if as_json:
-        resolved = resolver.resolve(manifest)
+        resolved = replayer.resolve(manifest)
         # The manifest as it would be without a parent, except for its digest, which stays that of the stored one.
         contents = manifest.contents.model_copy(update={"head": 0, "added": resolved.contents, "tail": 0})
         rows = tuple(resolved.rows.values())
@@ -56,12 +56,12 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
     else:
         rows, texts, outcome = manifest.rows, {}, None
         try:
-            rows = tuple(resolver.resolve(manifest).rows.values())
+            rows = tuple(replayer.resolve(manifest).rows.values())
         except (AetherContextError, ValueError, LookupError) as error:
             gaps.append(f"{error}: rows of earlier packs are not shown")
         else:
             try:
-                texts = _texts(resolver, manifest, rows)
+                texts = _texts(replayer, manifest, rows)
             except (AetherContextError, ValueError, LookupError, TypeError, AttributeError) as error:
                 gaps.append(f"{error}: texts are not shown")
         try:
@@ -79,14 +79,14 @@ def show(url: str, pack_id: str | None, *, everything: bool, as_json: bool) -> i
     return NOT_THERE if gaps else 0
 
 
-def _texts(resolver: Resolver, manifest: Manifest, rows: Sequence[CandidateOutcome]) -> dict[str, str]:
+def _texts(replayer: Replayer, manifest: Manifest, rows: Sequence[CandidateOutcome]) -> dict[str, str]:
     """The texts that rows stand for, by the rows' ids, from the manifest's recording and those of its ancestors."""
     wanted = {row.id: row.hash for row in rows}
     found: dict[str, str] = {}
-    for link in resolver.line(manifest):
+    for link in replayer.line(manifest):
         if not link.texts or found.keys() == wanted.keys():
             break
-        recorded = json.loads(resolver.store.blob(link, link.texts[0]))
+        recorded = json.loads(replayer.store.blob(link, link.texts[0]))
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded["candidates"]}
         contents = recorded.get("contents", {})
         for name in wanted.keys() - found.keys():

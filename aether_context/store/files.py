@@ -38,7 +38,6 @@ _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 """Protocols whose file systems remember listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs makes of a precondition that failed, and of two writers at the same moment."""
-_BYTES_PER_SECOND = 1_000_000
 _AT_ONCE = 16
 _DRAFT = ".draft-"
 
@@ -47,10 +46,7 @@ _memory_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a store holds: its path, size in bytes, and when it was written, in seconds since 1970 UTC.
-
-    ``modified`` is None where the backend does not say.
-    """
+    """A file of a store: its path, size in bytes, and when it was written, seconds since 1970 UTC, where known."""
 
     path: str
     size: int
@@ -62,10 +58,10 @@ class File:
 
 
 class Files:
-    """Reads and writes files below a base URL. Each method raises `StoreError` where the store cannot do it.
+    """Reads and writes files below a base URL, each with `StoreError` where the store cannot do it.
 
-    ``refuses`` is whether a remote file system itself refuses to create what is there already. That is tried with the
-    first file, and None before; one that does not is asked before each file.
+    ``refuses`` is whether a remote file system itself refuses to create what is there already, tried with the first
+    file, and None before. One that does not is asked before each file.
 
     Args:
         url: any fsspec URL or a local path.
@@ -192,11 +188,7 @@ class Files:
     # reading
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file, or those from ``start`` up to ``end``.
-
-        Raises:
-            FileNotFoundError: it is not there.
-        """
+        """The bytes of a file, or those from ``start`` up to ``end``; `FileNotFoundError` where it is not there."""
         with self._guarded(path, "read"):
             data: bytes = self._call("cat_file", path, start=start, end=end)
             return data
@@ -208,16 +200,10 @@ class Files:
         except FileNotFoundError:
             return None
 
-    def exists(self, path: str) -> bool:
-        """Whether a file is there."""
-        with self._guarded(path, "read"):
-            return bool(self._call("exists", path))
-
     def is_there(self) -> bool:
-        """Whether the base is a folder that is there. An object store has none without a file in it.
+        """Whether the base is a folder that is there, which is an error where it is a file.
 
-        Raises:
-            StoreError: it is a file, or that could not be found out.
+        An object store has none without a file in it.
         """
         with self._guarded(self.root, "read"):
             try:
@@ -256,10 +242,9 @@ class Files:
                 if not find:
                     found = self._call("ls", path, detail=True)
                 elif self.is_in_memory:  # its own `find` walks over all files for each folder
-                    store = self.fs.store.copy()
                     found = [
                         {"name": name, "type": "file", "size": file.size, "created": file.created}
-                        for name, file in store.items()
+                        for name, file in self.fs.store.copy().items()
                     ]
                 else:
                     found = self._call("find", path, detail=True).values()
@@ -279,20 +264,17 @@ class Files:
     def url_of(self, path: str) -> str:
         return str(self.fs.unstrip_protocol(path))
 
-    # the backend
-
     def _call(self, name: str, *args: Any, size: int = 0, **options: Any) -> Any:
-        """Calls the file system, within the time limit where there is one."""
+        """Calls the file system, within the time limit where there is one: a second more for each megabyte."""
         fs = self.fs
         if self.timeout_seconds is None or not isinstance(fs, AsyncFileSystem):
             return getattr(fs, name)(*args, **options)
-        seconds = self.timeout_seconds + size / _BYTES_PER_SECOND
+        seconds = self.timeout_seconds + size / 1_000_000
         return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=seconds, **options)
 
     @contextmanager
     def _guarded(self, path: str, what: str) -> Iterator[None]:
-        """Makes a `StoreError` of what goes wrong, and of a local path that leaves the folder, by ``..`` or through a
-        symbolic link."""
+        """Makes `StoreError` of what goes wrong, and of a local path that leaves the folder by ``..`` or a link."""
         try:
             if self.is_local:
                 wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
@@ -340,10 +322,7 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
 
 
 def _write_local(path: Path, data: bytes, *, is_new: bool) -> bool:
-    """Writes a draft beside a file, then links or renames it, so that it is whole the moment it appears.
-
-    False where it must be new and is there already.
-    """
+    """Writes a draft, then links or renames it: a file is whole when it appears. False where it is there already."""
     if is_new and path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,9 +49,7 @@ _KNOWN_SECONDS = 900.0
 
 
 class PackStore:
-    """Reads and writes packs below a base URL.
-
-    Each method raises `StoreError` where the store cannot be read, listed or written.
+    """Reads and writes packs below a base URL, each with `StoreError` where that cannot be done.
 
     Args:
         url: any fsspec URL or a local path: ``artifacts``, ``memory://packs``, ``s3://bucket/prefix``.
@@ -92,10 +90,7 @@ class PackStore:
         """Writes a recording: blobs first, the manifest last, so that a manifest never names what is not there.
 
         Writing an equal recording again changes nothing. Where the id is taken by another pack, the next free number
-        is appended to it.
-
-        Returns:
-            The manifest as it is in the store.
+        is appended to it, and the manifest comes back with that.
         """
         manifest, text, number = recording.manifest, recording.text, 1
         blobs = {self.blob_path(manifest, digest): data for digest, data in recording.blobs.items()}
@@ -144,11 +139,7 @@ class PackStore:
             yield from sorted(found, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
-        """The manifest of a pack; the id may be cut short where it stays unique.
-
-        Raises:
-            PackNotFound: there is none, or more than one.
-        """
+        """The manifest of a pack, by whatever `find` takes."""
         return self.read(self.find(pack_id, app=app, user=user))
 
     def find(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> str:
@@ -173,12 +164,7 @@ class PackStore:
         return found[0]
 
     def read(self, folder: str) -> Manifest:
-        """The manifest in a pack's folder.
-
-        Raises:
-            PackNotFound: there is none.
-            ManifestError: it is not a manifest.
-        """
+        """The manifest in a pack's folder; `PackNotFound` where there is none, `ManifestError` where it is damaged."""
         path = f"{folder}/manifest.json"
         try:
             return Manifest.parse(self.files.read(path))
@@ -188,11 +174,7 @@ class PackStore:
             raise type(error)(f"{error} (pack {_name(folder)}, {self.files.url_of(path)})") from error
 
     def parent(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that this one extends, None where it stands alone.
-
-        Raises:
-            PackNotFound: it is named and not there.
-        """
+        """The manifest that this one extends, None where it stands alone; `PackNotFound` where it is missing."""
         if manifest.parent is None:
             return None
         try:
@@ -201,23 +183,14 @@ class PackStore:
             raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}") from error
 
     def chain(self, manifest: Manifest) -> list[Manifest]:
-        """The manifest and its ancestors, the oldest first.
-
-        Raises:
-            PackNotFound: an ancestor is missing.
-        """
+        """The manifest and its ancestors, the oldest first; `PackNotFound` where one is missing."""
         chain = [manifest]
         while (parent := self.parent(chain[-1])) is not None:
             chain.append(parent)
         return chain[::-1]
 
     def blob(self, manifest: Manifest, digest: str) -> bytes:
-        """A blob that a manifest names, checked against its hash.
-
-        Raises:
-            BlobNotFound: it is not there.
-            ChecksumMismatch: its bytes changed.
-        """
+        """A blob that a manifest names; `BlobNotFound` where it is not there, `ChecksumMismatch` where it changed."""
         missing = f"{manifest.pack_id} names {digest}, which is not in {self.url}"
         return self._checked(self.blob_path(manifest, digest), digest, missing)
 
@@ -236,11 +209,7 @@ class PackStore:
         return found
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
-        """What was taken out of an oversized message, by the name in its URI; None where there is nothing.
-
-        Args:
-            name: ``messages/{hash}.txt``; any other names nothing.
-        """
+        """What was taken out of an oversized message, by its name, ``messages/{hash}.txt``; None where nothing was."""
         return self.files.get(f"{self.files.place(app, user, session)}/{name}") if _MESSAGE.fullmatch(name) else None
 
     # evidence
@@ -252,11 +221,7 @@ class PackStore:
         self.files.create(f"{self.files.place(app, user, session)}/evidence/{record.name}.json", value.encode())
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
-        """What is known of a session's evidence, in the order in which it came.
-
-        Raises:
-            StoreError: the store could not be read, or holds what is not a record.
-        """
+        """What is known of a session's evidence, in the order in which it came."""
         found = self.evidence_files(app, user, session)
         return sorted(found.values(), key=lambda record: (record.time or 0.0, record.name))
 
@@ -271,12 +236,7 @@ class PackStore:
             raise StoreError(f"{folder} could not be read: {error}") from error
 
     def evidence_data(self, app: str, user: str, digest: str) -> bytes:
-        """The bytes of a piece of evidence, checked against their hash.
-
-        Raises:
-            BlobNotFound: they are not there, or not any more.
-            ChecksumMismatch: they changed.
-        """
+        """The bytes of a piece of evidence; `BlobNotFound` and `ChecksumMismatch` as for `blob`."""
         return self._checked(self.evidence_path(app, user, digest), digest, f"{digest} is not in {self.url}")
 
     def evidence_digests(self, app: str, user: str, digits: str) -> list[str]:
@@ -386,12 +346,7 @@ class PackStore:
         begins: str = "",
         newest: int | None = None,
     ) -> list[str]:
-        """The folders of packs, by the times in their names.
-
-        Args:
-            begins: those alone whose id begins so; one with day and hour is found without a look at other hours.
-            newest: so many of them at most, the last ones.
-        """
+        """The folders of packs, by the times in their names: those whose id begins so, and so many of the newest."""
         hour, found = HOUR.match(begins), None
         if session is None and (hour or newest):
             found = self._recent(app, user, hour, newest)

@@ -22,8 +22,6 @@ from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_conten
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
-# Manifests with their ancestors' part: what a chain leaves out because an earlier link holds it.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
@@ -35,19 +33,28 @@ class Resolved:
     counts: Mapping[str, int]
 
 
-class Resolver:
-    """Resolves manifests of one store, keeping what they share between calls."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request."""
+
+    manifest: Manifest
+    pack: Pack
+    request: str
+    matches: bool
+
+
+class Replayer:
+    """Replays manifests of one store, keeping what they share between calls."""
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
         self._resolved: dict[str, Resolved] = {}
+        self._texts: dict[str, dict[str, JSON]] = {}
+        self._contents: dict[str, Content] = {}
+        self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
-        """The manifest with its ancestors' part.
-
-        Raises:
-            PackNotFound: an ancestor is missing.
-        """
+        """The manifest with its ancestors' part; `PackNotFound` where one of them is missing."""
         waiting = [manifest]
         while waiting[-1].parent not in self._resolved and (parent := self.store.parent(waiting[-1])) is not None:
             waiting.append(parent)
@@ -91,40 +98,8 @@ class Resolver:
         counts = {**parent.counts, **manifest.counts, **counts}
         return Resolved(manifest=manifest, contents=contents, rows=kept | rows, counts=counts)
 
-
-def _indices(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    return [at for start, stop in ranges for at in range(start, stop)]
-
-
-# Replay: the same request again from a manifest and its blobs, byte for byte, or the first stage that differs.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request."""
-
-    manifest: Manifest
-    pack: Pack
-    request: str
-    matches: bool
-
-
-class Replayer(Resolver):
-    """Replays manifests of one store, keeping what they share between calls."""
-
-    def __init__(self, store: PackStore) -> None:
-        super().__init__(store)
-        self._texts: dict[str, dict[str, JSON]] = {}
-        self._contents: dict[str, Content] = {}
-        self._epoch_texts: dict[str, str] = {}
-
     def pack_input(self, manifest: Manifest) -> PackInput:
-        """What the pack was built from.
-
-        Raises:
-            ReplayIncomplete: texts were not recorded, or are gone.
-            PackNotFound: an ancestor is missing.
-        """
+        """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
@@ -135,7 +110,13 @@ class Replayer(Resolver):
             if link.texts[0] in self._texts:
                 break
             for digest in reversed(link.texts):
-                self._read_texts(link, digest, missing)
+                if digest in self._texts:
+                    continue
+                texts = self._texts[digest] = self._json(link, digest, f"texts of {link.pack_id}", missing)
+                for name, value in texts.get("contents", {}).items():
+                    if name not in self._contents:
+                        self._contents[name] = content_from_wire(canonical_json(value))
+                self._epoch_texts.update(texts.get("epoch", {}))
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
             raise ReplayIncomplete(missing)
@@ -173,15 +154,6 @@ class Replayer(Resolver):
             summaries=texts.get("summaries", {}),
         )
 
-    def _read_texts(self, manifest: Manifest, digest: str, missing: list[str]) -> None:
-        if digest in self._texts:
-            return
-        texts = self._texts[digest] = self._json(manifest, digest, f"texts of {manifest.pack_id}", missing)
-        for name, value in texts.get("contents", {}).items():
-            if name not in self._contents:
-                self._contents[name] = content_from_wire(canonical_json(value))
-        self._epoch_texts.update(texts.get("epoch", {}))
-
     def _json(self, manifest: Manifest, digest: str, what: str, missing: list[str]) -> dict[str, JSON]:
         try:
             value: dict[str, JSON] = json.loads(self.store.blob(manifest, digest))
@@ -198,13 +170,7 @@ class Replayer(Resolver):
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None) -> Replayed:
-        """Builds the pack again, with another policy where one is given.
-
-        Raises:
-            ReplayError: what is recorded cannot be built from.
-            ReplayIncomplete: the recording lacks texts.
-            ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
-        """
+        """Builds the pack again, with another policy where one is given; see `replay`."""
         try:
             source = self.pack_input(manifest)
             counts = self.resolve(manifest).counts
@@ -219,6 +185,10 @@ class Replayer(Resolver):
             stage = next((name for name, found in hashes.items() if manifest.stages.get(name) != found), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
         return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
+
+
+def _indices(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    return [at for start, stop in ranges for at in range(start, stop)]
 
 
 def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:

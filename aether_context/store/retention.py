@@ -7,9 +7,11 @@ was made is looked at again before each deletion and after it, and a text that a
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from aether_context.errors import StoreError
 from aether_context.store.files import File
@@ -18,17 +20,14 @@ from aether_context.store.packs import PackStore
 from aether_context.store.spool import spool_of
 
 DAY_SECONDS = 86_400.0
-_CACHES = ("summaries", "vectors", "calibration")
-_OF_TEXTS = ("summaries", "vectors")
-"""Caches that were made from the texts of any session."""
 _BATCH_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How long what is kept, in seconds. ``most_bytes`` is the most that one user's packs may take, None any amount.
+    """How long what is kept, and how long nothing is touched after it was written (``grace_seconds``).
 
-    ``grace_seconds`` is how long nothing is touched after it was written.
+    ``most_bytes`` is the most that one user's packs may take, None any amount.
     """
 
     packs_seconds: float = 30 * DAY_SECONDS
@@ -40,10 +39,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a manifest names: the pack it extends, as a folder, empty where there is none, and its blobs, by hash.
+    """What a manifest names: the folder of the pack that it extends, if any, and its blobs, by hash.
 
-    ``is_readable`` says whether that is all it names; ``is_foreign`` that it is not, since its schema version is not
-    known here.
+    It may name more where it is not readable, as where it is foreign: of a schema version that is not known here.
     """
 
     parent: str = ""
@@ -54,31 +52,24 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be deleted of one user.
-
-    Attributes:
-        owner: the user's folder.
-        packs: folders of packs, each with its files, those that extend others first.
-        blobs, evidence, caches: files.
-        unreadable: manifests that could not be read; what they name is unknown, so no text of the user is deleted.
-        kept_bytes: what stays.
-        links: what all packs named when the plan was made, by folder.
-    """
+    """What would be deleted of one user, whose folder is ``owner``."""
 
     owner: str
     packs: Mapping[str, tuple[File, ...]]
+    """Folders of packs, each with its files, those that extend others first."""
     blobs: tuple[File, ...]
     evidence: tuple[File, ...]
     caches: tuple[File, ...]
     unreadable: tuple[str, ...]
+    """Manifests that could not be read. What they name is unknown, so no text of the user is deleted."""
     kept_bytes: int
     links: Mapping[str, Link]
+    """What all packs named when the plan was made, by folder."""
 
     @property
     def files(self) -> tuple[File, ...]:
         """All files that would go."""
-        of_packs = tuple(file for files in self.packs.values() for file in files)
-        return (*of_packs, *self.blobs, *self.evidence, *self.caches)
+        return (*chain(*self.packs.values()), *self.blobs, *self.evidence, *self.caches)
 
     @property
     def size(self) -> int:
@@ -106,9 +97,6 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     Args:
         owner: the user's folder.
         now: seconds since 1970 UTC.
-
-    Raises:
-        StoreError: the store could not be read.
     """
     held = _holdings(owner, store.files.below(owner))
     links = _links(store, held.packs)
@@ -146,22 +134,13 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
 
 
 def carry_out(store: PackStore, found: Plan, deleted: Callable[[File], None] = lambda _: None) -> Plan:
-    """Deletes what a plan names and still nobody needs.
+    """Deletes what a plan names and still nobody needs, and tells ``deleted`` each file.
 
-    Args:
-        deleted: is told each file.
-
-    Returns:
-        The plan without what was spared since packs were written meanwhile.
-
-    Raises:
-        StoreError: the store could not be read or written.
+    The plan comes back without what was spared since packs were written meanwhile.
     """
     found = _spare(store, found)
-    of_packs = [
-        file for files in found.packs.values() for file in sorted(files, key=lambda file: file.name == "manifest.json")
-    ]
-    for file in (*of_packs, *found.evidence, *found.caches):
+    of_packs = [sorted(files, key=lambda file: file.name == "manifest.json") for files in found.packs.values()]
+    for file in (*chain(*of_packs), *found.evidence, *found.caches):
         store.files.delete(file.path)
         deleted(file)
     # Of some blobs at a time: one that a pack names which was written in the same moment is put back.
@@ -186,21 +165,14 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     """All files that a store keeps of a user or of one session: packs, texts, evidence, caches, artifacts and names.
 
     Of a session's texts those that other sessions of the user name stay; summaries and vectors, which are a user's, go.
-
-    Raises:
-        StoreError: the store could not be read.
     """
     owner = store.files.place(app, user)
     folder = owner if session is None else store.files.place(app, user, session)
     files = store.files.below(owner)
     mine = [file for file in files if file.path.startswith(f"{folder}/")]
     hours = f"{store.files.root}/hours"
-    name = folder.removeprefix(store.files.root)
-    entries = [
-        file
-        for file in store.files.below(hours)
-        if f"/{file.path.removeprefix(f'{hours}/').split('/', 2)[-1]}/".startswith(f"{name}/")
-    ]
+    of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
+    entries = [file for file in store.files.below(hours) if of_folder.match(file.path.removeprefix(hours))]
     if session is None:
         return (*mine, *entries)
     held = _holdings(owner, mine)
@@ -216,18 +188,14 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     named -= {digest for link in links.values() for digest in link.blobs}
     named -= _evidence_of(store, others.evidence)
     texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named]
-    made = [file for file in others.caches if file.path.removeprefix(f"{owner}/").startswith(_OF_TEXTS)]
+    made = [file for file in others.caches if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
     return (*mine, *texts, *made, *entries)
 
 
 def carry_out_forgetting(
     store: PackStore, files: Sequence[File], deleted: Callable[[File], None] = lambda _: None
 ) -> None:
-    """Deletes the files that `forget` found, what waits for their places on this machine, and then their folders.
-
-    Raises:
-        StoreError: a file could not be deleted.
-    """
+    """Deletes the files that `forget` found, what waits for their places on this machine, and then their folders."""
     spool = spool_of(store.files)
     for file in sorted(files, key=lambda file: file.name == "name.json"):
         store.files.delete(file.path)
@@ -244,7 +212,7 @@ def _holdings(owner: str, files: Iterable[File]) -> _Holdings:
             held.blobs.append(file)
         elif pieces[0] == "evidence":
             held.raw.append(file)
-        elif pieces[0] in _CACHES:
+        elif pieces[0] in ("summaries", "vectors", "calibration"):
             held.caches.append(file)
         elif len(pieces) == 4 and pieces[1] == "packs":
             held.packs[file.path.rsplit("/", 1)[0]].append(file)

@@ -14,11 +14,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aether_context.canonical import canonical_json, hash_bytes, hash_text, plain, short
+from aether_context.canonical import hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import Files
 
@@ -55,10 +55,9 @@ class Waiting(NamedTuple):
 
 
 class Spool:
-    """Writes that wait for one store. Any number of processes may share the file, whose folder the first write makes.
+    """Writes that wait for one store, in a file that processes may share and that leaves 256 MB of its disk free.
 
-    It takes what its disk has room for, but for the last 256 MB. Each method raises `StoreError` where the file cannot
-    be used.
+    Each method raises `StoreError` where the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,13 +149,12 @@ class Spool:
 
 def spool_of(files: Files) -> Spool | None:
     """The spool of a store, by its URL and options; None for one in memory, or where there is to be none."""
-    folder = os.environ.get(FOLDER) or Path(
-        os.environ.get("XDG_STATE_HOME") or "~/.local/state", "aether-context", "spool"
-    )
-    if files.is_in_memory or str(folder) == "off":
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    folder = os.environ.get(FOLDER) or f"{state}/aether-context/spool"
+    if files.is_in_memory or folder == "off":
         return None
-    place = canonical_json([files.url if not files.is_local else files.root, plain(files.options)])
-    return Spool(Path(folder).expanduser() / f"{short(hash_text(place), 16)}.sqlite")
+    name = short(hash_json([files.root if files.is_local else files.url, plain(files.options)]), 16)
+    return Spool(Path(folder).expanduser() / f"{name}.sqlite")
 
 
 class SpooledFiles(Files):
@@ -164,10 +162,8 @@ class SpooledFiles(Files):
 
     While anything waits, all that follows waits behind it, so that what names something arrives after it. A store that
     failed is asked again after half a second, then after ever longer pauses of up to ten. A store that is too slow for
-    what comes is spared in the same way: while ``spares_store`` is set, writes go to the spool at once.
-
-    Raises:
-        StoreError: neither the store nor the spool takes a write.
+    what comes is spared in the same way: while ``spares_store`` is set, writes go to the spool at once. A write that
+    neither takes is a `StoreError`.
     """
 
     def __init__(self, files: Files, spool: Spool) -> None:
@@ -301,8 +297,8 @@ class SpooledFiles(Files):
     def _answers(self) -> bool:
         """Whether the store can be asked at all."""
         try:
-            with _contained():
-                super().exists(f"{self.root}/.asked")
+            with _contained(), suppress(FileNotFoundError):
+                super().read(f"{self.root}/.asked")
         except StoreError:
             return False
         return True

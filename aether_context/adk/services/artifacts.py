@@ -37,7 +37,8 @@ class FsspecArtifactService(BaseArtifactService):
     """Keeps artifacts by app, user, session and name, each version for ever, on any fsspec URL.
 
     Of two that save at the same moment, in whatever process, each gets a version of its own; a version is there whole
-    or not at all. Names may be anything: none leads out of its session's folder. Nothing blocks the event loop.
+    or not at all. Names may be anything: none leads out of its session's folder. Nothing blocks the event loop. A store
+    that cannot be read or written is a `StoreError`.
 
     Args:
         uri: a folder or fsspec URL (``artifacts``, ``s3://bucket/artifacts``), or one as ADK gives it, with ``fsspec+``
@@ -72,7 +73,6 @@ class FsspecArtifactService(BaseArtifactService):
 
         Raises:
             InputValidationError: a name is empty or reaches elsewhere, or the part holds nothing that can be kept.
-            StoreError: the store could not be written.
         """
         owner, name = _placed(app_name, user_id, session_id, filename)
         part = ensure_part(artifact)
@@ -117,7 +117,6 @@ class FsspecArtifactService(BaseArtifactService):
 
         Raises:
             InputValidationError: a name is empty or reaches elsewhere, or a reference does.
-            StoreError: the store could not be read.
         """
         owner, name = _placed(app_name, user_id, session_id, filename)
         for left in range(_MOST_REFERENCES, -1, -1):
@@ -198,10 +197,7 @@ class FsspecArtifactService(BaseArtifactService):
 def register_artifact_service(*protocols: str) -> None:
     """Puts ``fsspec+s3://bucket/folder`` and the like on offer to ``adk web --artifact_service_uri``.
 
-    To be called in ``services.py``.
-
-    Args:
-        protocols: those of fsspec; without any, `PROTOCOLS`.
+    To be called in ``services.py``, with protocols of fsspec; without any, `PROTOCOLS`.
     """
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
@@ -263,11 +259,7 @@ async def resolve(
 
 
 def _stored(store: PackStore, uri: str, name: str, app: str, user: str, session: str) -> bytes | None:
-    """What a store of packs holds for an address: a tool's output, or what a message lost; None where it holds nothing.
-
-    Raises:
-        ArtifactError: the session has the address, but its bytes are not kept any more.
-    """
+    """What a store of packs holds for an address, a tool's output or what a message lost; None for nothing."""
     for record in store.evidence(app, user, session) if evidence_key(uri) else ():
         if record.uri == uri:
             try:

@@ -26,14 +26,11 @@ from aether_context.store import Manifest, PackStore, Recording, Tip, record
 from aether_context.store.spool import SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
-# Writes recordings off the model call's path: one thread a store, in order, all there after a flush.
-#
-# The thread starts with the first recording, ends when nothing was recorded for a while, and starts again when it is
-# needed, in a forked process, too. What the store cannot take, or not as fast as it comes, waits in a local spool,
-# the only queue that outlives the process. The jobs here wait in memory because a manifest is made from its pack by
-# them, off the call's path, and by what the store says of the one before. They stay where there is no spool or its disk
-# is full: there they are tried again with the next one and at each flush, and the oldest are given up, with an error in
-# the log, once more than a thousand wait for what fails.
+# One thread a store writes in order. It starts with the first recording, ends when nothing was recorded for a while,
+# and starts again when it is needed, in a forked process, too. What the store cannot take, or not as fast as it comes,
+# waits in a local spool, the only queue that outlives the process. The jobs here wait in memory because a manifest is
+# made from its pack by them, and by what the store says of the one before. Where there is no spool or its disk is full
+# they are tried again, and the oldest are given up once more than a thousand wait for what fails.
 #
 # The spool has a thread of its own, since that may hang on a store for seconds: but for the write that finds it down,
 # this one never waits for a store that is away, and what is recorded meanwhile is on the disk at once.
@@ -52,10 +49,9 @@ _QUIET_SECONDS = 10.0
 
 
 class Recorder:
-    """The writing end of a store. What an earlier process left in the spool is written first.
+    """The writing end of a store, which first writes what an earlier process left in the spool.
 
-    ``store`` is the store through the spool: what it took can be read from it, wherever that is by now. ``recorded`` is
-    told each pack, in the thread that writes.
+    ``store`` reads what the spool holds, too. ``recorded`` is told each pack, in the thread that writes.
     """
 
     def __init__(self, store: PackStore, recorded: Callable[[Manifest, Recording], None] | None = None) -> None:
@@ -77,7 +73,23 @@ class Recorder:
 
     def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
         """Queues a pack."""
-        self.later(lambda: self._record(pack, policy, counter))
+
+        def write() -> None:
+            key = agent_key(pack.identity)
+            recording = record(pack, policy, counter, self._tips.get(key))
+            manifest = self.store.write(recording)
+            tip = recording.tip
+            if manifest.pack_id != tip.pack_id:
+                logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
+                tip = replace(tip, pack_id=manifest.pack_id)
+            self._tips[key] = tip
+            # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
+            written = manifest.model_copy(update={"rows": ()})
+            self._written[(*key, pack.identity.invocation, pack.identity.call)] = written
+            if self._recorded is not None:
+                self._recorded(manifest, recording)
+
+        self.later(write)
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names."""
@@ -110,11 +122,10 @@ class Recorder:
         self._ensure_thread()
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Waits until everything queued is written; False where that took too long.
+        """Waits until everything queued is written; False where that took too long or the store failed meanwhile.
 
-        A store that fails while it is waited for is given up on at once: what it lacks is written when it is back. For
-        the last half of the time a slow one is spared, so that what it lacks is on the disk, and not lost with the
-        process.
+        For the last half of the time a slow store is spared, so that what it lacks is on the disk, and not lost with
+        the process.
         """
         began = time.monotonic()
         deadline = began + timeout_seconds
@@ -183,31 +194,13 @@ class Recorder:
         self._interrupted = 0
         return True
 
-    def _record(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
-        key = agent_key(pack.identity)
-        recording = record(pack, policy, counter, self._tips.get(key))
-        manifest = self.store.write(recording)
-        tip = recording.tip
-        if manifest.pack_id != tip.pack_id:
-            logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
-            tip = replace(tip, pack_id=manifest.pack_id)
-        self._tips[key] = tip
-        # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
-        written = manifest.model_copy(update={"rows": ()})
-        self._written[(*key, pack.identity.invocation, pack.identity.call)] = written
-        if self._recorded is not None:
-            self._recorded(manifest, recording)
-
 
 # Manifests in the app's own artifact service, too, so that they show wherever its artifacts do.
 
 
 @dataclass(slots=True)
 class _Saving:
-    """What one invocation has waiting, as arguments of ``save_artifact``, and under way.
-
-    ``saved`` are versions that no event tells yet, by name.
-    """
+    """What one invocation has waiting, as arguments of ``save_artifact``, under way, and saved but untold by events."""
 
     waiting: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -215,11 +208,7 @@ class _Saving:
 
 
 class Mirror:
-    """Saves what was recorded as artifacts of the session, while the run goes on. A failure is told and forgotten.
-
-    Args:
-        report: is told each failure.
-    """
+    """Saves what was recorded as artifacts of the session, while the run goes on. ``report`` is told each failure."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
