@@ -46,11 +46,7 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 
 
 def canonical_json(value: JSON) -> str:
-    """The canonical text of a JSON value.
-
-    Raises:
-        ValueError: the value holds NaN or infinity; see `plain`.
-    """
+    """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
     text = _ENCODER.encode(value)
     try:
         text.encode()

@@ -161,11 +161,9 @@ class AnchorPreservationError(ContextOptimizationError):
 
 
 class TokenCountingError(AetherContextError):
-    """A token counter cannot count: ``counter`` is its name, ``reason`` says why.
+    """A token counter cannot count: ``counter`` is its name, ``reason`` says why, ``suggestion`` is the cure.
 
-    Attributes:
-        characters: the size of what it was given, 0 where that does not matter.
-        suggestion: the cure.
+    ``characters`` is the size of what it was given, 0 where that does not matter.
     """
 
     def __init__(self, counter: str, reason: str, *, characters: int = 0, suggestion: str = "") -> None:

@@ -58,11 +58,7 @@ class ArtifactFiles:
         self._files = files
 
     def save(self, owner: ArtifactOwner, name: str, head: Mapping[str, JSON], data: bytes) -> int:
-        """Writes a new version and gives its number. Of two writers at the same moment each gets its own.
-
-        Raises:
-            ArtifactError: a hundred others came first.
-        """
+        """Writes a new version and gives its number. Of two writers at the same moment each gets its own."""
         for path, names in self._name_files(owner, name).items():
             self._files.create(path, names)
         content = canonical_json({**head, "name": name}).encode() + b"\n" + data
@@ -73,11 +69,7 @@ class ArtifactFiles:
         raise ArtifactError(f"artifact {name!r}: {_MOST_ATTEMPTS} other versions were saved meanwhile; save it again")
 
     def load(self, owner: ArtifactOwner, name: str, number: int | None, *, with_data: bool = True) -> Version | None:
-        """A version, None where there is none; the last one where ``number`` is None.
-
-        Raises:
-            ArtifactError: it is damaged.
-        """
+        """A version, the last one where ``number`` is None; None where there is none, an error where it is damaged."""
         number = max(self.versions(owner, name), default=-1) if number is None else number
         if number < 0:
             return None
@@ -106,10 +98,7 @@ class ArtifactFiles:
         return [version for version in found if version is not None]
 
     def paths(self, owner: ArtifactOwner, name: str, number: int | None) -> list[str]:
-        """The file of a version, the last one where ``number`` is None, behind those that hold names on the way to it.
-
-        Empty where there is no such version.
-        """
+        """The file of a version, or of the last one, behind those that hold names on the way to it; none without it."""
         versions = self.versions(owner, name)
         number = max(versions, default=None) if number is None else number
         if number not in versions:
@@ -162,8 +151,7 @@ class ArtifactFiles:
 def relative_name(uri: str) -> str:
     """The name that a session-relative URI means: ``artifact://tasks/42/report.md`` is ``tasks/42/report.md``.
 
-    Raises:
-        ArtifactError: it is of another scheme, absolute, leaves its session, or hides a separator.
+    It is an `ArtifactError` where it is of another scheme, absolute, leaves its session, or hides a separator.
     """
     if not uri.startswith(SCHEME):
         raise ArtifactError(f"artifact URI {uri!r}: it begins with {SCHEME}")

@@ -39,10 +39,8 @@ def export_pack(store: PackStore, manifest: Manifest, target: PackStore, *, raw:
         raw: False leaves out what the URIs stand for. The packs verify and replay without it.
 
     Raises:
-        PackNotFound: an ancestor is missing.
-        BlobNotFound: a text is missing.
+        StoreError: an ancestor or a text is missing, or the target holds another pack under the same id.
         ChecksumMismatch: a manifest, a text or a piece of evidence is not what was written.
-        StoreError: a store could not be read or written, or the target holds another pack under the same id.
     """
     chain = store.chain(manifest)
     for link in chain:
@@ -71,21 +69,17 @@ def export_pack(store: PackStore, manifest: Manifest, target: PackStore, *, raw:
     )
 
 
+@dataclass(slots=True)
 class _Copying:
     """Copies files from one store to the same places of another, and counts those that are new there."""
 
-    def __init__(self, store: PackStore, target: PackStore) -> None:
-        self.store = store
-        self.target = target
-        self.files = 0
-        self.size = 0
+    store: PackStore
+    target: PackStore
+    files: int = 0
+    size: int = 0
 
     def copy(self, path: str, digest: str | None = None) -> bool:
-        """Copies a file; False where it is not there.
-
-        Raises:
-            ChecksumMismatch: its bytes have not the given hash.
-        """
+        """Copies a file, whose bytes must have the given hash; False where it is not there."""
         data = self.store.files.get(path)
         if data is None:
             return False

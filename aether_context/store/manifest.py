@@ -279,11 +279,7 @@ class Manifest(_Record):
         return self.model_copy(update={"digest": digest}), canonical_object(members)
 
     def verify(self) -> None:
-        """Checks the manifest against its digest.
-
-        Raises:
-            ChecksumMismatch: a field is not what was written.
-        """
+        """Checks the manifest against its digest; `ChecksumMismatch` where a field is not what was written."""
         found = self.sealed()[0].digest
         if found != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {found}, its digest says {self.digest}")

@@ -36,13 +36,7 @@ class Allowed:
     Scheme, host and port are those of a prefix, the path is its path or goes on from there by whole segments. A
     redirection leads nowhere that could not be asked for, and no symbolic link out of a folder.
 
-    Args:
-        prefixes: what may be read.
-        most_bytes: longer contents are refused.
-        timeout_seconds: longest that one URL may take.
-
-    Raises:
-        PolicyError: a prefix is no URL.
+    Contents longer than so many bytes are refused, as is what takes longer. A prefix that is no URL is a `PolicyError`.
     """
 
     def __init__(self, prefixes: Sequence[str], *, most_bytes: int = 20_000_000, timeout_seconds: float = 15.0) -> None:
@@ -56,12 +50,7 @@ class Allowed:
         self.timeout_seconds = timeout_seconds
 
     def read(self, url: str) -> Fetched:
-        """What stands at a URL.
-
-        Raises:
-            KnowledgeError: it is below no prefix, or could not be read, or is too long.
-            MissingExtra: its protocol needs a package that is not installed.
-        """
+        """What stands at a URL; `KnowledgeError` where it is below no prefix, could not be read, or is too long."""
         prefix = self._prefix_of(url)
         if urlsplit(url).scheme in ("http", "https"):
             return self._from_web(url)

@@ -35,14 +35,9 @@ _DIGEST_BYTES = 16
 class UserVectors:
     """Vectors of one user's texts by one encoder, by `digest_of` the texts. Threads may share it.
 
-    What the store holds is read in the background when a vector is first asked for. A store that fails or is slow
-    costs no more than a vector that is made again.
-
-    Args:
-        encoder: what makes the vectors.
-        store: None keeps vectors in memory alone.
-        later: carries out a write, off this path.
-        wait_seconds: how long the first look waits for the store.
+    What the store holds is read in the background when a vector is first asked for, which waits for it so many
+    seconds. A store that fails or is slow costs no more than a vector that is made again; without one, vectors are in
+    memory alone. ``later`` carries out a write, off this path.
     """
 
     def __init__(
@@ -123,11 +118,7 @@ class UserVectors:
 def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
     """Makes one batch of the small ones of the last day that has any, and deletes the oldest beyond what is kept.
 
-    Returns:
-        How many small batches there are.
-
-    Raises:
-        StoreError: the store could not be read or written.
+    Returns how many small batches there are.
     """
 
     def day(file: File) -> int:

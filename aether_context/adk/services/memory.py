@@ -116,10 +116,7 @@ class HybridMemoryService(BaseMemoryService):
     ) -> None:
         """Adds memories as they are, or writes those of the same id anew, deleted ones too.
 
-        One without an id is known by its content, so that writing it twice leaves one.
-
-        Raises:
-            SearchIndexError: one has no text.
+        One without an id is known by its content, so that writing it twice leaves one; without text it is an error.
         """
         found = {}
         for entry in memories:
@@ -141,11 +138,8 @@ class HybridMemoryService(BaseMemoryService):
     async def search_memory(
         self, *, app_name: str, user_id: str, query: str, limit: int | None = None
     ) -> SearchMemoryResponse:
-        """The best memories for a query, best first, each with its score in its metadata.
-
-        Args:
-            limit: how many at most; None takes the service's.
-        """
+        """The best memories for a query, best first, each with its score in its metadata; the service's number of them
+        where no limit is given."""
         found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
         entries = [
             MemoryEntry(
