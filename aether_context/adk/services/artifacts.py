@@ -105,13 +105,7 @@ class FsspecArtifactService(BaseArtifactService):
 
     @override
     async def load_artifact(
-        self,
-        *,
-        app_name: str,
-        user_id: str,
-        filename: str,
-        session_id: str | None = None,
-        version: int | None = None,
+        self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None, version: int | None = None
     ) -> types.Part | None:
         """A version, the last one where none is named; None where there is none, or a rewind took it back.
 
@@ -180,13 +174,7 @@ class FsspecArtifactService(BaseArtifactService):
 
     @override
     async def get_artifact_version(
-        self,
-        *,
-        app_name: str,
-        user_id: str,
-        filename: str,
-        session_id: str | None = None,
-        version: int | None = None,
+        self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None, version: int | None = None
     ) -> ArtifactVersion | None:
         """What is known of a version, the last one where none is named; None where there is none."""
         owner, name = _placed(app_name, user_id, session_id, filename)
