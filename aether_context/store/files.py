@@ -288,8 +288,8 @@ class Files:
         except Exception as error:  # clients of object stores raise kinds of their own
             if isinstance(error, FileNotFoundError) and what == "read":
                 raise
-            told = str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: {path} could not be {what}: {told}") from error
+            reason = str(error) or type(error).__name__
+            raise StoreError(f"{self.url}: {path} could not be {what}: {reason}") from error
 
 
 def segment(name: str) -> str:

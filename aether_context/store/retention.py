@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from aether_context.errors import StoreError
@@ -77,17 +77,6 @@ class Plan:
         return sum(file.size for file in self.files)
 
 
-@dataclass(slots=True)
-class _Holdings:
-    """A user's files by what they are; ``raw`` are the bytes of evidence, ``evidence`` what sessions say of them."""
-
-    packs: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))
-    blobs: list[File] = field(default_factory=list)
-    raw: list[File] = field(default_factory=list)
-    evidence: list[File] = field(default_factory=list)
-    caches: list[File] = field(default_factory=list)
-
-
 def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     """What the rules would delete of one user.
 
@@ -98,32 +87,36 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
         owner: the user's folder.
         now: seconds since 1970 UTC.
     """
-    held = _holdings(owner, store.files.below(owner))
-    links = _links(store, held.packs)
+    packs, kinds = _by_kind(owner, store.files.below(owner))
+    links = _links(store, packs)
 
     def is_old(file: File, seconds: float) -> bool:
         return _age([file], now) >= max(seconds, rules.grace_seconds)
 
-    records = [file for file in held.evidence if is_old(file, rules.evidence_seconds)]
-    proven = _evidence_of(store, set(held.evidence) - set(records))
-    raw = [file for file in held.raw if is_old(file, rules.evidence_seconds) and _digest(file) not in proven]
-    caches = [file for file in held.caches if is_old(file, rules.caches_seconds)]
-    kept_bytes = sum(file.size for file in {*held.evidence, *held.raw, *held.caches} - {*records, *raw, *caches})
+    records = [file for file in kinds["evidence"] if is_old(file, rules.evidence_seconds)]
+    proven = _evidence_of(store, set(kinds["evidence"]) - set(records))
+    raw = [file for file in kinds["raw"] if is_old(file, rules.evidence_seconds) and _digest(file) not in proven]
+    caches = [file for file in kinds["caches"] if is_old(file, rules.caches_seconds)]
+    kept_bytes = sum(
+        file.size for file in {*kinds["evidence"], *kinds["raw"], *kinds["caches"]} - {*records, *raw, *caches}
+    )
 
+    ages = {pack: _age(files, now) for pack, files in packs.items()}
+    sizes = {pack: sum(file.size for file in files) for pack, files in packs.items()}
     limit = max(rules.packs_seconds, rules.grace_seconds)
-    stay = [pack for pack, files in held.packs.items() if links[pack].is_foreign or _age(files, now) < limit]
-    kept = _with_ancestors(stay, links)
+    kept = _with_ancestors((pack for pack in packs if links[pack].is_foreign or ages[pack] < limit), links)
     unreadable = tuple(sorted(pack for pack in kept if not links[pack].is_readable))
     if rules.most_bytes is not None and not unreadable:
-        left = rules.most_bytes - kept_bytes
-        kept = _within(left, rules, now, held, {pack: links[pack] for pack in kept})
+        of_blobs = {_digest(file): file.size for file in kinds["blobs"]}
+        links_kept = {pack: links[pack] for pack in kept}
+        kept = _within(rules.most_bytes - kept_bytes, rules.grace_seconds, ages, sizes | of_blobs, links_kept)
     named = {digest for pack in kept for digest in links[pack].blobs}
-    blobs = [file for file in held.blobs if not unreadable and _digest(file) not in named and is_old(file, 0.0)]
-    kept_bytes += sum(file.size for pack in kept for file in held.packs[pack])
-    kept_bytes += sum(file.size for file in set(held.blobs) - set(blobs))
+    blobs = [file for file in kinds["blobs"] if not unreadable and _digest(file) not in named and is_old(file, 0.0)]
+    kept_bytes += sum(sizes[pack] for pack in kept)
+    kept_bytes += sum(file.size for file in set(kinds["blobs"]) - set(blobs))
     return Plan(
         owner=owner,
-        packs={pack: tuple(files) for pack, files in sorted(held.packs.items(), reverse=True) if pack not in kept},
+        packs={pack: tuple(files) for pack, files in sorted(packs.items(), reverse=True) if pack not in kept},
         blobs=tuple(blobs),
         evidence=(*records, *raw),
         caches=tuple(caches),
@@ -175,20 +168,20 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     entries = [file for file in store.files.below(hours) if of_folder.match(file.path.removeprefix(hours))]
     if session is None:
         return (*mine, *entries)
-    held = _holdings(owner, mine)
-    others = _holdings(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
-    links = _links(store, others.packs)
+    packs, kinds = _by_kind(owner, mine)
+    other_packs, others = _by_kind(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
+    links = _links(store, other_packs)
     if not all(link.is_readable for link in links.values()):
         raise StoreError(
             f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
             f"`{store.command('verify')}` names them"
         )
-    named = {digest for link in _links(store, held.packs).values() for digest in link.blobs}
-    named |= _evidence_of(store, held.evidence)
+    named = {digest for link in _links(store, packs).values() for digest in link.blobs}
+    named |= _evidence_of(store, kinds["evidence"])
     named -= {digest for link in links.values() for digest in link.blobs}
-    named -= _evidence_of(store, others.evidence)
-    texts = [file for file in (*others.blobs, *others.raw) if _digest(file) in named]
-    made = [file for file in others.caches if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
+    named -= _evidence_of(store, others["evidence"])
+    texts = [file for file in (*others["blobs"], *others["raw"]) if _digest(file) in named]
+    made = [file for file in others["caches"] if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
     return (*mine, *texts, *made, *entries)
 
 
@@ -204,21 +197,25 @@ def carry_out_forgetting(
             spool.drop(file.path)
 
 
-def _holdings(owner: str, files: Iterable[File]) -> _Holdings:
-    held = _Holdings()
+_KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors": "caches", "calibration": "caches"}
+
+
+def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
+    """The files of a user's packs by folder, and the others by kind.
+
+    ``raw`` are the bytes of evidence, ``evidence`` what sessions say of them, and what was taken out of messages.
+    """
+    packs: dict[str, list[File]] = defaultdict(list)
+    kinds: dict[str, list[File]] = defaultdict(list)
     for file in files:
         pieces = file.path.removeprefix(f"{owner}/").split("/")
-        if pieces[0] == "blobs":
-            held.blobs.append(file)
-        elif pieces[0] == "evidence":
-            held.raw.append(file)
-        elif pieces[0] in ("summaries", "vectors", "calibration"):
-            held.caches.append(file)
+        if pieces[0] in _KINDS:
+            kinds[_KINDS[pieces[0]]].append(file)
         elif len(pieces) == 4 and pieces[1] == "packs":
-            held.packs[file.path.rsplit("/", 1)[0]].append(file)
+            packs[file.path.rsplit("/", 1)[0]].append(file)
         elif len(pieces) > 2 and pieces[1] in ("messages", "evidence"):
-            held.evidence.append(file)
-    return held
+            kinds["evidence"].append(file)
+    return packs, kinds
 
 
 def _age(files: Iterable[File], now: float) -> float:
@@ -274,35 +271,30 @@ def _with_ancestors(packs: Iterable[str], links: Mapping[str, Link]) -> set[str]
     return found
 
 
-def _within(left: int, rules: Rules, now: float, held: _Holdings, links: Mapping[str, Link]) -> set[str]:
-    """The packs that stay within so many bytes: the chains that were written to last."""
+def _within(
+    left: int, grace_seconds: float, ages: Mapping[str, float], sizes: Mapping[str, int], links: Mapping[str, Link]
+) -> set[str]:
+    """The packs that stay within so many bytes: the chains that were written to last, and what is too young to go."""
     chains: dict[str, list[str]] = defaultdict(list)
     for pack in sorted(links):
         root = pack
         while (parent := links[root].parent) in links:
             root = parent
         chains[root].append(pack)
-    sizes = {_digest(file): file.size for file in held.blobs}
-
-    def age(root: str) -> tuple[float, str]:
-        return min(_age(held.packs[pack], now) for pack in chains[root]), root
-
+    age = {root: min(ages[pack] for pack in packs) for root, packs in chains.items()}
     kept: set[str] = set()
-    named: set[str] = set()
-    for root in sorted(chains, key=age):
-        blobs = {digest for pack in chains[root] for digest in links[pack].blobs} - named
-        left -= sum(sizes.get(digest, 0) for digest in blobs)
-        left -= sum(file.size for pack in chains[root] for file in held.packs[pack])
-        if left < 0 and age(root)[0] >= rules.grace_seconds:
+    for root in sorted(chains, key=lambda root: (age[root], root)):
+        needed = {name for pack in chains[root] for name in (pack, *links[pack].blobs)} - kept
+        left -= sum(sizes.get(name, 0) for name in needed)
+        if left < 0 and age[root] >= grace_seconds:
             break
-        kept.update(chains[root])
-        named |= blobs
-    return kept
+        kept |= needed
+    return kept & links.keys()
 
 
 def _spare(store: PackStore, found: Plan) -> Plan:
     """The plan without what packs need that were written since it was made."""
-    there = _holdings(found.owner, store.files.below(found.owner)).packs
+    there, _ = _by_kind(found.owner, store.files.below(found.owner))
     links = {**found.links, **_links(store, [pack for pack in there if pack not in found.links])}
     needed = _with_ancestors(links.keys() - found.links.keys(), links)
     unreadable = sorted(pack for pack in needed if not links[pack].is_readable)

@@ -171,7 +171,7 @@ class SpooledFiles(Files):
         self.spool = spool
         self.spares_store = False
         self._is_down = False
-        self._told = False
+        self._warned = False
         self._ask_again = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
@@ -235,9 +235,9 @@ class SpooledFiles(Files):
         try:
             return self.spool.is_empty()
         except StoreError as error:
-            if not self._told:
+            if not self._warned:
                 logger.error("the spool is left alone: %s", error)
-            self._told = True
+            self._warned = True
             return True
 
     def _fell(self, error: Exception) -> None:

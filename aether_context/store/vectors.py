@@ -54,7 +54,7 @@ class UserVectors:
         self._store = store
         self._later = later
         self._wait_seconds = wait_seconds
-        self._held: LRUCache[bytes, bytes] = LRUCache(MOST_VECTORS)
+        self._cache: LRUCache[bytes, bytes] = LRUCache(MOST_VECTORS)
         self._unwritten: dict[bytes, bytes] = {}
         self._batches = 0
         self._reading: threading.Thread | None = None
@@ -62,7 +62,7 @@ class UserVectors:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._cache)
 
     def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Those of some texts that are at hand."""
@@ -75,12 +75,12 @@ class UserVectors:
             reading.start()
             reading.join(self._wait_seconds)
         with self._lock:
-            return {digest: self._held[digest] for digest in digests if digest in self._held}
+            return {digest: self._cache[digest] for digest in digests if digest in self._cache}
 
     def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
         """Keeps vectors at hand, and soon in the store."""
         with self._lock:
-            self._held.update(vectors)
+            self._cache.update(vectors)
             if self._store is not None:
                 self._unwritten.update(vectors)
         if self._store is not None:
@@ -97,10 +97,10 @@ class UserVectors:
             return
         with self._lock:
             self._batches += len(files)
-            newer = dict(self._held)
+            newer = dict(self._cache)
             for batch in reversed(batches):
-                self._held.update(_unpacked(batch))
-            self._held.update(newer)
+                self._cache.update(_unpacked(batch))
+            self._cache.update(newer)
 
     def _write(self, store: PackStore) -> None:
         """Writes what is not in the store yet. A store that cannot take it goes without."""

@@ -54,9 +54,8 @@ class FsspecArtifactService(BaseArtifactService):
     def __init__(
         self, uri: str | os.PathLike[str] = "artifacts", *, agents_dir: str | None = None, **options: Any
     ) -> None:
-        url, given = _parsed(os.fspath(uri), agents_dir)
-        self.url = url
-        self._artifacts = ArtifactFiles(Files(url, {**given, **options}))
+        self.url, in_uri = _parsed(os.fspath(uri), agents_dir)
+        self._artifacts = ArtifactFiles(Files(self.url, {**in_uri, **options}))
 
     @override
     async def save_artifact(
