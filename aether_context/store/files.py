@@ -60,18 +60,9 @@ class File:
 class Files:
     """Reads and writes files below a base URL, each with `StoreError` where the store cannot do it.
 
-    ``refuses`` is whether a remote file system itself refuses to create what is there already, tried with the first
-    file, and None before. One that does not is asked before each file.
-
-    Args:
-        url: any fsspec URL or a local path.
-        options: storage options of the protocol.
-        timeout_seconds: longest that one file may take on a remote file system, plus a second for each megabyte;
-            None leaves that to its client, which may try for half a minute.
-
-    Raises:
-        MissingExtra: the protocol needs a package that is not installed.
-        StoreError: the protocol is unknown.
+    A remote file may take ``timeout_seconds``, and a second more for each megabyte; None leaves that to the file
+    system's client, which may try for half a minute. ``refuses`` is whether a remote file system itself refuses to
+    create what is there already, tried with the first file, and None before. One that does not is asked before each.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 from cachetools import LRUCache
@@ -24,6 +25,9 @@ from aether_context.store.packs import PackStore
 
 MOST_VECTORS = 10_000
 """So many of a user are kept in memory, those used last."""
+
+Later: TypeAlias = Callable[[Callable[[], None]], None]
+"""Carries out a write, off the caller's path."""
 
 _MOST_SMALL, _WHOLE_BYTES = 16, 2**20
 _MOST_FILES, _MOST_BYTES = 64, 16 * 2**20
@@ -37,18 +41,11 @@ class UserVectors:
 
     What the store holds is read in the background when a vector is first asked for, which waits for it so many
     seconds. A store that fails or is slow costs no more than a vector that is made again; without one, vectors are in
-    memory alone. ``later`` carries out a write, off this path.
+    memory alone.
     """
 
     def __init__(
-        self,
-        app: str,
-        user: str,
-        encoder: str,
-        store: PackStore | None,
-        later: Callable[[Callable[[], None]], None],
-        *,
-        wait_seconds: float = 0.5,
+        self, app: str, user: str, encoder: str, store: PackStore | None, later: Later, *, wait_seconds: float = 0.5
     ) -> None:
         self._place = (app, user, encoder)
         self._store = store
