@@ -252,7 +252,6 @@ def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
         SessionError: the database cannot be opened, or has no such session.
         MissingExtra: the database needs a package that is not installed.
     """
-
     kind, _, place = url.partition("://")
     if not place:
         raise SessionError(f"{url!r} is not a database URL: write sqlite+aiosqlite:///file.db")
@@ -275,7 +274,12 @@ def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
 
         try:
             if kind.startswith("sqlite"):
-                _copy_sqlite(Path(place.partition("?")[0].removeprefix("/")), copy)
+                path = Path(place.partition("?")[0].removeprefix("/"))
+                if not path.is_file():
+                    raise SessionError(f"{path} is not there")
+                source_url = f"{path.absolute().as_uri()}?mode=ro"
+                with closing(sqlite3.connect(source_url, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
+                    source.backup(target)
             found = _run_apart(fetch())
         except SessionError:
             raise
@@ -286,14 +290,6 @@ def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
     if found is None:
         raise SessionError(f"no session {session!r} of user {user!r} in app {app!r} is in this database")
     return found
-
-
-def _copy_sqlite(path: Path, copy: Path) -> None:
-    if not path.is_file():
-        raise SessionError(f"{path} is not there")
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
-        source.backup(target)
 
 
 class _Unwritten(Recorder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -35,70 +35,54 @@ class Verifier:
         self._store = store
         self._replayer = Replayer(store)
         self._session = ""
-        self._manifests: dict[str, Manifest] = {}
-        self._faults: dict[str, str] = {}
-        self._sound: set[str] = set()
+        self._checked: dict[str, Manifest | AetherContextError] = {}
         self._blobs: set[tuple[str, str, str]] = set()
 
-    def fault(self, place: str, *, replays: bool) -> str:
+    def fault(self, place: str, *, line: bool = False, replays: bool = False) -> str:
         """What is wrong with the pack at a place; empty where nothing is.
 
         Args:
             place: places of one session are best checked one after the other, since what they share is kept meanwhile.
+            line: whether the packs that it extends have to be sound as well, as they have to be for a replay.
         """
         session = place.rsplit("/", 1)[0]
         if session != self._session:
-            self._session, self._replayer = session, Replayer(self._store)
-            self._manifests, self._faults, self._sound = {}, {}, set()
-        fault = self._stored(place)
-        if fault or not replays:
-            return fault
-        if broken := self.broken_line(place):
-            return broken
+            self._session, self._replayer, self._checked = session, Replayer(self._store), {}
         try:
-            self._replayer.replay(self._manifests[place])
+            links = [self._manifest(place)]
+            while (line or replays) and (parent := links[-1].parent) is not None:
+                try:
+                    links.append(self._manifest(f"{session}/{parent}"))
+                except AetherContextError:
+                    return f"it extends {parent}, which failed"
+            if replays:
+                self._replayer.replay(links[0])
         except ReplayIncomplete as error:
-            if all(self._manifests[link].texts for link in self._line(place)):
+            if all(link.texts for link in links):
                 return str(error)
             self.unrecorded += 1
         except AetherContextError as error:
             return str(error)
         return ""
 
-    def broken_line(self, place: str) -> str:
-        """Which ancestor is broken; empty where the line is sound."""
-        line = []
-        for link in self._line(place):
-            if link in self._sound:
-                break
-            if link != place and self._stored(link):
-                return f"it extends {packs.pack_name(link)}, which failed"
-            line.append(link)
-        self._sound.update(line)
-        return ""
-
-    def _line(self, place: str) -> Iterator[str]:
-        """Places of a pack and its ancestors, the nearest first, up to one that is broken."""
-        yield place
-        while (manifest := self._manifests.get(place)) is not None and manifest.parent is not None:
-            place = f"{self._session}/{manifest.parent}"
-            yield place
-
-    def _stored(self, place: str) -> str:
-        if place not in self._faults:
+    def _manifest(self, place: str) -> Manifest:
+        """The manifest at a place, where it is what was written."""
+        if place not in self._checked:
             try:
-                self._manifests[place] = self._check(place)
-                self._faults[place] = ""
+                self._checked[place] = self._check(place)
             except AetherContextError as error:
-                self._faults[place] = str(error)
-        return self._faults[place]
+                self._checked[place] = error
+        found = self._checked[place]
+        if isinstance(found, AetherContextError):
+            raise found
+        return found
 
     def _check(self, place: str) -> Manifest:
         manifest = self._store.read(place)
         manifest.verify()
         if not self._store.uri(manifest).endswith(f"{place.lstrip('/')}/manifest.json"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's folder")
-        if f"{self._session}/{manifest.parent}" not in self._faults:
+        if f"{self._session}/{manifest.parent}" not in self._checked:
             with suppress(ManifestError):  # a parent that is there and broken fails for itself
                 self._store.parent(manifest)
         for digest in manifest.blobs:
@@ -148,8 +132,7 @@ def show_replay(url: str, pack_id: str, *, policy: str | None, everything: bool,
     manifest = store.read(place)
     replayer = Replayer(store)
     replayed = replayer.replay(manifest)
-    verifier = Verifier(store)
-    fault = verifier.fault(place, replays=False) or verifier.broken_line(place)
+    fault = Verifier(store).fault(place, line=True)
     if other is not None:
         source = replace(replayer.pack_input(manifest), window=_window(manifest, other))
         rebuilt = build_pack(source, other, recorded=replayer.resolve(manifest).counts)
