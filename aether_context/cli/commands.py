@@ -203,7 +203,7 @@ def verify(**options: Any) -> int:
 @_policy_option
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
 @click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
-@click.option("--agent", metavar="NAME", help="The agent that is called; else the session's last one.")
+@click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
 @click.option("--store", "url", metavar="URL", help="Also record the pack in this store.")
 @click.option("--request", is_flag=True, help="The request itself, not the account of it.")

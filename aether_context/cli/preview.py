@@ -28,20 +28,21 @@ def show(
     app: str | None,
     user: str | None,
     session: str | None,
-    message: str | None,
     policy: str | None,
     window: int | None,
-    model: str,
-    agent: str | None,
-    system: str,
     url: str | None,
     request: bool,
     strategies: bool,
     by_hand: bool,
     everything: bool,
     as_json: bool,
+    **call: Any,
 ) -> None:
-    """Prints the account of the next pack, the request itself, or what each strategy would do to it."""
+    """Prints the account of the next pack, the request itself, or what each strategy would do to it.
+
+    Args:
+        call: what `make_preview` takes: the message, and the agent's name, model and instruction.
+    """
     if (path is None) == (database is None):
         raise click.UsageError("give either a file or --db")
     if database is not None and not (app and user and session):
@@ -57,17 +58,11 @@ def show(
     else:
         read = read_session(path or "")
     overrides = {"max_input_tokens": window} if window is not None else {}
-    options: dict[str, Any] = {
-        "policy": PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides),
-        "message": message,
-        "agent_name": agent,
-        "model": model,
-        "system": system,
-    }
+    call["policy"] = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
     if strategies:
-        _show_strategies(preview_strategies(read, by_hand=by_hand, **options), as_json)
+        _show_strategies(preview_strategies(read, by_hand=by_hand, **call), as_json)
         return
-    made = make_preview(read, **options)
+    made = make_preview(read, **call)
     manifest = made.recording.manifest
     if url is not None:
         manifest = PackStore(url).write(made.recording)
