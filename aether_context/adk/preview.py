@@ -151,11 +151,9 @@ def make_preview(
         _run_apart(_call(copy, agent, plugin, message))
     except KeyError as error:
         raise SessionError(f"the instruction asks for what the session's state lacks: {error}") from error
-    if plugin.error is not None:
-        raise plugin.error
     last = plugin.last
     if last is None:
-        raise InvalidPlan(f"no request would be sent: {plugin.answer}", field="plan")
+        raise plugin.error
     return Preview(pack=last.pack, recording=record(last.pack, last.policy, last.counter, None))
 
 
@@ -307,20 +305,18 @@ class _Packing(BasePlugin):
         store = PackStore("memory://aether-context-preview")
         self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)
         self.last: Last | None = None
-        self.answer = ""
-        self.error: Exception | None = None
+        self.error: Exception = InvalidPlan("no request would be sent: ADK calls no model", field="plan")
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse | None:
+    async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse:
         try:
             refused = await self.packer.before_model(callback_context, llm_request)
             self.last = self.packer.last(callback_context)
+            if refused is not None:
+                answer = refused.error_message or "the plugin answers in the model's place"
+                self.error = InvalidPlan(f"no request would be sent: {answer}", field="plan")
         except Exception as error:  # ADK would wrap it and log it as a failure of the run
-            self.error, refused = error, None
-        if refused is not None:
-            self.answer = refused.error_message or "the plugin answers in the model's place"
-        return refused or LlmResponse(content=types.Content(role="model", parts=[types.Part(text="…")]))
+            self.error = error
+        return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="…")]))
 
 
 class _NoModel(BaseLlm):
