@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from aether_context.errors import BoardError
 from aether_context.pack import AcceptanceItem, valid
@@ -32,12 +32,11 @@ from aether_context.state.schema import (
     done_steps,
     plan_mapping,
     read_plan,
+    read_shape,
     ready_steps,
 )
 
 _NOTE = TypeAdapter(NoteShape)
-_BOARD = ("plan.steps", "plan.current_step")
-"""Where a plan has to be readable to be changed as a board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +55,10 @@ class TaskBoard:
         """
         problems = Problems()
         shape = PlanShape() if plan is None else read_plan(plan, problems).plan
-        wrong = next((place for place in problems.lost if place.startswith(_BOARD) or shape is None), None)
-        if shape is None or wrong is not None:
-            place = wrong or "plan"
+        parts = ("plan.steps", "plan.current_step")
+        place = next((place for place in problems.lost if place.startswith(parts) or shape is None), None)
+        if shape is None or place is not None:
+            place = place or "plan"
             raise BoardError(f"state['plan'] is not a plan: {place.removeprefix('plan.')}: {problems.lost[place]}")
         _check(shape.steps)
         return cls(plan=shape)
@@ -102,10 +102,11 @@ class TaskBoard:
         Raises:
             BoardError: it is not a step, its name is taken, or it depends on a step that is not there.
         """
-        try:
-            added = StepShape.model_validate(step)
-        except ValidationError as error:
-            raise BoardError(f"this is not a step: {_first(error)}") from error
+        problems = Problems()
+        added = step if isinstance(step, StepShape) else read_shape(StepShape, step, "step", problems)
+        if added is None or problems.lost:
+            place, reason = next(iter(problems.lost.items()))
+            raise BoardError(f"this is not a step: {place.removeprefix('step.')}: {reason}")
         steps = (*self.steps, added)
         _check(steps)
         return replace(self, plan=self.plan.model_copy(update={"steps": steps}))
@@ -116,14 +117,19 @@ class TaskBoard:
         Raises:
             BoardError: somebody else has it, it is done, or it waits for another step.
         """
-        step = self.step(name)
+        step, waiting = self.step(name), self.waiting(name)
+        problem = ""
         if step.status == "done":
-            raise BoardError(f"step {name!r} is done: {self._open()}", step=name)
-        if step.status == "claimed" and step.claimed_by != by:
-            raise BoardError(f"step {name!r} is claimed by {step.claimed_by!r}: {self._open()}", step=name)
-        if waiting := self.waiting(name):
-            raise BoardError(f"step {name!r} waits for {_names(waiting)}: {self._open()}", step=name)
-        return self._with(step.model_copy(update={"status": "claimed", "claimed_by": by}), current=name)
+            problem = "is done"
+        elif step.status == "claimed" and step.claimed_by != by:
+            problem = f"is claimed by {step.claimed_by!r}"
+        elif waiting:
+            problem = f"waits for {_names(waiting)}"
+        if problem:
+            ready = _names(step.id for step in self.ready()) if self.ready() else ""
+            advice = f"claim one of {ready}" if ready else "no step can be claimed now"
+            raise BoardError(f"step {name!r} {problem}: {advice}", step=name)
+        return self._with(step.model_copy(update={"status": "claimed", "claimed_by": by}))
 
     def release(self, name: str, by: str) -> TaskBoard:
         """The board with a claimed step ready again.
@@ -131,8 +137,8 @@ class TaskBoard:
         Raises:
             BoardError: the worker does not have it.
         """
-        step = self._held(name, by)
-        return self._with(step.model_copy(update={"status": "ready", "claimed_by": ""}), current=None)
+        step = self._claimed(name, by)
+        return self._with(step.model_copy(update={"status": "ready", "claimed_by": ""}))
 
     def complete(self, name: str, by: str, notes: Sequence[str] = ()) -> TaskBoard:
         """The board with a step done and working notes kept with it.
@@ -140,11 +146,11 @@ class TaskBoard:
         Raises:
             BoardError: the worker does not have it.
         """
-        step = self._held(name, by)
-        said = (notes,) if isinstance(notes, str) else tuple(notes)
-        return self._with(step.model_copy(update={"status": "done", "notes": _merged(step.notes, said)}), current=None)
+        step = self._claimed(name, by)
+        more = (notes,) if isinstance(notes, str) else notes
+        return self._with(step.model_copy(update={"status": "done", "notes": _merged(step.notes, more)}))
 
-    def _held(self, name: str, by: str) -> StepShape:
+    def _claimed(self, name: str, by: str) -> StepShape:
         step = self.step(name)
         if step.status == "claimed" and step.claimed_by == by:
             return step
@@ -154,17 +160,15 @@ class TaskBoard:
             raise BoardError(f"step {name!r} is claimed by {step.claimed_by!r}, not by {by!r}", step=name)
         raise BoardError(f"step {name!r} is not claimed: claim it first", step=name)
 
-    def _open(self) -> str:
-        ready = self.ready()
-        return f"claim one of {_names(step.id for step in ready)}" if ready else "no step can be claimed now"
-
-    def _with(self, changed: StepShape, current: str | None) -> TaskBoard:
-        """The board with a step changed; it becomes the current one, or (``current`` None) stops being it."""
+    def _with(self, changed: StepShape) -> TaskBoard:
+        """The board with a step changed; a claimed one becomes the current one, another one stops being it."""
         steps = tuple(changed if step.id == changed.id else step for step in self.steps)
-        at = self.plan.current_step if current is None else current
-        if current is None and at == changed.id:
-            at = ""
-        return replace(self, plan=self.plan.model_copy(update={"steps": steps, "current_step": at}))
+        current = self.plan.current_step
+        if changed.status == "claimed":
+            current = changed.id
+        elif current == changed.id:
+            current = ""
+        return replace(self, plan=self.plan.model_copy(update={"steps": steps, "current_step": current}))
 
 
 def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -> TaskBoard:
@@ -183,21 +187,30 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         BoardError: the plan is no board, or the change is not allowed; the state is then as it was.
     """
     with WRITING:
-        held = state.get("plan")
-        before = TaskBoard.read(held)
+        given = state.get("plan")
+        before = TaskBoard.read(given)
         after = change(before)
         done = done_steps(after.steps) - done_steps(before.steps)
-        knowledge, taken = _split(state.get("knowledge"), done)
+        knowledge = state.get("knowledge")
+        notes = knowledge.get("notes") if done and isinstance(knowledge, Mapping) else ()
+        kept: list[object] = []
+        moved: dict[str, list[str]] = {}
+        for item in notes if isinstance(notes, (list, tuple)) else ():
+            note = valid(_NOTE, item)
+            if note is None or note.step_id not in done:
+                kept.append(item)
+            else:
+                moved.setdefault(note.step_id, []).append(note.text)
         steps = tuple(
-            step.model_copy(update={"notes": _merged(step.notes, taken[step.id])}) if step.id in taken else step
+            step.model_copy(update={"notes": _merged(step.notes, moved[step.id])}) if step.id in moved else step
             for step in after.steps
         )
-        plan = _raw(held, before.plan, after.plan.model_copy(update={"steps": steps}))
+        plan = _raw(given, before.plan, after.plan.model_copy(update={"steps": steps}))
         board = TaskBoard.read(plan)
-        if plan != held:
+        if plan != given:
             state["plan"] = plan
-        if taken:
-            state["knowledge"] = knowledge
+        if moved and isinstance(knowledge, Mapping):
+            state["knowledge"] = {**knowledge, "notes": kept}
         return board
 
 
@@ -222,52 +235,31 @@ def _check(steps: Sequence[StepShape]) -> None:
         raise BoardError(f"steps {_names(left)} wait for each other", step=next(iter(left)))
 
 
-def _split(knowledge: object, done: frozenset[str]) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Knowledge without the notes of steps that are done, and those notes' texts by step."""
-    if not done or not isinstance(knowledge, Mapping) or not isinstance(knowledge.get("notes"), (list, tuple)):
-        return {}, {}
-    taken: dict[str, tuple[str, ...]] = {}
-    kept = []
-    for item in knowledge["notes"]:
-        note = valid(_NOTE, item)
-        if note is None or note.step_id not in done:
-            kept.append(item)
-        else:
-            taken[note.step_id] = (*taken.get(note.step_id, ()), note.text)
-    return {**knowledge, "notes": kept}, taken
-
-
 def _merged(notes: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
     """Both in order, each text once."""
     return tuple(dict.fromkeys([*notes, *more]))
 
 
-def _raw(held: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
+def _raw(plan: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
     """A plan as it stands in a state, with what changed of it as plain JSON."""
-    raw = plan_mapping(held)
-    known = {step.id: (step, one) for step, one in zip(before.steps, raw.get("steps") or (), strict=True)}
+    raw = plan_mapping(plan)
+    known = {step.id: (step, item) for step, item in zip(before.steps, raw.get("steps") or (), strict=True)}
     steps = []
     for step in after.steps:
         if step.id in known:
-            old, one = known[step.id]
-            steps.append({**one, **_difference(old, step)})
+            old, item = known[step.id]
+            steps.append({**item, **_difference(old, step)})
         else:
             steps.append(step.model_dump(mode="json", exclude_defaults=True))
-    return {**raw, **_difference(before, after, exclude={"steps"}), **({"steps": steps} if steps or known else {})}
+    changed = _difference(before.model_copy(update={"steps": ()}), after.model_copy(update={"steps": ()}))
+    return {**raw, **changed, **({"steps": steps} if steps or known else {})}
 
 
-def _difference(before: BaseModel, after: BaseModel, exclude: set[str] | None = None) -> dict[str, Any]:
+def _difference(before: BaseModel, after: BaseModel) -> dict[str, Any]:
     """The fields that changed, as plain JSON."""
-    old, new = (one.model_dump(mode="json", exclude=exclude) for one in (before, after))
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     return {name: value for name, value in new.items() if value != old[name]}
 
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
-
-
-def _first(error: ValidationError) -> str:
-    """Where a value does not fit and why, not what it holds."""
-    first = error.errors()[0]
-    place = ".".join(str(piece) for piece in first["loc"])
-    return f"{place}: {first['msg']}" if place else str(first["msg"])

@@ -63,15 +63,23 @@ def add_note(
         KnowledgeError: the text is empty or too long, a time to live has no time to count from, or the step is not in
             the plan or is done.
     """
-    if not text.strip():
-        raise KnowledgeError("a note needs a text", field="text")
+    _check_given("a note", text=text)
     if ttl_seconds is not None and time is None:
         raise KnowledgeError("ttl_seconds counts from the note's time: give time, too", field="ttl_seconds")
     note = _shape(NoteShape, "note", id=id, text=text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
     note = note.model_copy(update={"id": note_id(note)})
     with WRITING:
         if note.step_id:
-            _check_step(_plan(state), note.step_id)
+            plan = _plan(state)
+            steps = (*plan.steps, *([plan.step] if plan.step is not None else []))
+            known = dict.fromkeys(step.id for step in steps if step.id)
+            if note.step_id not in known:
+                names = ", ".join(map(repr, known)) or "none"
+                raise KnowledgeError(f"there is no step {note.step_id!r}: the steps are {names}", field="step_id")
+            if note.step_id in done_steps(plan.steps):
+                raise KnowledgeError(
+                    f"step {note.step_id!r} is done: leave step_id out, or name an open step", field="step_id"
+                )
         _put(state, "notes", note, _name_of_note)
     return note
 
@@ -82,11 +90,12 @@ def add_decision(state: SessionState, text: str, *, reason: str = "", time: floa
     Raises:
         KnowledgeError: the text is empty or too long.
     """
-    if not text.strip():
-        raise KnowledgeError("a decision needs a text: say what was decided", field="text")
+    _check_given("a decision", text=text)
     whole = f"{text} (because: {reason})" if reason.strip() else text
     decision = _shape(NoteShape, "decision", text=whole, time=time)
-    return _log(state, "decisions", decision.model_copy(update={"id": note_id(decision, "decision")}))
+    decision = decision.model_copy(update={"id": note_id(decision, "decision")})
+    _put(state, "decisions", decision, _name_of_note)
+    return decision
 
 
 def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
@@ -95,17 +104,11 @@ def add_entity(state: SessionState, name: str, text: str, *, time: float | None 
     Raises:
         KnowledgeError: name or text is empty, or they are too long.
     """
-    for field, value in (("name", name), ("text", text)):
-        if not value.strip():
-            raise KnowledgeError(f"an entity needs a {field}", field=field)
-    entity = f"entity_{short(hash_text(name.strip().casefold()))}"
-    return _log(state, "entities", _shape(NoteShape, "entity", id=entity, text=f"{name.strip()}: {text}", time=time))
-
-
-def _log(state: SessionState, key: str, entry: NoteShape) -> NoteShape:
-    with WRITING:
-        _put(state, key, entry, _name_of_note)
-    return entry
+    _check_given("an entity", name=name, text=text)
+    id = f"entity_{short(hash_text(name.strip().casefold()))}"
+    entity = _shape(NoteShape, "entity", id=id, text=f"{name.strip()}: {text}", time=time)
+    _put(state, "entities", entity, _name_of_note)
+    return entity
 
 
 def find_note(state: SessionState, id: str) -> NoteShape:
@@ -115,12 +118,11 @@ def find_note(state: SessionState, id: str) -> NoteShape:
         KnowledgeError: there is none.
     """
     plan = _plan(state)
-    steps = (*plan.steps, *([plan.step] if plan.step is not None else [])) if plan is not None else ()
-    notes: list[object] = [*_list(_held(state), "notes"), *(text for step in steps for text in step.notes)]
-    found = next((note for note in notes if _name_of_note(note) == id), None)
-    note = _note(found)
-    if note is None or not id:
-        raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(notes)}", field="id")
+    steps = (*plan.steps, *([plan.step] if plan.step is not None else []))
+    notes: list[object] = [*_list(_knowledge(state), "notes"), *(text for step in steps for text in step.notes)]
+    note = next((_note(note) for note in notes if id and _name_of_note(note) == id), None)
+    if note is None:
+        raise _no_note(id, notes)
     return note
 
 
@@ -131,12 +133,12 @@ def remove_note(state: SessionState, id: str) -> None:
         KnowledgeError: there is none of that name.
     """
     with WRITING:
-        held = _held(state)
-        notes = _list(held, "notes")
+        knowledge = _knowledge(state)
+        notes = _list(knowledge, "notes")
         kept = [note for note in notes if _name_of_note(note) != id]
         if len(kept) == len(notes):
-            raise KnowledgeError(f"there is no note {id!r}: the notes are {_names_of(notes)}", field="id")
-        state["knowledge"] = {**held, "notes": kept}
+            raise _no_note(id, notes)
+        state["knowledge"] = {**knowledge, "notes": kept}
 
 
 def add_evidence(
@@ -167,17 +169,25 @@ def add_evidence(
     Raises:
         KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
     """
-    for name, value in (("uri", uri), ("summary", summary)):
-        if not value.strip():
-            raise KnowledgeError(f"evidence needs a {name}", field=name)
-    wanted = (covers,) if isinstance(covers, str) else tuple(covers)
+    _check_given("evidence", uri=uri, summary=summary)
     whole: dict[str, Any] = {}
     if text is not None:
         whole = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
-    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=wanted, time=time, **whole)
+    items = (covers,) if isinstance(covers, str) else tuple(covers)
+    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=items, time=time, **whole)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
-        _check_covers(_plan(state), record.covers)
+        plan = _plan(state)
+        current = current_step(plan)
+        # Items of the current step's checklist, then those of the other steps'.
+        steps = [*([current] if current is not None else []), *plan.steps]
+        known = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
+        unknown = [item for item in record.covers if item not in known]
+        if unknown and known:
+            names = ", ".join(map(repr, known))
+            raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
+        if unknown:
+            raise KnowledgeError("the plan has no acceptance items: leave covers empty", field="covers")
         _put(state, "evidence", record, _name_of_evidence)
     return record
 
@@ -188,60 +198,34 @@ def covered(state: SessionState) -> frozenset[str]:
     return frozenset(item for candidate in found for item in candidate.covers)
 
 
-def _check_step(plan: PlanShape | None, name: str) -> None:
-    steps = plan.steps if plan is not None else ()
-    known = [step.id for step in steps if step.id]
-    if plan is not None and plan.step is not None and plan.step.id:
-        known.append(plan.step.id)
-    if name not in known:
-        names = ", ".join(map(repr, dict.fromkeys(known))) or "none"
-        raise KnowledgeError(f"there is no step {name!r}: the steps are {names}", field="step_id")
-    if name in done_steps(steps):
-        raise KnowledgeError(f"step {name!r} is done: leave step_id out, or name an open step", field="step_id")
+def _plan(state: SessionState) -> PlanShape:
+    return read_plan(state.get("plan"), Problems()).plan or PlanShape()
 
 
-def _check_covers(plan: PlanShape | None, covers: Sequence[str]) -> None:
-    known = _acceptance_ids(plan)
-    unknown = [item for item in covers if item not in known]
-    if unknown and known:
-        names = ", ".join(map(repr, known))
-        raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
-    if unknown:
-        raise KnowledgeError("the plan has no acceptance items: leave covers empty", field="covers")
-
-
-def _acceptance_ids(plan: PlanShape | None) -> tuple[str, ...]:
-    """What evidence can cover: items of the current step's checklist, then those of the other steps'."""
-    if plan is None:
-        return ()
-    current = current_step(plan)
-    steps = [*([current] if current is not None else []), *plan.steps]
-    return tuple(dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step)))
-
-
-def _plan(state: SessionState) -> PlanShape | None:
-    return read_plan(state.get("plan"), Problems()).plan
+def _check_given(what: str, **texts: str) -> None:
+    for field, text in texts.items():
+        if not text.strip():
+            raise KnowledgeError(f"{what} needs a {field}", field=field)
 
 
 def _shape(kind: type[_Shape], what: str, **fields: Any) -> _Shape:
-    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else None
         raise KnowledgeError(f"{what}: {field}: {first['msg']}", field=field) from error
 
 
-def _held(state: SessionState) -> dict[str, Any]:
-    held = state.get("knowledge")
-    if held is not None and not isinstance(held, Mapping):
+def _knowledge(state: SessionState) -> dict[str, Any]:
+    knowledge = state.get("knowledge")
+    if knowledge is not None and not isinstance(knowledge, Mapping):
         raise KnowledgeError("state['knowledge'] is not a mapping: replace it with one", field="knowledge")
-    return dict(held or {})
+    return dict(knowledge or {})
 
 
-def _list(held: Mapping[str, Any], name: str) -> list[Any]:
-    items = held.get(name)
+def _list(knowledge: Mapping[str, Any], name: str) -> list[Any]:
+    items = knowledge.get(name)
     if items is not None and not isinstance(items, (list, tuple)):
         raise KnowledgeError(f"state['knowledge']['{name}'] is not a list: replace it with one", field=name)
     return list(items or ())
@@ -249,19 +233,21 @@ def _list(held: Mapping[str, Any], name: str) -> list[Any]:
 
 def _put(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[object], str]) -> None:
     """Replaces the item of the same name in a list, or adds one at its end."""
-    held = _held(state)
-    value = shape.model_dump(mode="json", exclude_defaults=True)
-    items = _list(held, key)
-    names = [name_of(item) for item in items]
-    if value["id"] in names:
-        items[names.index(value["id"])] = value
-    else:
-        items.append(value)
-    state["knowledge"] = {**held, key: items}
+    with WRITING:
+        knowledge = _knowledge(state)
+        value = shape.model_dump(mode="json", exclude_defaults=True)
+        items = _list(knowledge, key)
+        names = [name_of(item) for item in items]
+        if value["id"] in names:
+            items[names.index(value["id"])] = value
+        else:
+            items.append(value)
+        state["knowledge"] = {**knowledge, key: items}
 
 
-def _names_of(notes: Sequence[object]) -> str:
-    return ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
+def _no_note(id: str, notes: Sequence[object]) -> KnowledgeError:
+    names = ", ".join(repr(name) for name in map(_name_of_note, notes) if name) or "none"
+    return KnowledgeError(f"there is no note {id!r}: the notes are {names}", field="id")
 
 
 def _note(item: object) -> NoteShape | None:

@@ -25,22 +25,23 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from aether_context.canonical import canonical_json, hash_text, plain, short
 from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
 from aether_context.text import spellings
-from aether_context.text.spellings import folded
+from aether_context.text.spellings import as_mapping, folded, means_nothing
 
-_Any = TypeVar("_Any", bound="_Shape")
 _MOST_TEXT = 20_000
 _MOST_PROBLEMS = 50
 _MOST_KEY = 60
-_ALIKE = 0.8
-"""How alike a key is to the field beside it, at least, to be taken for a slip of it, by `difflib`."""
-_LOGS = ("decisions", "entities")
 _MOST_ENTRIES = 200
 _MOST_ITEMS = 1_000
-_TOOL_KEYS = (
-    "tool", "toolnames", "toollist", "toolset", "toolscope", "allowedtools", "availabletools", "requiredtools",
-    "neededtools", "toolsneeded", "toolsrequired", "toolstouse", "toolz", "tolls", "toools",
-)  # fmt: skip
-"""Keys, folded, by which models name a list of tools; none of them may be taken for no list at all."""
+_TOOLS_KEY = re.compile(
+    r"(?:allowed|available|required|needed)?tools?(?:names?|list|set|scope|needed|required|touse)?|tool[sz]|to+l+s"
+)
+"""A key, folded, by which models name a list of tools; none of them may be taken for no list at all."""
+_NAMES_TOOLS = re.compile(
+    r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?tool[sz]?"""
+    r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to.use))?[^\w\n]{0,4}"""
+    r"""(?:[:=](?!\s{0,4}(?:None|null|\[\]|""|''))|$)"""
+)
+"""Where a text names tools after it: ``tools: …``, ``"tools": […]``, ``## Tools``, ``- **Allowed tools**:``."""
 _MEANT = {
     "description": "text", "title": "text", "instruction": "text", "instructions": "text", "content": "text",
     "summary": "text", "objective": "goal", "criteria": "acceptance", "checklist": "acceptance",
@@ -57,6 +58,7 @@ _ITEM_TEXTS = (
 """Keys, folded, under which models write the text of an acceptance item, the most telling first."""
 _STEP_NUMBER = re.compile(r"(?i)(?:step|task|number|no\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})\.?")
 _LONG_AGO = -62_135_596_800.0
+_CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 WRITING = RLock()
 """Held by whoever reads a key of a state and writes it back, so that no change made in this process is lost."""
@@ -79,36 +81,15 @@ class _Shape(BaseModel):
     """The field that a text stands for, where there is nothing but a text."""
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _as_text(value: object) -> object:
-    return {"text": value} if isinstance(value, str) else value
-
-
-def _as_uri(value: object) -> object:
-    return {"uri": value} if isinstance(value, str) else value
-
-
-def _as_tools(value: object) -> object:
-    return spellings.tool_names(value)[0]
-
-
-def _as_constraints(value: object) -> object:
-    return {"notes": value} if isinstance(value, (str, list, tuple)) else value
-
-
-_SECONDS = BeforeValidator(spellings.as_seconds)
+_Any = TypeVar("_Any", bound=_Shape)
 Time = Annotated[
-    float, Field(ge=-62_135_596_800, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
+    float, Field(ge=_LONG_AGO, le=253_402_300_799, allow_inf_nan=False), BeforeValidator(spellings.as_time)
 ]
 Text = Annotated[str, Field(max_length=_MOST_TEXT), BeforeValidator(spellings.as_text)]
 Name = Annotated[str, BeforeValidator(spellings.as_name)]
 Count = Annotated[int | None, Field(ge=0), BeforeValidator(spellings.as_count)]
 Lines = Annotated[tuple[Annotated[str, Field(max_length=_MOST_TEXT)], ...], BeforeValidator(spellings.as_lines)]
 Names = Annotated[tuple[str, ...], BeforeValidator(spellings.as_names)]
-ToolNames = Annotated[tuple[str, ...] | None, BeforeValidator(_as_tools)]
 Kind = Annotated[Literal["preference", "episode"] | None, BeforeValidator(spellings.as_kind)]
 ProfileName: TypeAlias = Literal["chat", "coding", "research", "requirements", "test_cases"]
 Profile = Annotated[ProfileName | None, BeforeValidator(spellings.as_choice)]
@@ -125,9 +106,6 @@ class AcceptanceShape(_Shape):
     """Whether only proof completes it."""
 
 
-Acceptance = Annotated[tuple[Annotated[AcceptanceShape, BeforeValidator(_as_text)], ...], BeforeValidator(_as_list)]
-
-
 class StepShape(_Shape):
     """A step of the plan; a string stands for its text."""
 
@@ -139,9 +117,9 @@ class StepShape(_Shape):
     """What is to be done."""
     role: Text = ""
     """Who does it: Planner, Operator, Reviewer, or a name of your own."""
-    acceptance: Acceptance = ()
+    acceptance: tuple[AcceptanceShape, ...] = ()
     """When it is done."""
-    tools: ToolNames = None
+    tools: Names | None = None
     """The tools it needs, by name. Where none of what is given names one, it has no tools, rather than all."""
     depends_on: Names = ()
     """Names of the steps that have to be done before it."""
@@ -168,7 +146,9 @@ class ConstraintShape(_Shape):
 
     token_budget: Count = None
     """Tokens that the step may cost."""
-    latency_seconds: Annotated[float | None, Field(ge=0, allow_inf_nan=False), _SECONDS] = None
+    latency_seconds: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)
+    ] = None
     """Time that the step may take."""
     risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
     """What a mistake would cost."""
@@ -187,20 +167,20 @@ class PlanShape(_Shape):
     """The task in a line or two."""
     goal: Text = ""
     """What the whole plan is for."""
-    step: Annotated[StepShape | None, BeforeValidator(_as_text)] = None
+    step: StepShape | None = None
     """The current step; it comes before the task board."""
-    steps: tuple[Annotated[StepShape, BeforeValidator(_as_text)], ...] = ()
+    steps: tuple[StepShape, ...] = ()
     """The task board: all steps, in order."""
     current_step: Name = ""
     """Name of the current one of ``steps``. Without it, it is the first claimed one, else the first ready one whose
     dependencies are done."""
-    acceptance: Acceptance = ()
+    acceptance: tuple[AcceptanceShape, ...] = ()
     """The current step's checklist, where the step does not carry it."""
     role: Text = ""
     """The current role, where the step does not carry it."""
-    constraints: Annotated[ConstraintShape, BeforeValidator(_as_constraints)] = ConstraintShape()
+    constraints: ConstraintShape = ConstraintShape()
     """Limits of the work."""
-    tools: ToolNames = None
+    tools: Names | None = None
     """Names of the step's tools, where the step does not name them."""
     expected_tool_calls: Count = None
     """Tool calls that the step is expected to take."""
@@ -225,7 +205,7 @@ class NoteShape(_Shape):
     """When it was made, seconds since 1970 UTC."""
     expires: Time | None = None
     """When it stops being true, seconds since 1970 UTC."""
-    ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False), _SECONDS] = None
+    ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)] = None
     """How long it stays true after ``time``; without a time it is ignored."""
     step_id: Name = ""
     """Name of the step that it belongs to; it expires once that one is done."""
@@ -265,15 +245,15 @@ class KnowledgeShape(_Shape):
         "evidence": EvidenceShape,
     }
 
-    notes: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    notes: tuple[NoteShape, ...] = ()
     """Working notes."""
-    memories: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    memories: tuple[NoteShape, ...] = ()
     """Memories that the application found itself."""
-    decisions: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    decisions: tuple[NoteShape, ...] = ()
     """What was decided, and why."""
-    entities: tuple[Annotated[NoteShape, BeforeValidator(_as_text)], ...] = ()
+    entities: tuple[NoteShape, ...] = ()
     """What is known of people, systems and other things by name."""
-    evidence: tuple[Annotated[EvidenceShape, BeforeValidator(_as_uri)], ...] = ()
+    evidence: tuple[EvidenceShape, ...] = ()
     """Evidence records."""
 
 
@@ -282,7 +262,7 @@ class StateShape(_Shape):
 
     plan: PlanShape | None = None
     """The task and the current step."""
-    tools: ToolNames = None
+    tools: Names | None = None
     """Names of the step's tools, where neither the step nor the plan names them."""
     knowledge: KnowledgeShape = KnowledgeShape()
     """Notes, memories and evidence."""
@@ -324,35 +304,34 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
         )
     found = current_step(plan, worker)
     current = found or StepShape()
-    skipped = _skipped(reading, found)
+    skipped: list[str] = []
+    if plan.step is None and not plan.current_step and current.status != "claimed":
+        # Nothing but its place made the step the current one: an unreadable one before it may be that.
+        at = reading.positions[plan.steps.index(found)] if found is not None else _MOST_ITEMS
+        skipped = [f"plan.steps.{unread}" for unread in reading.unread if unread < at]
     step = _step(plan, current, tools)
-    finished = bool(plan.steps) and plan.step is None and all(one.status == "done" for one in plan.steps)
+    finished = bool(plan.steps) and plan.step is None and all(step.status == "done" for step in plan.steps)
     unread = reading.closed or (skipped and found is None)
     if step.tools is None and (unread or (not step.text and not finished and _lists_tools(state.get("plan")))):
         step = replace(step, tools=())
     if step.tools == () and any(place.endswith("tools") for place in problems.lost):
         faults.append("the step's tools cannot be read")
     faults += [f"{place} cannot be read" for place in skipped]
-    lacking = [name for name, held in (("step", step.text), ("acceptance list", step.acceptance)) if not held]
+    lacking = [name for name, value in (("step", step.text), ("acceptance list", step.acceptance)) if not value]
     if lacking and not (finished and not step.text):
         faults.append("the plan has no " + " and no ".join(lacking))
+    checkpoints = [current, *(step for step in plan.steps if step.id in current.depends_on)]
+    notes = [NoteShape.model_construct(None, text=text) for step in checkpoints for text in step.notes]
     return Planned(
         step=step,
         validity="invalid" if faults else "valid",
         invalid_reason="; ".join(dict.fromkeys(faults)),
         profile=current.profile or plan.profile,
-        candidates=unique([*_candidates(knowledge, done_steps(plan.steps)), *_checkpoints(plan, current)]),
+        candidates=unique(
+            [*_candidates(knowledge, done_steps(plan.steps)), *(_note_candidate(note, "note") for note in notes)]
+        ),
         problems=problems.told,
     )
-
-
-def _skipped(reading: Reading, found: StepShape | None) -> list[str]:
-    """The places of unreadable steps that stand before the current one, where nothing but their order made it that."""
-    plan = reading.plan
-    if plan is None or plan.step is not None or plan.current_step or (found is not None and found.status == "claimed"):
-        return []
-    before = reading.positions[plan.steps.index(found)] if found is not None else None
-    return [f"plan.steps.{at}" for at in reading.unread if before is None or at < before]
 
 
 class Problems:
@@ -388,8 +367,7 @@ class Problems:
         if (kind, key) in self._unknown or len(self._unknown) > _MOST_PROBLEMS:
             return
         near = _nearest(kind, key)
-        alike = difflib.get_close_matches(folded(key), [folded(near)], cutoff=_ALIKE)
-        if near and (near not in given or alike):
+        if near and (near not in given or difflib.get_close_matches(folded(key), [folded(near)], cutoff=0.8)):
             self._unknown.add((kind, key))
             beside = ", which is given as well" if near in given else ""
             self.note(f"state {place}.{key} is unknown: did you mean {near!r}{beside}?")
@@ -403,10 +381,12 @@ def _nearest(kind: type[_Shape], key: str) -> str:
         names |= {folded(name): f"constraints.{name}" for name in ConstraintShape.model_fields if name != "notes"}
     if (meant := _MEANT.get(folded(key), "")) in kind.model_fields:
         return meant
-    near = difflib.get_close_matches(folded(key), names, n=1)
-    if near:
-        return names[near[0]]
-    return next((names[word] for word in map(folded, re.split(r"[\W_]+", key)) if len(word) > 3 and word in names), "")
+    words = [word for word in map(folded, re.split(r"[\W_]+", key)) if len(word) > 3 and word in names]
+    near = difflib.get_close_matches(folded(key), names, n=1) or words
+    return names[near[0]] if near else ""
+
+
+# The plan.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,19 +413,17 @@ def read_plan(value: object, problems: Problems) -> Reading:
         broken = spellings.looks_like_json(value) if isinstance(value, str) else bool(value) and isinstance(value, list)
         problems.lose("plan", "its JSON cannot be read" if isinstance(value, str) and broken else "it is not a mapping")
         # What may have named tools keeps the scope closed; other words and numbers do not.
-        told = ("the plan cannot be read",) if value else ()
-        return Reading(faults=told, closed=broken or _lists_tools(value))
+        return Reading(faults=("the plan cannot be read",) if value else (), closed=broken or _lists_tools(value))
     faults = []
     if ends_early:
         problems.note("state plan: its JSON text ends before it is complete")
         faults.append("the plan's JSON text is not complete")
-    plan = _shape(PlanShape, fields, "plan", problems, apart=("steps",)) or PlanShape()
+    plan = read_shape(PlanShape, fields, "plan", problems, apart="steps") or PlanShape()
     placed, unread = _placed(StepShape, fields.get("steps"), "plan.steps", problems)
-    steps = tuple(step for _, step in placed)
     positions = tuple(at for at, _ in placed)
     lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
     faults += [f"{place} cannot be read" for place in lost]
-    plan = _linked(plan.model_copy(update={"steps": steps}), positions, problems)
+    plan = _linked(plan, [step for _, step in placed], positions, problems)
     if "plan.current_step" in problems.lost:
         faults.append("plan.current_step names no step")
     return Reading(plan=plan, faults=tuple(faults), closed=ends_early or bool(lost), positions=positions, unread=unread)
@@ -462,7 +440,10 @@ def plan_mapping(value: object) -> dict[str, Any]:
 
 def _lists_tools(plan: object) -> bool:
     """Whether a plan without a step that can be read lists tools somewhere, by whatever name models give the list."""
-    return spellings.lists_tools(plan, {"tools", *_TOOL_KEYS})
+    try:
+        return _NAMES_TOOLS.search(plan if isinstance(plan, str) else repr(plan)) is not None
+    except RecursionError:
+        return True
 
 
 def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
@@ -476,239 +457,23 @@ def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any]
         value, ends_early = spellings.as_json(value, whole=False)
     if isinstance(value, (list, tuple)) and value:
         value = {"steps": value}
-    fields = spellings.as_mapping(value)
+    fields = as_mapping(value)
     if fields is None:
         return None, ends_early
     named = _named(PlanShape, fields)
     if wrapped and not PlanShape.model_fields.keys() & named.keys():
-        inside = next((held for key, held in fields.items() if folded(str(key)) == "plan"), None)
+        inside = next((item for key, item in fields.items() if folded(str(key)) == "plan"), None)
         found, cut_off = _plan_fields(inside, wrapped=False)
         if found is not None:
             return found, ends_early or cut_off
     return named, ends_early
 
 
-def _named(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """Fields under the names that a shape has for them, however these are capitalized or joined; others as they are."""
-    names = _names(kind)
-    named = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
-    for key, value in fields.items():
-        if key not in kind.model_fields:
-            key = str(key)
-            name = names.get(folded(key)) or names.get(f"{folded(key)}s", key)
-            named[key if name in named else name] = value
-    return named
-
-
-@lru_cache(maxsize=32)
-def _names(kind: type[_Shape]) -> Mapping[str, str]:
-    names = {folded(name): name for name in kind.model_fields}
-    return {**dict.fromkeys(_TOOL_KEYS, "tools"), **names} if "tools" in kind.model_fields else names
-
-
-def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
-    """The fields of a value that stands for a shape, by their names; None where it stands for none."""
-    if isinstance(value, str) and not spellings.looks_like_json(value):
-        return {kind.short_for: value}
-    fields = spellings.as_mapping(value)
-    return None if fields is None else _named(kind, fields)
-
-
-def _shape(kind: type[_Any], value: object, place: str, problems: Problems, apart: Sequence[str] = ()) -> _Any | None:
-    """A shape with the fields that can be read, None where it is none or lacks the text that makes it one.
-
-    Args:
-        apart: fields that are read elsewhere.
-    """
-    fields = _fields_of(kind, value)
-    if fields is None:
-        problems.lose(place, "it is neither a mapping nor a text")
-        return None
-    if kind is AcceptanceShape and spellings.means_nothing(fields.get("text")):
-        texts = {folded(key): key for key, raw in fields.items() if isinstance(raw, str) and raw.strip()}
-        if (key := next((texts[word] for word in _ITEM_TEXTS if word in texts), None)) is not None:
-            problems.note(f"state {place} has no 'text': its {key!r} was read as that")
-            fields = {"text": fields[key]} | {name: raw for name, raw in fields.items() if name not in ("text", key)}
-    held: dict[str, Any] = {}
-    for name, raw in fields.items():
-        where = f"{place}.{name}"
-        if name not in kind.model_fields:
-            problems.unknown(kind, name, place, fields)
-        elif raw is None or name in apart:
-            continue
-        elif name in kind.lists:
-            held[name] = tuple(shape for _, shape in _placed(kind.lists[name], raw, where, problems)[0])
-        elif name == "tools":
-            held[name] = _tools(raw, where, problems)
-        elif name == "step":
-            held[name] = _shape(StepShape, raw, where, problems) if raw not in ("", {}) else None
-        elif name == "constraints":
-            held[name] = _constraints(raw, where, problems)
-        else:
-            found = _field(kind, name, raw, where, problems)
-            if found is not None:
-                held[name] = found
-    if (text := kind.model_fields.get("text")) and text.is_required() and not held.get("text", "").strip():
-        problems.lose(place, "it has no text")
-        return None
-    return cast(_Any, kind.model_construct(None, **held))
-
-
-def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
-    """One field's value, None where it cannot be read. Of a list the items that can be read stay, of a text as much as
-    may be."""
-    adapter = _adapter(kind, name)
-    try:
-        return adapter.validate_python(raw)
-    except ValidationError as error:
-        errors = error.errors()
-    for one in errors:
-        cut = one["type"] == "string_too_long"
-        where = ".".join([place, *(str(piece) for piece in one["loc"])])
-        problems.lose(where, _reason(one), "was cut" if cut else "was ignored")
-    faulty = {one["loc"][0]: one["type"] for one in errors if one["loc"]}
-    items = spellings.as_lines(raw)
-    if len(faulty) < len(errors) or not isinstance(items, tuple):
-        return _cut(spellings.as_text(raw)) if errors[0]["type"] == "string_too_long" else None
-    kept = [_cut(item) if at in faulty else item for at, item in enumerate(items) if _stays(faulty.get(at))]
-    try:
-        return adapter.validate_python(kept) if kept else None
-    except ValidationError:
-        return None
-
-
-def _stays(fault: str | None) -> bool:
-    return fault in (None, "string_too_long")
-
-
-def _cut(text: object) -> str:
-    return str(text)[:_MOST_TEXT]
-
-
-@lru_cache(maxsize=128)
-def _adapter(kind: type[_Shape], name: str) -> TypeAdapter[Any]:
-    found = kind.model_fields[name]
-    annotation: Any = Annotated[(found.annotation, Field(), *found.metadata)]
-    return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True))
-
-
-def _reason(error: Any) -> str:
-    """Why a value does not fit; pydantic's messages say what was expected, not what was given."""
-    said = str(error["msg"]).removeprefix("Value error, ")
-    return f"{said[:1].lower()}{said[1:]}".replace("input should", "it should").replace("value should", "it should")
-
-
-def _placed(
-    kind: type[_Any], value: object, place: str, problems: Problems
-) -> tuple[list[tuple[int, _Any]], tuple[int, ...]]:
-    """The items of a list that can be read, with their positions; and the positions of those that cannot."""
-    items = None if spellings.means_nothing(value) else _raw_items(kind, value)
-    if items is None:
-        if not spellings.means_nothing(value):
-            problems.lose(place, "it is not a list")
-        return [], ()
-    if len(items) > _MOST_ITEMS:
-        end = "last" if place.startswith("knowledge") else "first"
-        problems.note(f"state {place}: only the {end} {_MOST_ITEMS} of {len(items)} entries were read")
-        items = items[-_MOST_ITEMS:] if end == "last" else items[:_MOST_ITEMS]
-    found: list[tuple[int, _Any]] = []
-    unread = []
-    for at, item in enumerate(items):
-        where = f"{place}.{at}"
-        shape = _shape(kind, item, where, problems)
-        if shape is None or (place == "plan.steps" and f"{where}.status" in problems.lost):
-            unread.append(at)
-            continue
-        if isinstance(shape, AcceptanceShape) and not shape.id and unread:
-            shape = shape.model_copy(update={"id": f"a{at + 1}"})
-        if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
-            problems.note(f"state {where}.ttl_seconds was ignored: the note has no time")
-        found.append((at, shape))
-    return found, tuple(unread)
-
-
-def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
-    """The items of a list as they came; of a mapping each with its name, or the mapping itself where it is an item."""
-    fields = spellings.as_mapping(value)
-    if fields is not None and kind.short_for in _named(kind, fields):
-        return [fields]
-    items = spellings.as_items(value)
-    if isinstance(value, str) and not spellings.looks_like_json(value):
-        items = [("", line) for line in (spellings.bulleted(value) if kind is AcceptanceShape else [value])]
-    if items is None:
-        return None
-    return [_raw_item(kind, name, item) for name, item in items]
-
-
-def _raw_item(kind: type[_Shape], name: str, item: Any) -> Any:
-    if not name:
-        return item
-    if isinstance(item, bool) and kind is AcceptanceShape:
-        return name  # what a checklist says by name is whether it is done
-    if isinstance(item, str) and issubclass(kind, NoteShape):
-        return {"text": f"{name}: {item}"}
-    if isinstance(item, str):
-        return {"id": name, kind.short_for: item}
-    fields = spellings.as_mapping(item)
-    return item if fields is None else {"id": name, **fields}
-
-
-def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | None:
-    """The names of tools in whatever lists them; of a list that names none, none at all rather than no limit."""
-    names, unread = spellings.tool_names(value)
-    if names == () and unread:
-        problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
-    elif unread:
-        problems.note(f"state {place}: {unread} of its items name no tool")
-    return names
-
-
-def _constraints(value: object, place: str, problems: Problems) -> ConstraintShape:
-    """Limits, and beside them what is no field of theirs, or cannot be read as one, in the words that it came in."""
-    held: dict[str, Any] = {}
-    lines: list[str] = []
-    items = spellings.as_items(value) if spellings.as_mapping(value) is None else None
-    if items is None and spellings.as_mapping(value) is None:
-        problems.lose(place, "it is neither a mapping nor a list")
-    for item in [value] if items is None else [one for _, one in items]:
-        fields = spellings.as_mapping(item)
-        if fields is None:
-            lines += [] if spellings.means_nothing(item) or items is None else [_shown(item)]
-            continue
-        named = _named(ConstraintShape, fields)
-        label = next((named[key] for key in ("name", "type", "key", "constraint") if named.get(key)), None)
-        content = next((named[key] for key in ("value", "text", "description", "limit") if key in named), None)
-        if label is not None and content is not None:
-            named = _named(ConstraintShape, {label: content})
-        for name, raw in named.items():
-            if raw is None:
-                continue
-            if name not in ConstraintShape.model_fields:
-                problems.unknown(ConstraintShape, name, place, named)
-                lines.append(f"{_shown(name)}: {_shown(raw)}")
-                continue
-            found = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
-            if found is not None and name == "notes":
-                lines += found
-            elif found is not None:
-                held[name] = found
-            elif not spellings.means_nothing(raw):
-                lines.append(f"{_shown(name)}: {_shown(raw)}")
-    return ConstraintShape.model_construct(None, **held, notes=tuple(line for line in lines if line.strip()))
-
-
-def _shown(value: object) -> str:
-    """A value in its own words."""
-    text = spellings.as_text(value)
-    return _cut(text if isinstance(text, str) else canonical_json(plain(value)))
-
-
-def _linked(plan: PlanShape, positions: Sequence[int], problems: Problems) -> PlanShape:
-    """A plan whose current step and dependencies have the names that their steps have.
+def _linked(plan: PlanShape, steps: list[StepShape], positions: Sequence[int], problems: Problems) -> PlanShape:
+    """A plan with its steps, whose current step and dependencies have the names that their steps have.
 
     Models name a step by its number, its title, or its name in other capitals.
     """
-    steps = list(plan.steps)
     own, name = plan.step, plan.current_step
     if own is not None and steps and not own.acceptance:
         wanted = own.id if not own.text else own.text if not own.id else ""
@@ -724,11 +489,10 @@ def _linked(plan: PlanShape, positions: Sequence[int], problems: Problems) -> Pl
             steps[found] = steps[found].model_copy(update={"id": name})
     for at, step in enumerate(steps):
         if step.depends_on:
-            others = [_find(name, steps, positions) for name in step.depends_on]
-            pairs = zip(step.depends_on, others, strict=True)
-            names = [steps[other].id or name if other is not None else name for name, other in pairs]
-            steps[at] = step.model_copy(update={"depends_on": tuple(names)})
-            if not {one.id for one in steps}.issuperset(names):
+            found_steps = [(other, _find(other, steps, positions)) for other in step.depends_on]
+            names = tuple((steps[place].id or other) if place is not None else other for other, place in found_steps)
+            steps[at] = step.model_copy(update={"depends_on": names})
+            if not {step.id for step in steps}.issuperset(names):
                 problems.note(
                     f"state plan.steps.{positions[at]} never gets ready: it depends on a step that is not there"
                 )
@@ -738,31 +502,237 @@ def _linked(plan: PlanShape, positions: Sequence[int], problems: Problems) -> Pl
 def _find(name: str, steps: Sequence[StepShape], positions: Sequence[int]) -> int | None:
     """The index of the step that a name means: its own, its text, or its number."""
     wanted = folded(name)
-    ids, texts = [step.id for step in steps], [folded(step.text) for step in steps]
-    for known, spelled in ((ids, name), ([folded(one) for one in ids], wanted), (texts, wanted)):
+    ids = [step.id for step in steps]
+    for known, spelled in (
+        (ids, name),
+        ([folded(id) for id in ids], wanted),
+        ([folded(step.text) for step in steps], wanted),
+    ):
         if spelled and spelled in known:
             return known.index(spelled)
     number = _STEP_NUMBER.fullmatch(name.strip())
     if number is None:
         head = name.split(":", 1)[0]
         return _find(head, steps, positions) if head != name else None
-    numbers = [re.sub(r"\D", "", step.id[:_MOST_KEY]) for step in steps]
+    numbers = [re.sub(r"\D", "", id[:_MOST_KEY]) for id in ids]
     if numbers.count(number[1]) == 1:
         return numbers.index(number[1])
     place = int(number[1]) - 1
     return positions.index(place) if place in positions else None
 
 
+# Shapes, field by field.
+
+
+def _named(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
+    """Fields under the names that a shape has for them, however these are capitalized or joined; others as they are."""
+    names = {folded(name): name for name in kind.model_fields}
+    named = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
+    for key, value in fields.items():
+        if key not in kind.model_fields:
+            key, bare = str(key), folded(str(key))
+            name = names.get(bare) or names.get(f"{bare}s", key)
+            if name == key and "tools" in kind.model_fields and _TOOLS_KEY.fullmatch(bare):
+                name = "tools"
+            named[key if name in named else name] = value
+    return named
+
+
+def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
+    """The fields of a value that stands for a shape, by their names; None where it stands for none."""
+    if isinstance(value, str) and not spellings.looks_like_json(value):
+        return {kind.short_for: value}
+    fields = as_mapping(value)
+    return None if fields is None else _named(kind, fields)
+
+
+def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, apart: str = "") -> _Any | None:
+    """A shape with the fields that can be read, None where it is none or lacks the text that makes it one.
+
+    Args:
+        apart: a field that is read elsewhere.
+    """
+    fields = _fields_of(kind, value)
+    if fields is None:
+        problems.lose(place, "it is neither a mapping nor a text")
+        return None
+    if kind is AcceptanceShape and means_nothing(fields.get("text")):
+        texts = {folded(key): key for key, raw in fields.items() if isinstance(raw, str) and raw.strip()}
+        if (key := next((texts[word] for word in _ITEM_TEXTS if word in texts), None)) is not None:
+            problems.note(f"state {place} has no 'text': its {key!r} was read as that")
+            fields = {"text": fields[key]} | {name: raw for name, raw in fields.items() if name not in ("text", key)}
+    found: dict[str, Any] = {}
+    for name, raw in fields.items():
+        where = f"{place}.{name}"
+        if name not in kind.model_fields:
+            problems.unknown(kind, name, place, fields)
+        elif raw is None or name == apart:
+            continue
+        elif name in kind.lists:
+            found[name] = tuple(shape for _, shape in _placed(kind.lists[name], raw, where, problems)[0])
+        elif name == "tools":
+            found[name] = _tools(raw, where, problems)
+        elif name == "step":
+            found[name] = read_shape(StepShape, raw, where, problems) if raw not in ("", {}) else None
+        elif name == "constraints":
+            found[name] = _constraints(raw, where, problems)
+        elif (read := _field(kind, name, raw, where, problems)) is not None:
+            found[name] = read
+    if (text := kind.model_fields.get("text")) and text.is_required() and not found.get("text", "").strip():
+        problems.lose(place, "it has no text")
+        return None
+    return cast(_Any, kind.model_construct(None, **found))
+
+
+def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
+    """One field's value, None where it cannot be read. Of a list the items that can be read stay, of a text as much as
+    may be."""
+    try:
+        return _adapter(kind, name).validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+    items = spellings.as_lines(raw)
+    if first["loc"] and isinstance(items, tuple):
+        kept = [_field(_Item, "text", item, f"{place}.{at}", problems) for at, item in enumerate(items)]
+        return _adapter(kind, name).validate_python([item for item in kept if item is not None]) or None
+    # pydantic's messages say what was expected, not what was given.
+    reason = first["msg"].removeprefix("Value error, ")
+    reason = f"{reason[:1].lower()}{reason[1:]}".replace("input should", "it should")
+    is_long = first["type"] == "string_too_long"
+    problems.lose(place, reason, "was cut" if is_long else "was ignored")
+    return _shown(raw) if is_long else None
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: type[_Shape], name: str) -> TypeAdapter[Any]:
+    found = kind.model_fields[name]
+    annotation: Any = Annotated[(found.annotation, Field(), *found.metadata)]
+    return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True))
+
+
+class _Item(_Shape):
+    """An item of a list of texts."""
+
+    text: Text
+
+
+def _shown(value: object) -> str:
+    """A value in its own words, as much of them as may be."""
+    text = spellings.as_text(value)
+    return (text if isinstance(text, str) else canonical_json(plain(value)))[:_MOST_TEXT]
+
+
+def _placed(
+    kind: type[_Any], value: object, place: str, problems: Problems
+) -> tuple[list[tuple[int, _Any]], tuple[int, ...]]:
+    """The items of a list that can be read, with their positions; and the positions of those that cannot."""
+    if means_nothing(value):
+        return [], ()
+    items = _raw_items(kind, value)
+    if items is None:
+        problems.lose(place, "it is not a list")
+        return [], ()
+    if len(items) > _MOST_ITEMS:
+        end = "last" if place.startswith("knowledge") else "first"
+        problems.note(f"state {place}: only the {end} {_MOST_ITEMS} of {len(items)} entries were read")
+        items = items[-_MOST_ITEMS:] if end == "last" else items[:_MOST_ITEMS]
+    found: list[tuple[int, _Any]] = []
+    unread = []
+    for at, item in enumerate(items):
+        where = f"{place}.{at}"
+        shape = read_shape(kind, item, where, problems)
+        if shape is None or (place == "plan.steps" and f"{where}.status" in problems.lost):
+            unread.append(at)
+            continue
+        if isinstance(shape, AcceptanceShape) and not shape.id and unread:
+            shape = shape.model_copy(update={"id": f"a{at + 1}"})
+        if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
+            problems.note(f"state {where}.ttl_seconds was ignored: the note has no time")
+        found.append((at, shape))
+    return found, tuple(unread)
+
+
+def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
+    """The items of a list as they came; of a mapping each with its name, or the mapping itself where it is an item."""
+    fields = as_mapping(value)
+    if fields is not None and kind.short_for in _named(kind, fields):
+        return [fields]
+    if isinstance(value, str) and not spellings.looks_like_json(value):
+        return list(spellings.bulleted(value)) if kind is AcceptanceShape else [value]
+    items = spellings.as_items(value)
+    if items is None:
+        return None
+    found: list[Any] = []
+    for name, item in items:
+        if not name:
+            found.append(item)
+        elif isinstance(item, bool) and kind is AcceptanceShape:
+            found.append(name)  # what a checklist says by name is whether it is done
+        elif isinstance(item, str):
+            is_note = issubclass(kind, NoteShape)
+            found.append({"text": f"{name}: {item}"} if is_note else {"id": name, kind.short_for: item})
+        else:
+            fields = as_mapping(item)
+            found.append(item if fields is None else {"id": name, **fields})
+    return found
+
+
+def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | None:
+    """The names of tools in whatever lists them; of a list that names none, none at all rather than no limit."""
+    names, unread = spellings.tool_names(value)
+    if names == () and unread:
+        problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
+    elif unread:
+        problems.note(f"state {place}: {unread} of its items name no tool")
+    return names
+
+
+def _constraints(value: object, place: str, problems: Problems) -> ConstraintShape:
+    """Limits, and beside them what is no field of theirs, or cannot be read as one, in the words that it came in."""
+    limits: dict[str, Any] = {}
+    lines: list[str] = []
+    is_mapping = as_mapping(value) is not None
+    items = [("", value)] if is_mapping else spellings.as_items(value)
+    if items is None:
+        problems.lose(place, "it is neither a mapping nor a list")
+    for _, item in items or ():
+        fields = as_mapping(item)
+        if fields is None:
+            lines += [] if means_nothing(item) else [_shown(item)]
+            continue
+        named = _named(ConstraintShape, fields)
+        label = next((named[key] for key in ("name", "type", "key", "constraint") if named.get(key)), None)
+        content = next((named[key] for key in ("value", "text", "description", "limit") if key in named), None)
+        if label is not None and content is not None:
+            named = _named(ConstraintShape, {label: content})
+        for name, raw in named.items():
+            is_field = name in ConstraintShape.model_fields
+            found = (
+                _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
+                if is_field and raw is not None
+                else None
+            )
+            if raw is not None and not is_field:
+                problems.unknown(ConstraintShape, name, place, named)
+            if found is not None and name == "notes":
+                lines += found
+            elif found is not None:
+                limits[name] = found
+            elif raw is not None and not (is_field and means_nothing(raw)):
+                lines.append(f"{_shown(name)}: {_shown(raw)}")
+    return ConstraintShape.model_construct(None, **limits, notes=tuple(line for line in lines if line.strip()))
+
+
 def _knowledge(value: object, problems: Problems) -> KnowledgeShape:
     """The knowledge that can be read, item by item."""
     if value is None:
         return KnowledgeShape()
-    if spellings.as_mapping(value) is None:
+    if as_mapping(value) is None:
         problems.lose("knowledge", "it is not a mapping")
         return KnowledgeShape()
-    found = _shape(KnowledgeShape, value, "knowledge", problems) or KnowledgeShape()
+    found = read_shape(KnowledgeShape, value, "knowledge", problems) or KnowledgeShape()
     latest = {}
-    for name in _LOGS:
+    for name in ("decisions", "entities"):
         entries = getattr(found, name)
         if len(entries) > _MOST_ENTRIES:
             latest[name] = entries[-_MOST_ENTRIES:]
@@ -770,6 +740,9 @@ def _knowledge(value: object, problems: Problems) -> KnowledgeShape:
                 f"state knowledge.{name}: only the {_MOST_ENTRIES} latest of {len(entries)} entries were read"
             )
     return found.model_copy(update=latest)
+
+
+# The step that the plan is at.
 
 
 def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
@@ -835,6 +808,9 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
     )
 
 
+# What could enter a pack.
+
+
 def note_id(note: NoteShape, source: str = "note") -> str:
     """A note's own id, else one from its text."""
     return note.id or f"{source}_{short(hash_text(note.text))}"
@@ -850,13 +826,12 @@ def _evidence_digest(record: EvidenceShape) -> str:
 
 
 def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
-    kinds = (
-        ("note", knowledge.notes),
-        ("memory", knowledge.memories),
-        ("decision", knowledge.decisions),
-        ("entity", knowledge.entities),
-    )
-    notes = [_note_candidate(note, source, done) for source, held in kinds for note in held]
+    notes = {
+        "note": knowledge.notes,
+        "memory": knowledge.memories,
+        "decision": knowledge.decisions,
+        "entity": knowledge.entities,
+    }
     evidence = [
         Candidate(
             id=evidence_id(record),
@@ -871,10 +846,13 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
         )
         for record in knowledge.evidence
     ]
-    return [*notes, *evidence]
+    return [*(_note_candidate(note, source, done) for source, found in notes.items() for note in found), *evidence]
 
 
-def _note_candidate(note: NoteShape, source: str, done: frozenset[str]) -> Candidate:
+def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozenset()) -> Candidate:
+    """A note, which stops being true with its step, when it ``expires``, or by its time to live."""
+    lives = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
+    end = min((moment for moment in (note.expires, lives) if moment is not None), default=None)
     return Candidate(
         id=note_id(note, source),
         layer="memory",
@@ -882,25 +860,9 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str]) -> Candi
         text=note.text,
         digest=hash_text(note.text),
         time=note.time,
-        expires=_LONG_AGO if note.step_id in done else _end(note),
+        expires=_LONG_AGO if note.step_id in done else end,
         kind="standing" if note.kind == "preference" else "own",
     )
-
-
-def _end(note: NoteShape) -> float | None:
-    """When a note stops being true, by ``expires`` or by its time to live, whichever is first."""
-    lives = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
-    return min((moment for moment in (note.expires, lives) if moment is not None), default=None)
-
-
-def _checkpoints(plan: PlanShape, current: StepShape) -> list[Candidate]:
-    """The working notes kept with the current step and with those that it depends on."""
-    wanted = [current, *(step for step in plan.steps if step.id in current.depends_on)]
-    notes = [NoteShape.model_construct(None, text=text) for step in wanted for text in step.notes]
-    return [_note_candidate(note, "note", frozenset()) for note in notes]
-
-
-_CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 
 def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

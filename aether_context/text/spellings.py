@@ -10,7 +10,8 @@ import ast
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -22,42 +23,42 @@ _MOST_PYTHON = 50_000
 _MOST_NAME = 200
 _FOLDED = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r"[<>=≤≥~≈ ]{0,4}(\d[\d,_]{0,24}(?:\.\d{1,12})?) ?([a-z]{0,16})(?: [a-z]{1,16})?\.?")
-_UNITS = {
-    "ms": 0.001, "msec": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60,
-    "h": 3_600, "hr": 3_600, "hour": 3_600, "d": 86_400, "day": 86_400, "w": 604_800, "week": 604_800,
+_SECONDS = {
+    "": 1, "ms": 0.001, "msec": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60,
+    "minute": 60, "h": 3_600, "hr": 3_600, "hour": 3_600, "d": 86_400, "day": 86_400, "w": 604_800, "week": 604_800,
 }  # fmt: skip
 _SIZES = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000}
-_RISKS = {
-    "low": "low", "lo": "low", "minimal": "low", "minor": "low",
-    "medium": "medium", "med": "medium", "mid": "medium", "moderate": "medium", "middle": "medium",
-    "high": "high", "hi": "high", "severe": "high", "critical": "high", "major": "high",
-}  # fmt: skip
-_RISK_ORDER = ("low", "medium", "high")
-_RISK_FILLERS = frozenset(("risk", "level", "very", "to", "or", "impact"))
-_STATUSES = {
-    "ready": "ready", "todo": "ready", "pending": "ready", "open": "ready", "notstarted": "ready", "new": "ready",
-    "planned": "ready", "queued": "ready", "claimed": "claimed", "inprogress": "claimed", "doing": "claimed",
-    "active": "claimed", "started": "claimed", "running": "claimed", "ongoing": "claimed", "current": "claimed",
-    "done": "done", "completed": "done", "complete": "done", "finished": "done", "closed": "done",
-}  # fmt: skip
-_KINDS = {
-    "preference": "preference", "preferences": "preference", "pref": "preference", "prefs": "preference",
-    "userpreference": "preference", "userpreferences": "preference", "standing": "preference",
-    "standingpreference": "preference", "standingpreferences": "preference", "standinginstruction": "preference",
-    "episode": "episode", "episodes": "episode", "episodic": "episode", "event": "episode", "fact": "episode",
-    "memory": "episode",
-}  # fmt: skip
-_ALL = frozenset(("", "*", "all", "any", "all tools"))
-_NOTHING = frozenset(("", "none", "null", "na", "nil"))
+
+
+def _by_word(words: Mapping[str, str]) -> Mapping[str, str]:
+    return {word: name for name, listed in words.items() for word in listed.split()}
+
+
+_RISKS = _by_word(
+    {
+        "high": "high hi severe critical major",
+        "medium": "medium med mid moderate middle",
+        "low": "low lo minimal minor",
+    }
+)
+_STATUSES = _by_word(
+    {
+        "ready": "ready todo pending open notstarted new planned queued",
+        "claimed": "claimed inprogress doing active started running ongoing current",
+        "done": "done completed complete finished closed",
+    }
+)
+_KINDS = _by_word(
+    {
+        "preference": "preference preferences pref prefs userpreference userpreferences standing standingpreference "
+        "standingpreferences standinginstruction",
+        "episode": "episode episodes episodic event fact memory",
+    }
+)
 _NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function", "id")
-_LIST_KEYS = ("names", "tools", "allowed")
 _JSON = re.compile(r"\s{0,100}(?:```(?:json)?\s{0,100})?(?:\{\s{0,100}[\"'}]|\[\s{0,100}[\"'{\]])", re.IGNORECASE)
 _ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
 _BULLET = re.compile(r"[ \t]{0,16}(?:[-*•]|\d{1,3}[.)])[ \t]{1,16}(?:\[[ xX]\][ \t]{1,16})?")
-_COMMA = re.compile("[,，、]")
-_TOOL_LINE = re.compile(r"(?im)^[^\w\n]{0,8}(?:\w{1,16}[ _])?tools?\b[^\w\n]{0,4}(?:[:=]|$)")
-"""A line of a text that names tools after it: ``tools: …``, ``## Tools``, ``- **Allowed tools**:``."""
-_MOST_NODES = 2_000
 _LATEST_SECONDS = 253_402_300_799
 
 
@@ -68,19 +69,23 @@ def folded(name: str) -> str:
 
 def means_nothing(value: object) -> bool:
     """Whether a value is none, or a word for it."""
-    return value is None or (isinstance(value, str) and len(value) < 16 and folded(value) in _NOTHING)
+    return value is None or (
+        isinstance(value, str) and len(value) < 16 and folded(value) in ("", "none", "null", "na", "nil")
+    )
+
+
+# What holds others.
 
 
 def as_mapping(value: object) -> Mapping[str, Any] | None:
     """A mapping, the fields of a pydantic model or a dataclass, or the JSON object in a text; else None."""
-    if isinstance(value, Mapping):
-        return value
+    if isinstance(value, str):
+        value = as_json(value)[0]
     if isinstance(value, BaseModel):
         return {**dict(value), **(value.model_extra or {})}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    found = as_json(value)[0] if isinstance(value, str) else None
-    return found if isinstance(found, Mapping) else None
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value if isinstance(value, Mapping) else None
 
 
 def as_items(value: object) -> list[tuple[str, Any]] | None:
@@ -91,13 +96,11 @@ def as_items(value: object) -> list[tuple[str, Any]] | None:
     if isinstance(value, str):
         found = as_json(value)[0]
         value = found if found is not None else bulleted(value)
-    elif (fields := as_mapping(value)) is not None:
-        value = fields
-    if isinstance(value, Mapping):
-        return [(str(name), item) for name, item in value.items()]
+    if (fields := as_mapping(value)) is not None:
+        return [(str(name), item) for name, item in fields.items()]
     if isinstance(value, (set, frozenset)):
         return [("", item) for item in sorted(value, key=str)]
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [("", item) for item in value]
     return None
 
@@ -105,10 +108,10 @@ def as_items(value: object) -> list[tuple[str, Any]] | None:
 def bulleted(text: str) -> list[str]:
     """The lines of a text that is nothing but bullets, without these; else the text itself."""
     lines = [line for line in text.splitlines() if line.strip()]
-    found = [_BULLET.match(line) for line in lines]
-    if len(lines) < 2 or not all(found):
+    bullets = [found for line in lines if (found := _BULLET.match(line)) is not None]
+    if len(lines) < 2 or len(bullets) < len(lines):
         return [text]
-    return [line[one.end() :].strip() for line, one in zip(lines, found, strict=True) if one is not None]
+    return [bullet.string[bullet.end() :].strip() for bullet in bullets]
 
 
 def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
@@ -127,35 +130,28 @@ def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
         held = held[held.index("{") :]
     if not held.startswith(("{", "[")):
         return None, False
-    try:
+    with suppress(ValueError, RecursionError):
         found, end = json.JSONDecoder().raw_decode(held)
         if not whole or end == len(held):
             return found, False
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return _literal(held), False
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass
-    try:
+    if len(held) <= _MOST_PYTHON and not _ODD_ESCAPE.search(held):  # an odd escape makes Python warn
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            found = ast.literal_eval(held)
+            if isinstance(found, (dict, list)):
+                return found, False
+    with suppress(ValueError):
         # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
         found = from_json(held.encode("utf-8", "replace"), allow_partial=True)
-    except ValueError:
-        return None, False
-    return (found, True) if found else (None, False)
-
-
-def _literal(text: str) -> Any:
-    readable = len(text) <= _MOST_PYTHON and not _ODD_ESCAPE.search(text)  # an odd escape makes Python warn
-    found = ast.literal_eval(text) if readable else None
-    if not isinstance(found, (dict, list)):
-        raise ValueError("no object and no list")
-    return found
+        return (found, True) if found else (None, False)
+    return None, False
 
 
 def looks_like_json(text: str) -> bool:
     """Whether a text was meant as JSON, be it readable or not."""
     return _JSON.match(text) is not None
+
+
+# Single values.
 
 
 def as_text(value: object) -> object:
@@ -164,12 +160,12 @@ def as_text(value: object) -> object:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
-        return "\n".join(str(one) for one in value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
+        return "\n".join(str(item) for item in value)
     if isinstance(value, Mapping):
-        for key in ("text", "name", "title", "id"):
-            if isinstance(value.get(key), (str, int)):
-                return value[key]
+        return next(
+            (value[key] for key in ("text", "name", "title", "id") if isinstance(value.get(key), (str, int))), value
+        )
     return value
 
 
@@ -181,63 +177,57 @@ def as_name(value: object) -> object:
     return value.strip() if isinstance(value, str) else value
 
 
-def as_number(value: object) -> object:
-    """A number of tokens or calls: ``"40k"``, ``"40,000 tokens"``, ``"3 calls"``."""
-    return _number(value, {}, _SIZES)
-
-
 def as_count(value: object) -> object:
-    """The same as a whole number."""
-    found = as_number(value)
-    return int(found) if isinstance(found, float) and found.is_integer() else found
+    """A whole number of tokens or calls: ``"40k"``, ``"40,000 tokens"``, ``"3 calls"``."""
+    number, unit = _number(value)
+    if unit is None:
+        return number
+    size = float(number) * _SIZES.get(unit, 1)
+    return int(size) if size.is_integer() else size
 
 
 def as_seconds(value: object) -> object:
     """A time in seconds: ``"8s"``, ``"500 ms"``, ``"<= 2 min"``; a number stands as it is."""
-    return _number(value, _UNITS, {})
+    number, unit = _number(value)
+    if unit is None:
+        return number
+    factor = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+    if factor is None:
+        raise ValueError("it is not a time: give a number of seconds")
+    return float(number) * factor
 
 
-def _number(value: object, units: Mapping[str, float], sizes: Mapping[str, float]) -> object:
+def _number(value: object) -> tuple[Any, str | None]:
+    """The number that a text begins with, and its unit; a value that is no such text as it came, and None."""
     if means_nothing(value):
-        return None
+        return None, None
     if not isinstance(value, str) or len(value) > _MOST_NAME:
-        return value
+        return value, None
     found = _NUMBER.fullmatch(" ".join(value.casefold().split()))
-    if found is None:
-        return value
-    number, unit = float(found[1].replace(",", "").replace("_", "")), found[2]
-    if units:
-        factor = units.get(unit) or units.get(unit.removesuffix("s")) if unit else 1
-        if factor is None:
-            raise ValueError("it is not a time: give a number of seconds")
-        return number * factor
-    return number * sizes.get(unit, 1)
+    return (found[1].replace(",", "").replace("_", ""), found[2]) if found is not None else (value, None)
 
 
 def as_risk(value: object) -> object:
-    """``low``, ``medium`` or ``high`` where a text begins with a word for it; of several the highest."""
+    """``low``, ``medium`` or ``high`` by the words for it in a text; of several the highest."""
     if means_nothing(value):
         return None
-    if not isinstance(value, str) or len(value) > _MOST_NAME:
-        return value
-    words = [word for word in _FOLDED.split(value.casefold()) if word and word not in _RISK_FILLERS]
-    if not words or words[0] not in _RISKS:
-        return value
-    return max((_RISKS[word] for word in words if word in _RISKS), key=_RISK_ORDER.index)
+    words = _FOLDED.split(value.casefold()) if isinstance(value, str) and len(value) <= _MOST_NAME else ()
+    named = {_RISKS[word] for word in words if word in _RISKS}
+    return next((risk for risk in ("high", "medium", "low") if risk in named), value)
 
 
 def as_status(value: object) -> object:
     """``ready``, ``claimed`` or ``done``, by the words that are used for them."""
-    if means_nothing(value):
-        return "ready"
-    return _STATUSES.get(folded(value), value) if isinstance(value, str) and len(value) <= _MOST_NAME else value
+    return "ready" if means_nothing(value) else _word(value, _STATUSES)
 
 
 def as_kind(value: object) -> object:
     """``preference`` or ``episode``, by the words that are used for them."""
-    if means_nothing(value):
-        return None
-    return _KINDS.get(folded(value), value) if isinstance(value, str) and len(value) <= _MOST_NAME else value
+    return None if means_nothing(value) else _word(value, _KINDS)
+
+
+def _word(value: object, words: Mapping[str, str]) -> object:
+    return words.get(folded(value), value) if isinstance(value, str) and len(value) <= _MOST_NAME else value
 
 
 def is_preference(metadata: Mapping[str, Any] | None) -> bool:
@@ -261,18 +251,18 @@ def as_time(value: object) -> object:
     """Seconds since 1970: a number of these or of milliseconds, a date, or a text in ISO 8601."""
     if means_nothing(value):
         return None
+    if isinstance(value, str) and len(value) <= 64:
+        with suppress(ValueError):
+            value = datetime.fromisoformat(value.strip())
     if isinstance(value, date):
-        moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day, tzinfo=UTC)
+        moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and _LATEST_SECONDS < value <= 1e15:
         return value / 1_000
-    if not isinstance(value, str) or len(value) > 64:
-        return value
-    try:
-        moment = datetime.fromisoformat(value.strip())
-    except ValueError:
-        return value
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    return value
+
+
+# Lists of texts and of names.
 
 
 def as_lines(value: object) -> object:
@@ -284,18 +274,14 @@ def as_lines(value: object) -> object:
     items = as_items(value)
     if items is None:
         return value
-    return tuple(_line(name, item) for name, item in items if item is not None)
-
-
-def _line(name: str, item: object) -> object:
-    text = as_text(item)
-    return f"{name}: {text}" if name and isinstance(text, str) else text
+    texts = [(name, as_text(item)) for name, item in items if item is not None]
+    return tuple(f"{name}: {text}" if name and isinstance(text, str) else text for name, text in texts)
 
 
 def as_names(value: object) -> object:
     """A list of names; one text holds several with commas between them."""
     if isinstance(value, str) and not looks_like_json(value):
-        value = _COMMA.split(value)
+        value = re.split("[,，、]", value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
     items = None if value is None else as_items(value)
@@ -313,74 +299,37 @@ def tool_names(value: object) -> tuple[tuple[str, ...] | None, int]:
     """
     if value is None or (isinstance(value, (str, list, tuple, dict, set, frozenset)) and not value):
         return None, 0
-    if isinstance(value, str) and value.strip().casefold() in _ALL:
+    if isinstance(value, str) and value.strip().casefold() in ("", "*", "all", "any", "all tools"):
         return None, 0
     if means_nothing(value):
         return (), 0
-    found: list[str] = []
-    unread = 0
-    for item in _tool_items(value):
-        names = list(_tool_name(item))
-        found += names
-        unread += not names
-    return tuple(dict.fromkeys(found)), unread
+    named = [_tool_name(item) for item in _tool_items(value)]
+    return tuple(dict.fromkeys(name for names in named for name in names)), named.count([])
 
 
-def lists_tools(value: object, keys: Collection[str]) -> bool:
-    """Whether something somewhere in a value lists tools: a field by one of these folded names, or a line of a text.
-
-    Of what is large 2,000 values are looked at, and it is taken to list some in the rest.
-    """
-    left = [value]
-    for _ in range(_MOST_NODES):
-        if not left:
-            return False
-        held = left.pop()
-        if isinstance(held, str):
-            inside = as_json(held, whole=False)[0] if "{" in held or "[" in held else None
-            if inside is None and _TOOL_LINE.search(held[:_MOST_PYTHON]):
-                return True
-            held = inside
-        fields = as_mapping(held) if not isinstance(held, str) else None
-        if fields is not None:
-            if any(folded(str(key)) in keys and named not in (None, "", [], {}) for key, named in fields.items()):
-                return True
-            left += list(fields.values())
-        elif isinstance(held, (list, tuple)):
-            left += held[:_MOST_NODES]
-    return bool(left)
-
-
-def _tool_items(value: object) -> Iterator[object]:
+def _tool_items(value: object) -> list[object]:
     if isinstance(value, str) and not looks_like_json(value):
-        yield value
-        return
-    if isinstance(value, (str, BaseModel, Mapping)):
-        fields = as_mapping(value)
-        if fields is not None:
-            named = next((fields[key] for key in _LIST_KEYS if key in fields), None)
-            if named is not None:
-                yield from _tool_items(named)
-            elif any(isinstance(fields.get(key), (str, Mapping)) for key in _NAME_KEYS):
-                yield fields
-            else:
-                yield from (name for name, wanted in fields.items() if wanted not in (False, "false", "no"))
-            return
-    items = as_items(value)
-    yield from (value,) if items is None else (item for _, item in items)
+        return [value]
+    fields = as_mapping(value)
+    if fields is None:
+        items = as_items(value)
+        return [value] if items is None else [item for _, item in items]
+    listed = next((fields[key] for key in ("names", "tools", "allowed") if key in fields), None)
+    if listed is not None:
+        return _tool_items(listed)
+    if any(isinstance(fields.get(key), (str, Mapping)) for key in _NAME_KEYS):
+        return [fields]
+    return [name for name, wanted in fields.items() if wanted not in (False, "false", "no")]
 
 
-def _tool_name(item: object, depth: int = 0) -> Iterator[str]:
+def _tool_name(item: object, depth: int = 0) -> list[str]:
     """The names in one item: a text, or something that carries a name."""
     if isinstance(item, str):
-        yield from (piece.strip() for piece in _pieces(item) if folded(piece) and len(piece) <= _MOST_NAME)
-        return
-    fields = as_mapping(item) if not isinstance(item, (int, float)) else None
-    held = next((fields[key] for key in _NAME_KEYS if fields.get(key)), None) if fields is not None else None
-    if held is None:
-        held = getattr(item, "name", None) or getattr(item, "__name__", None)
-    if isinstance(held, (str, Mapping, BaseModel)) and depth < 3:
-        yield from _tool_name(held, depth + 1)
+        return [piece.strip() for piece in _pieces(item) if folded(piece) and len(piece) <= _MOST_NAME]
+    fields = as_mapping(item) or {}
+    name = next((fields[key] for key in _NAME_KEYS if fields.get(key)), None)
+    name = name or getattr(item, "name", None) or getattr(item, "__name__", None)
+    return _tool_name(name, depth + 1) if isinstance(name, (str, Mapping, BaseModel)) and depth < 3 else []
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -398,7 +347,7 @@ def spellings_of(name: str) -> Iterator[str]:
     """What a tool may be meant by: its name as it was written, without arguments, without what is said of it, without
     what stands before its last dot or slash; folded."""
     bare = name.split("(", 1)[0]
-    short = bare.split(":", 1)[0].split(" - ", 1)[0].split(" – ", 1)[0].split(" — ", 1)[0]
-    for one in (name, bare, short, short.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]):
-        if one := folded(one):
-            yield one
+    short = re.split(":| - | – | — ", bare, maxsplit=1)[0]
+    for spelled in (name, bare, short, short.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]):
+        if spelled := folded(spelled):
+            yield spelled
