@@ -28,7 +28,7 @@ from aether_context.adk.session.epochs import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
-from aether_context.evidence import extracts, lines, media, outline, record
+from aether_context.evidence import extracts, lines, media, record
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
@@ -356,19 +356,14 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "decoded, from the protocol": lambda text: decoding.decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
     "printable": decoding.printable,
     "read_json": decoding.read_json,
-    "closing": lambda text: quiet(decoding.closing, text),
     "kind_of": lines.kind_of,
     "is_data": lines.is_data,
     "view_of": lambda text: lines.view_of(text),
     "show": lambda text: extracts.show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
     ),
-    "sampled": lambda text: extracts.sampled(text, extracts.query_words(text[:2_000])),
-    "line_starts": compression.line_starts,
+    "sampled": lambda text: extracts.sampled(lines.view_of(text).lines, extracts.query_words(text[:2_000])),
     "query_words": extracts.query_words,
-    "sampled_rows": lambda text: outline.sampled_rows(
-        f'[{{"id": 1}}, {text}', ["id", text[:20]], max_tokens=300, counter=COUNTER
-    ),
     "offload": lambda text: offload(
         {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
     ),

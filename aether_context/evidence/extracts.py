@@ -9,13 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from aether_context.errors import PolicyError, near_names
-from aether_context.evidence.lines import MOST_DECODED, Kind, View, data_type, kind_of, view_of
-from aether_context.evidence.outline import rendered, sampled_rows
-from aether_context.text.compression import Counts, fitting, line_starts, most_relevant, pick, with_gaps
-from aether_context.text.decoding import printable
+from aether_context.evidence.lines import Kind, View, data_type, rendered, view_of
+from aether_context.text.compression import Counts, fitting, most_relevant, pick, with_gaps
 from aether_context.text.entities import entities_of
 from aether_context.tokens import TokenCounter
 
@@ -103,6 +101,7 @@ _MOST_CHARACTERS = 24
 _NOTE_TOKENS = 8.0
 _SHARES: dict[str, tuple[float, float, float]] = {"log": (0.5, 0.2, 0.1), "code": (0.1, 0.3, 0.3)}
 _USUAL_SHARES = (0.15, 0.3, 0.3)
+"""What errors, lines about the query and dense lines take of an extract; head and tail take the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +138,10 @@ def show(
         data_tokens: the same for tables, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
-    is_long = len(text) > MOST_DECODED
-    view = View(kind=kind_of(text), lines=()) if is_long else view_of(text)
-    words = query_words(query)
+    view = view_of(text)
     if view.kind == "data":
         described = f"[{data_type(text[:200])}, {len(text)} characters of encoded data]"
         return Shown(text=described, kind="data", kept=0, total=text.count("\n") + 1)
-    if is_long:
-        rows = sampled_rows(text, words, max_tokens=extract_tokens, counter=counter) if view.kind == "json" else None
-        if rows is not None:
-            return Shown(text=rows[0], kind=view.kind, kept=rows[1], total=len(line_starts(text)))
-        return _extract(sampled(text, [*_ERROR_WORDS, *words]), view, extract_tokens, counter, query)
     total = len(view.lines)
     # Of rows and of the values of JSON any one may be needed, unlike of the prose in it.
     prose = sum(len(line.text) for line in view.outline if line.text.startswith('"') and len(line.text) > _PROSE)
@@ -157,7 +149,7 @@ def show(
     whole = view.whole or text
     if tokens_of(whole, counter) <= (max(whole_tokens, data_tokens) if is_data else whole_tokens):
         return Shown(text=whole, kind=view.kind, kept=total, total=total, ends_early=view.ends_early)
-    return _extract(Sample(view.lines, range(total), total), view, extract_tokens, counter, query)
+    return _extract(view, extract_tokens, counter, query)
 
 
 def tokens_of(text: str, counter: TokenCounter) -> int:
@@ -177,29 +169,24 @@ def _per_character(text: str, counter: TokenCounter) -> float:
 
 # The lines of a long text that are worth a look, found without reading all of it line by line.
 
-_HEAD_CHARACTERS, _TAIL_CHARACTERS = 12_000, 4_000
+_READ_WHOLE, _HEAD_CHARACTERS, _TAIL_CHARACTERS = 40_000, 12_000, 4_000
 _MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
 _HITS_A_WORD, _LINES_A_HIT = 4, 5
 _WORD = re.compile(r"[\w./@-]{4,60}")
 
 
-class Sample(NamedTuple):
-    """Some lines of a text in their order, with their numbers from 0, and how many lines there are in all."""
-
-    texts: Sequence[str]
-    numbers: Sequence[int]
-    total: int
-
-
-def sampled(text: str, words: Iterable[str]) -> Sample:
-    """The head, the tail, and lines with the first and the last places of words.
+def sampled(lines: Sequence[str], words: Iterable[str]) -> list[int]:
+    """The places of the head, the tail, and of lines with the first and the last places of words; all of a short text.
 
     Args:
         words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
             after each place come with it.
     """
-    starts = [*line_starts(text), len(text)]
-    total = len(starts) - 1
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    total = len(lines)
+    if starts[-1] <= _READ_WHOLE:
+        return list(range(total))
+    text = "\n".join(lines)
     head = bisect_right(starts, _HEAD_CHARACTERS, hi=total) - 1
     tail = max(head, bisect_right(starts, len(text) - _TAIL_CHARACTERS, hi=total))
     numbers = {*range(head), *range(tail, total)}
@@ -216,8 +203,7 @@ def sampled(text: str, words: Iterable[str]) -> Sample:
         for at in places:
             number = bisect_right(starts, at, hi=total) - 1
             numbers.update(range(number, min(number + _LINES_A_HIT, tail)))
-    chosen = sorted(numbers)
-    return Sample([text[starts[at] : starts[at + 1]].removesuffix("\n") for at in chosen], chosen, total)
+    return sorted(numbers)
 
 
 def query_words(query: str) -> list[str]:
@@ -228,20 +214,28 @@ def query_words(query: str) -> list[str]:
 # Which of the lines are taken.
 
 
-def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter, query: str) -> Shown:
+def _extract(view: View, max_tokens: int, counter: TokenCounter, query: str) -> Shown:
     words = query_words(query)
-    texts = [_clipped(printable(text), words) for text in sample.texts]
+    total = len(view.lines)
+    numbers = sampled(view.lines, [*_ERROR_WORDS, *words])
+    texts = [_clipped(view.line(number), words) for number in numbers]
     per_character = _per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
     dense = _dense(texts, mentioned, cost)
     shares = _SHARES.get(view.kind, _USUAL_SHARES)
     rankings = list(zip(shares, (_errors(texts), most_relevant(texts, query), dense), strict=True))
+    if view.outline and len(numbers) < total:
+        # The first and the last one of many records say what they hold.
+        parents = [view.outline[number].parent for number in numbers]
+        ((parent, _),) = Counter(parents).most_common(1)
+        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in ("]", "}")]
+        rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
 
     def written(chosen: set[int]) -> str:
         if view.outline:
-            return rendered(view.outline, chosen)
-        return with_gaps(texts, sample.numbers, sample.total, chosen)
+            return rendered(view.outline, {numbers[at] for at in chosen})
+        return with_gaps(texts, numbers, total, chosen)
 
     found = fitting(
         lambda budget: pick(cost, rankings, budget, last=dense, note=_NOTE_TOKENS, first_whole=True),
@@ -249,11 +243,9 @@ def _extract(sample: Sample, view: View, max_tokens: int, counter: TokenCounter,
         max_tokens=int(max_tokens * (1 - _NAMES_SHARE)),
         counter=counter,
     )
-    text, chosen = found if found is not None else (f"[{sample.total} lines left out]", set())
+    text, chosen = found if found is not None else (f"[{total} lines left out]", set())
     names = _names(mentioned, chosen, text, max_tokens - counter.count(text), counter)
-    return Shown(
-        text=text, kind=view.kind, kept=len(chosen), total=sample.total, names=names, ends_early=view.ends_early
-    )
+    return Shown(text=text, kind=view.kind, kept=len(chosen), total=total, names=names, ends_early=view.ends_early)
 
 
 def _names(

@@ -1,15 +1,21 @@
-"""The lines in which an output is shown, read and searched, by what kind of text it is."""
+"""The lines in which an output is shown, read and searched: the same ones, by the same numbers, everywhere.
+
+JSON has a line for each value that is short enough, and tables for uniform rows. A line belongs to the object or array
+that it stands in; what is chosen of the lines is written with every object and array around it, and with a note in the
+place of what is missing, so that the result is JSON, whatever was chosen.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from aether_context.evidence.outline import Line, compact, outlined, pieces, rendered, tabled
-from aether_context.text.compression import lines_of
+from aether_context.canonical import JSON
+from aether_context.text.compression import lines_of, span
 from aether_context.text.decoding import decoded, printable, read_json
 
 # What kind of text a tool's output is, told from its beginning.
@@ -91,11 +97,11 @@ def data_type(text: str) -> str:
     return (found.group(1) if found is not None else None) or MEDIA_TYPES["data"][0]
 
 
-# The lines in which an output is shown, read and searched: the same ones, by the same numbers, everywhere.
+# The lines of an output.
 
-MOST_DECODED = 40_000
-"""Characters of the longest output that is decoded; longer ones are shown in their own lines."""
-
+_MOST_DECODED, _MOST_JSON = 40_000, 1_000_000
+"""Characters of the longest output that is decoded, and of the longest JSON that is read; others are shown in their own
+lines."""
 _LONGEST, _PIECE = 240, 200
 
 
@@ -118,23 +124,144 @@ class View:
 
 def view_of(text: str) -> View:
     """An output in lines: those of the JSON or the text that it holds, long ones in pieces."""
-    if len(text) > MOST_DECODED:
-        return View(kind=kind_of(text), lines=lines_of(text))
-    inside = decoded(text)
-    found = read_json(inside)
+    is_long = len(text) > _MOST_DECODED
+    inside = text if is_long else decoded(text)
+    kind = kind_of(inside)
+    found = read_json(inside) if not is_long or (kind == "json" and len(text) <= _MOST_JSON) else None
+    if found is None and is_long:
+        return View(kind=kind, lines=lines_of(text))
     if found is None:
         lines = [
             piece for line in inside.split("\n") for piece in (pieces(line, _PIECE) if len(line) > _LONGEST else [line])
         ]
-        return View(kind=kind_of(inside), lines=lines, whole=inside if inside != text else "")
+        return View(kind=kind, lines=lines, whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
     shortest = min(compact(value), compact(tabled(value)), key=len)
-    lines = rendered(outline, range(len(outline))).split("\n")
     return View(
         kind="json",
-        lines=lines,
+        lines=rendered(outline, range(len(outline))).split("\n"),
         outline=outline,
         whole=shortest if len(shortest) < len(text) else "",
         ends_early=not is_complete,
     )
+
+
+# JSON in lines.
+
+_LONG_TEXT = 400
+_LEAST_ROWS = 3
+_MOST_COLUMNS = 40
+_DEEPEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of an outline. ``parent`` is the index of the line that opens what it stands in, -1 at the top.
+
+    ``end`` is, for a line that opens something, the index of the one that closes it.
+    """
+
+    text: str
+    role: Literal["value", "open", "close"]
+    parent: int
+    key: str | None = None
+    end: int = -1
+
+
+def outlined(value: JSON) -> list[Line]:
+    """The lines of a value.
+
+    An array of objects with the same keys becomes ``{"columns": […], "rows": [[…], …]}``; a text of more than 400
+    characters becomes an array of its lines, long ones in pieces.
+    """
+    lines: list[Line] = []
+    _add(lines, value, None, -1, 0)
+    return lines
+
+
+def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: int) -> None:
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        value = [piece for line in value.split("\n") for piece in pieces(line, _LONGEST)]
+    whole = compact(value)
+    if not isinstance(value, (dict, list)) or depth > _DEEPEST or len(whole) <= _LONGEST:
+        lines.append(Line(whole, "value", parent, key))
+        return
+    value = _as_table(value) or value
+    at = len(lines)
+    opening, ending = "{}" if isinstance(value, dict) else "[]"
+    lines.append(Line(opening, "open", parent, key))
+    for name, item in value.items() if isinstance(value, dict) else ((None, item) for item in value):
+        _add(lines, item, name, at, depth + 1)
+    lines.append(Line(ending, "close", at))
+    lines[at] = Line(opening, "open", parent, key, len(lines) - 1)
+
+
+def rendered(lines: Sequence[Line], chosen: Iterable[int]) -> str:
+    """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
+    kept: set[int] = set()  # the chosen lines, and those that open and close what they stand in
+    for at in chosen:
+        at = lines[at].parent if lines[at].role == "close" else at
+        while at >= 0 and at not in kept:
+            kept.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
+            at = lines[at].parent
+    out: list[str] = []
+
+    def write(text: str, key: str | None, closes: bool) -> None:
+        if out and not closes and out[-1] not in ("{", "[") and not out[-1].endswith((":{", ":[")):
+            out[-1] += ","
+        out.append(text if key is None else f"{json.dumps(key, ensure_ascii=False)}:{text}")
+
+    following = 0
+    for at in (*sorted(kept), len(lines)):
+        if at > following:
+            parent = lines[following].parent
+            named = parent >= 0 and lines[parent].text == "{"
+            write(f'"… {span(following, at)} …"', f"…{following + 1}" if named else None, False)
+        if at < len(lines):
+            write(lines[at].text, lines[at].key, lines[at].role == "close")
+        following = at + 1
+    return "\n".join(out)
+
+
+def pieces(line: str, width: int) -> list[str]:
+    """A line in pieces of at most ``width`` characters, cut at spaces where there are any."""
+    found: list[str] = []
+    start = 0
+    while len(line) - start > width:
+        cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
+        found.append(line[start:cut])
+        start = cut
+    return [*found, line[start:]]
+
+
+def tabled(value: JSON, depth: int = 0) -> JSON:
+    """A value with every array of uniform objects as columns and rows."""
+    if not isinstance(value, (dict, list)) or depth > _DEEPEST:
+        return value
+    if (table := _as_table(value)) is not None:
+        return table
+    if isinstance(value, dict):
+        return {name: tabled(item, depth + 1) for name, item in value.items()}
+    return [tabled(item, depth + 1) for item in value]
+
+
+def compact(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _as_table(value: JSON) -> dict[str, JSON] | None:
+    """An array of objects that have the same keys and flat values, as columns and rows."""
+    if not isinstance(value, list) or len(value) < _LEAST_ROWS or not isinstance(value[0], dict):
+        return None
+    columns: list[JSON] = list(value[0])
+    rows: list[JSON] = []
+    if not 1 < len(columns) <= _MOST_COLUMNS:
+        return None
+    for row in value:
+        if not isinstance(row, dict) or row.keys() != value[0].keys():
+            return None
+        if any(isinstance(item, (dict, list)) for item in row.values()):
+            return None
+        rows.append([row[str(name)] for name in columns])
+    return {"columns": columns, "rows": rows}

@@ -78,19 +78,6 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def line_starts(text: str) -> list[int]:
-    """Where the lines and pieces of `lines_of` begin."""
-    starts: list[int] = []
-    at = 0
-    for line in text.split("\n"):
-        if len(line) <= LONG_LINE:
-            starts.append(at)
-        else:
-            starts += range(at, at + len(line), PIECE)
-        at += len(line) + 1
-    return starts
-
-
 def pick(
     cost: Sequence[float],
     rankings: Sequence[tuple[float, Sequence[int]]],

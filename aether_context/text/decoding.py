@@ -21,7 +21,6 @@ _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[Text
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
-_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\],]', re.DOTALL)
 _NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
 """A string, as it stands, or a number."""
 
@@ -80,18 +79,6 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
         if not str(error).startswith("EOF while parsing"):
             return None
     return from_json(readable, allow_partial="trailing-strings"), False
-
-
-def closing(text: str) -> str:
-    """What closes all that a beginning of a JSON text opens."""
-    opened: list[str] = []
-    for found in _MARK.finditer(text):
-        mark = found.group()[0]
-        if mark in "{[":
-            opened.append("}" if mark == "{" else "]")
-        elif mark in "}]":
-            opened.pop()
-    return "".join(reversed(opened))
 
 
 def _unwrapped(text: str) -> str | None:
