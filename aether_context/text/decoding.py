@@ -7,20 +7,24 @@ off at a number of characters are read as far as they go.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from contextlib import suppress
 
 from pydantic_core import from_json
 
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, plain
 
-MOST_LAYERS = 4
+_MOST_LAYERS = 4
+_MOST_PYTHON = 400_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
 _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
+_LETTERS = {"\n": "", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
+_ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
 _NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
 """A string, as it stands, or a number."""
 
@@ -30,8 +34,13 @@ def decoded(text: str) -> str:
 
     An envelope that says more than its text, such as that the call failed, stays.
     """
-    for _ in range(MOST_LAYERS):
-        inside = _unwrapped(text)
+    for _ in range(_MOST_LAYERS):
+        start = text[:200].lstrip()
+        inside = None
+        if _ENVELOPE.match(start):
+            inside = _of_notation(text)
+        elif start[:1] == "{" and '"content"' in text[:200]:
+            inside = _of_protocol(text)
         if inside is None:
             break
         text = inside
@@ -43,13 +52,10 @@ def printable(text: str) -> str:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "\r" in text:
-        text = "\n".join(map(_redrawn, text.replace("\r\n", "\n").split("\n")))
+        # A line shows what stands behind its last carriage return that anything follows.
+        lines = text.replace("\r\n", "\n").split("\n")
+        text = "\n".join(line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :] for line in lines)
     return text
-
-
-def _redrawn(line: str) -> str:
-    """What a line shows last: what stands behind its last carriage return that anything follows."""
-    return line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :]
 
 
 def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:
@@ -81,13 +87,13 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
     return from_json(readable, allow_partial="trailing-strings"), False
 
 
-def _unwrapped(text: str) -> str | None:
-    """The text inside the outermost layer, None where there is none to be taken off."""
-    start = text[:200].lstrip()
-    if _ENVELOPE.match(start):
-        return _of_notation(text)
-    if start[:1] == "{" and '"content"' in text[:200]:
-        return _of_protocol(text)
+def read_python(text: str) -> JSON:
+    """The object or list that a text is written as in Python; None where it is neither."""
+    if len(text) > _MOST_PYTHON or _ODD_ESCAPE.search(text):  # an odd escape makes Python warn
+        return None
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        value = ast.literal_eval(text)
+        return plain(value) if isinstance(value, (dict, list)) else None
     return None
 
 
@@ -96,8 +102,14 @@ def _of_notation(text: str) -> str | None:
     if "isError=True" in text[-200:]:
         return None
     literals = [_LITERAL.match(text, start.end()) for start in _TEXT_CONTENT.finditer(text)]
-    texts = [_ESCAPE.sub(_character, found.group(1) or found.group(2) or "") for found in literals if found is not None]
+    texts = [_ESCAPE.sub(_character, found[1] or found[2] or "") for found in literals if found is not None]
     return "\n".join(texts) if texts else None
+
+
+def _character(found: re.Match[str]) -> str:
+    if code := found[1] or found[2] or found[3]:
+        return chr(int(code, 16)) if int(code, 16) <= 0x10FFFF else found[0]
+    return _LETTERS.get(found[4], found[4])
 
 
 def _of_protocol(text: str) -> str | None:
@@ -106,27 +118,12 @@ def _of_protocol(text: str) -> str | None:
     value = found[0] if found is not None else None
     if not isinstance(value, dict) or not value.keys() <= {"_meta", "meta", "content", "isError", "structuredContent"}:
         return None
-    if value.get("isError") or value.get("structuredContent") or value.get("_meta") or value.get("meta"):
-        return None
     items = value.get("content")
-    if not isinstance(items, list) or not items:
+    if not isinstance(items, list) or not items or any(item for key, item in value.items() if key != "content"):
         return None
-    return "\n".join(_item_text(one) for one in items)
-
-
-def _item_text(item: JSON) -> str:
-    """What an item of a result says: its text, or its JSON."""
-    if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str):
-        return str(item["text"])
-    return json.dumps(item, ensure_ascii=False)
-
-
-def _character(found: re.Match[str]) -> str:
-    code = found.group(1) or found.group(2) or found.group(3)
-    if code is not None:
-        number = int(code, 16)
-        return chr(number) if number <= 0x10FFFF else found.group()
-    letter = found.group(4)
-    if letter == "\n":
-        return ""
-    return _LETTERS.get(letter, letter)
+    return "\n".join(
+        str(item["text"])
+        if isinstance(item, dict) and item.get("type") == "text" and isinstance(item.get("text"), str)
+        else json.dumps(item, ensure_ascii=False)
+        for item in items
+    )

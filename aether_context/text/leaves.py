@@ -9,23 +9,22 @@ for, and a text that is JSON is read as JSON.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from aether_context.canonical import JSON, canonical_json, plain
-from aether_context.text.decoding import decoded, read_json
+from aether_context.canonical import JSON, canonical_json
+from aether_context.text.decoding import decoded, read_json, read_python
+
+_MOST_CHARACTERS = 400_000
 
 # JSON values as lines, so that whoever picks lines picks whole records.
 
-_WIDEST = 1_500
-"""Characters up to which a record stands on one line."""
-_NARROW = 120
+_WIDEST, _NARROW = 1_500, 120
+"""Characters up to which a record, and another value, stands on one line."""
 _LONG_TEXT = 200
-_MOST_CHARACTERS = 400_000
 _DEEPEST = 40
 _LEAST_RECORDS = 3
 
@@ -42,32 +41,28 @@ def laid_out(value: JSON) -> str:
 def _lines(value: JSON, depth: int, entry: bool) -> list[str]:
     indent = " " * depth
     text = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, (dict, list)) or not value or len(text) <= (_WIDEST if entry else _NARROW):
-        return [indent + text]
-    if depth > _DEEPEST:
+    if not isinstance(value, (dict, list)) or len(text) <= (_WIDEST if entry else _NARROW) or depth > _DEEPEST:
         return [indent + text]
     if entry and isinstance(value, dict):
         brief = json.dumps(_brief(value), ensure_ascii=False)
         if len(brief) <= _WIDEST:
             return [indent + brief]
+    if isinstance(value, list):
+        return [f"{indent}[", *(line for item in value for line in _lines(item, depth + 1, True)), f"{indent}]"]
     lines: list[str] = []
-    if isinstance(value, dict):
-        records = len(value) >= _LEAST_RECORDS and all(isinstance(held, dict) for held in value.values())
-        for key, held in value.items():
-            first, *rest = _lines(held, depth + 1, records)
-            lines += [f"{indent} {json.dumps(key, ensure_ascii=False)}: {first.lstrip()}", *rest]
-        return [f"{indent}{{", *lines, f"{indent}}}"]
-    for held in value:
-        lines += _lines(held, depth + 1, True)
-    return [f"{indent}[", *lines, f"{indent}]"]
+    records = len(value) >= _LEAST_RECORDS and all(isinstance(item, dict) for item in value.values())
+    for key, item in value.items():
+        first, *rest = _lines(item, depth + 1, records)
+        lines += [f"{indent} {json.dumps(key, ensure_ascii=False)}: {first.lstrip()}", *rest]
+    return [f"{indent}{{", *lines, f"{indent}}}"]
 
 
 def _brief(value: JSON) -> JSON:
     """A value whose long texts end early, and say so."""
     if isinstance(value, dict):
-        return {key: _brief(held) for key, held in value.items()}
+        return {key: _brief(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_brief(held) for held in value]
+        return [_brief(item) for item in value]
     if isinstance(value, str) and len(value) > _LONG_TEXT:
         return f"{value[:_LONG_TEXT]}[… {len(value) - _LONG_TEXT} characters left out]"
     return value
@@ -82,18 +77,41 @@ def parsed(text: str) -> JSON:
     if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not text.endswith(("}", "]")):
         return None
     try:
-        value = json.loads(text)
+        value: JSON = json.loads(text)
     except (ValueError, RecursionError):
-        try:
-            value = plain(ast.literal_eval(text))
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            return None
+        value = read_python(text)
     try:
         canonical_json(value)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, (dict, list)) else None
+    return value
 
+
+def read(text: str) -> JSON:
+    """The object or list that a text is written as, its numbers as they are written; None where it is neither.
+
+    A text that was cut off counts where most of it can be read.
+    """
+    text = text.strip()
+    whole = text.endswith(("}", "]"))
+    if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not (whole or _JSON_START.match(text)):
+        return None
+    # A number at the cut may have lost digits.
+    found = read_json(text if whole else text.rstrip("0123456789.+-eE"), as_written=True)
+    if found is None or (not found[1] and (whole or 3 * len(json.dumps(found[0])) < len(text))):
+        return parsed(text)
+    return found[0]
+
+
+def texts(value: JSON) -> Iterator[str]:
+    """The texts in a value, as they stand."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts(item)
+
+
+# Scalars with the records that they stand in.
 
 _Record: TypeAlias = Mapping[str, JSON]
 
@@ -128,18 +146,11 @@ _WRAPPER = re.compile(
     r"|records|items_list|hits|json",
     re.IGNORECASE,
 )
-_LONGEST_LABEL = 60
-_LONGEST_KEY = 40
-_LONG_PATH = 24
-_LONGEST_JOINED = 100
-_LONGEST_SOLE = 40
+_JSON_START = re.compile(r"\{\s*\"|\[\s*[\[{\"]")
+_LONGEST_LABEL, _LONGEST_KEY, _LONGEST_JOINED, _LONGEST_SOLE, _LONG_PATH = 60, 40, 100, 40, 24
 _FEWEST, _MOST = 3, 60
 """Characters of a number that is worth a place."""
-_MOST_LISTED = 8
-_MOST_FIELDS = 200
-_LONGEST_JSON = 400_000
-_JSON_START = re.compile(r"\{\s*\"|\[\s*[\[{\"]")
-_LEAVES_DEEPEST = 60
+_MOST_LISTED, _MOST_FIELDS, _LEAVES_DEEPEST = 8, 200, 60
 
 
 class Leaf(NamedTuple):
@@ -173,39 +184,6 @@ def leaves(value: JSON, record: str = "") -> Iterator[Leaf]:
     yield from _of_value(value, "", _Place(record), 0)
 
 
-def read(text: str) -> JSON:
-    """The object or list that a text is written as, its numbers as they are written; None where it is neither.
-
-    A text that was cut off counts where most of it can be read.
-    """
-    text = text.strip()
-    if len(text) > _LONGEST_JSON or not text.startswith(("{", "[")):
-        return None
-    whole = text.endswith(("}", "]"))
-    if not whole and not _JSON_START.match(text):
-        return None
-    # A number at the cut may have lost digits.
-    found = read_json(text if whole else text.rstrip("0123456789.+-eE"), as_written=True)
-    if found is None:
-        return parsed(text)
-    value, ended = found
-    if not ended and (whole or 3 * len(json.dumps(value)) < len(text)):
-        return parsed(text)
-    return value
-
-
-def texts(value: JSON) -> Iterator[str]:
-    """The texts in a value, as they stand."""
-    if isinstance(value, dict):
-        for held in value.values():
-            yield from texts(held)
-    elif isinstance(value, list):
-        for held in value:
-            yield from texts(held)
-    elif isinstance(value, str):
-        yield value
-
-
 def label_of(arguments: JSON) -> str:
     """What a call asks about: the field of its arguments that names a record, else the only one there is."""
     if not isinstance(arguments, dict):
@@ -213,10 +191,8 @@ def label_of(arguments: JSON) -> str:
     key = _naming([arguments], "")
     if key:
         return _within(key, arguments[key], _Place()).record
-    scalars = [held for held in arguments.values() if isinstance(held, (str, int)) and not isinstance(held, bool)]
-    if len(arguments) == 1 and len(scalars) == 1:
-        (name,) = arguments
-        sole = _line(str(scalars[0]))
+    for name, value in arguments.items() if len(arguments) == 1 else ():
+        sole = _line(str(value)) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
         if 0 < len(sole) <= _LONGEST_SOLE and sole.count(" ") < 2:
             return f"{_line(name)} {sole}" if is_number(sole) else sole
     return ""
@@ -230,21 +206,16 @@ def is_number(text: str) -> bool:
 @lru_cache(maxsize=4_096)
 def is_id(key: str) -> bool:
     """Whether a key says that its value names something."""
-    if len(key) > _LONGEST_KEY:
+    if len(key) > _LONGEST_KEY or _NO_ID.fullmatch(key):
         return False
-    return bool(_ID.fullmatch(key) or _CAMEL_ID.fullmatch(key)) and not _NO_ID.fullmatch(key)
+    return bool(_ID.fullmatch(key) or _CAMEL_ID.fullmatch(key))
 
 
 def is_label(word: str) -> bool:
     """Whether a word looks like the name of one thing: with a digit, a slash or an at sign, and no number or date."""
-    return bool(
-        len(word) <= _LONGEST_LABEL
-        and _TELLING.search(word)
-        and not any(map(str.isspace, word))
-        and not is_number(word)
-        and not _DATE.fullmatch(word)
-        and not _COLOUR.fullmatch(word)
-    )
+    if len(word) > _LONGEST_LABEL or not _TELLING.search(word) or any(map(str.isspace, word)):
+        return False
+    return not (is_number(word) or _DATE.fullmatch(word) or _COLOUR.fullmatch(word))
 
 
 def short_label(label: str) -> str:
@@ -281,24 +252,17 @@ def _of_object(value: _Record, key: str, place: _Place, depth: int, naming: str 
         return
     name = naming if naming and _usable(value.get(naming)) else _naming([value], key)
     around = place.under(key)
-    if name and is_id(name):
-        inside = _within(name, value[name], around)
-    elif is_label(key):
+    inside = _within(name, value[name], around) if name else around
+    if is_label(key) and not (name and is_id(name)):
         name, inside = "", _Place(_joined(place.record, _line(key)))
-    elif name:
-        inside = _within(name, value[name], around)
-    else:
-        inside = around
-    for field, held in value.items():
+    for field, item in value.items():
         # A number that names the record belongs to what is around it.
-        yield from _of_value(held, field, around if field == name else inside, depth + 1)
+        yield from _of_value(item, field, around if field == name else inside, depth + 1)
 
 
 def _of_list(value: Sequence[JSON], key: str, place: _Place, depth: int) -> Iterator[Leaf]:
-    table = _with_header(value)
-    if table is not None:
-        value = table
-    numbers = [_scalar(held) for held in value]
+    value = _with_header(value) or value
+    numbers = [_scalar(item) for item in value]
     if value and all(numbers):
         if is_id(key):
             for number in numbers:
@@ -306,16 +270,16 @@ def _of_list(value: Sequence[JSON], key: str, place: _Place, depth: int) -> Iter
         elif len(numbers) <= _MOST_LISTED:
             yield from _of_number(" ".join(numbers), key, place)
         return
-    objects = [held for held in value if isinstance(held, dict)]
+    objects = [item for item in value if isinstance(item, dict)]
     naming = _naming(objects, key) if objects else ""
-    if not objects:
-        label = next((held for held in value if isinstance(held, str) and is_label(held)), "")
-        place = _Place(short_label(label), place.under(key).key) if label and any(numbers) else place
-    for held in value:
-        if isinstance(held, dict):
-            yield from _of_object(held, key, place, depth + 1, naming)
+    if not objects and any(numbers):
+        label = next((item for item in value if isinstance(item, str) and is_label(item)), "")
+        place = _Place(short_label(label), place.under(key).key) if label else place
+    for item in value:
+        if isinstance(item, dict):
+            yield from _of_object(item, key, place, depth + 1, naming)
         else:
-            yield from _of_value(held, key, place, depth + 1)
+            yield from _of_value(item, key, place, depth + 1)
 
 
 def _of_number(number: str, key: str, place: _Place) -> Iterator[Leaf]:
@@ -325,22 +289,17 @@ def _of_number(number: str, key: str, place: _Place) -> Iterator[Leaf]:
     if key.isdecimal():
         if not place.label or (len(key) < 4 and not place.record):
             return  # a place in a list names nothing
-        key, place = f"{place.key} {key}".strip(), place._replace(key="")
-    if not key:
-        return
-    record = place.record if is_id(key) and not _GENERIC_ID.fullmatch(key) else place.label
-    yield Leaf(number, key, record)
+        key, place = f"{place.key} {key}".strip(), _Place(place.record)
+    if key:
+        yield Leaf(number, key, place.record if is_id(key) and not _GENERIC_ID.fullmatch(key) else place.label)
 
 
 def _scalar(value: JSON) -> str:
     """A number as text; empty for anything else."""
-    if isinstance(value, bool) or value is None or isinstance(value, (dict, list)):
+    if value is None or isinstance(value, (bool, dict, list)):
         return ""
-    text = value.strip() if isinstance(value, str) else str(value)
+    text = str(value).strip()
     return _line(text) if is_number(text) else ""
-
-
-# what names a record
 
 
 def _naming(records: Sequence[_Record], container: str) -> str:
@@ -348,40 +307,38 @@ def _naming(records: Sequence[_Record], container: str) -> str:
 
     Among fields that could, the first one that tells the records apart; else the first that looks like an id.
     """
-    fields = list(records[0])[:_MOST_FIELDS]
+    first = records[0]
+    fields = list(first)[:_MOST_FIELDS]
     stem = container.casefold().rstrip("s")
-    ids = sorted((field for field in fields if is_id(field)), key=lambda field: _closeness(field, stem))
+
+    def closeness(field: str) -> int:
+        """Where an id stands among the ids of a record: its own before those of others it points to."""
+        lower = field.casefold()
+        if lower in ("id", "_id"):
+            return 0
+        if stem and lower.startswith(stem):
+            return 1
+        return 2 if _OWN_ID.fullmatch(field) else 4 if _WEAK_ID.search(lower) else 3
+
+    ids = sorted(filter(is_id, fields), key=closeness)
     rest = [field for field in fields if field not in ids]
-    ids = [field for field in ids if _usable(records[0][field])]
-    strong = [field for field in rest if isinstance(held := records[0][field], str) and is_label(held)]
-    names = [field for field in rest if _NAME.fullmatch(field[:_LONGEST_KEY])]
-    candidates = [*ids, *strong, *names]
+    ids = [field for field in ids if _usable(first[field])]
+    strong = [field for field in rest if isinstance(value := first[field], str) and is_label(value)]
+    candidates = [*ids, *strong, *(field for field in rest if _NAME.fullmatch(field[:_LONGEST_KEY]))]
     if len(records) > 1:
         candidates += [field for field in rest if _PERIOD.fullmatch(field)]
-        candidates += [field for field in rest if isinstance(records[0][field], str) and not _STATE.fullmatch(field)]
+        candidates += [field for field in rest if isinstance(first[field], str) and not _STATE.fullmatch(field)]
     for field in dict.fromkeys(candidates):
         values = [record.get(field) for record in records]
         if all(map(_usable, values)) and len(set(map(str, values))) == len(values):
             return field
-    return next((field for field in (*ids, *strong)), "")
-
-
-def _closeness(field: str, stem: str) -> int:
-    """Where an id stands among the ids of a record: its own before those of others it points to."""
-    folded = field.casefold()
-    if folded in ("id", "_id"):
-        return 0
-    if stem and folded.startswith(stem):
-        return 1
-    if _OWN_ID.fullmatch(field):
-        return 2
-    return 4 if _WEAK_ID.search(folded) else 3
+    return next(iter([*ids, *strong]), "")
 
 
 def _usable(value: JSON) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        return False
-    return isinstance(value, int) or 0 < len(value.strip()) <= _LONGEST_LABEL
+    if isinstance(value, str):
+        return 0 < len(value.strip()) <= _LONGEST_LABEL
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _within(field: str, value: JSON, around: _Place) -> _Place:
@@ -397,10 +354,8 @@ def _within(field: str, value: JSON, around: _Place) -> _Place:
 
 
 def _joined(outer: str, inner: str) -> str:
-    if not outer or not inner:
-        return outer or inner
-    both = f"{outer} {inner}"
-    return both if len(both) <= _LONGEST_JOINED else inner
+    both = f"{outer} {inner}".strip()
+    return both if len(both) <= _LONGEST_JOINED else inner or outer
 
 
 def _line(text: str) -> str:
@@ -408,22 +363,19 @@ def _line(text: str) -> str:
     return " ".join(text[: 4 * _LONGEST_LABEL].split()).replace(", ", " ")[:_LONGEST_LABEL].rstrip(" ,:")
 
 
-# tables
-
-
 def _as_records(value: _Record) -> list[JSON] | None:
     """The records of an object that holds column names and rows, or nothing but columns of one length."""
-    lists = {field: held for field, held in value.items() if isinstance(held, list) and len(held) > 1}
-    rows = [held for held in lists.values() if any(isinstance(one, list) for one in held)]
-    rows += [held for held in value.values() if isinstance(held, list) and len(held) == 1 and isinstance(held[0], list)]
-    heads = [held for held in lists.values() if all(isinstance(one, str) for one in held)]
+    lists = {field: item for field, item in value.items() if isinstance(item, list) and item}
+    rows = [item for item in lists.values() if isinstance(item[0], list) or any(isinstance(row, list) for row in item)]
+    columns = {field: item for field, item in lists.items() if len(item) > 1}
+    heads = [item for item in columns.values() if all(isinstance(name, str) for name in item)]
     if len(rows) == 1 and len(heads) == 1:
         return _zipped(heads[0], rows[0])
-    if not 2 <= len(lists) == len(value) or len({len(held) for held in lists.values()}) != 1:
+    if not 2 <= len(columns) == len(value) or len({len(item) for item in columns.values()}) != 1:
         return None
-    if any(isinstance(one, (dict, list)) for held in lists.values() for one in held):
+    if any(isinstance(cell, (dict, list)) for item in columns.values() for cell in item):
         return None
-    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _with_header(value: Sequence[JSON]) -> list[JSON] | None:
@@ -433,15 +385,13 @@ def _with_header(value: Sequence[JSON]) -> list[JSON] | None:
     head = value[0]
     if not isinstance(head, list) or not 1 < len(head) == len(set(map(str, head))):
         return None
-    if not all(isinstance(one, str) and not is_number(one) and not is_label(one) for one in head):
+    if not all(isinstance(name, str) and not is_number(name) and not is_label(name) for name in head):
         return None
     return _zipped(head, value[1:])
 
 
 def _zipped(head: Sequence[JSON], rows: Sequence[JSON]) -> list[JSON]:
     return [
-        {str(name): held for name, held in zip(head, row, strict=True)}
-        if isinstance(row, list) and len(row) == len(head)
-        else row
+        dict(zip(map(str, head), row, strict=True)) if isinstance(row, list) and len(row) == len(head) else row
         for row in rows
     ]

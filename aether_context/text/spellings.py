@@ -6,7 +6,6 @@ and never what was given. pydantic runs them before its own checks.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import re
@@ -18,8 +17,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from aether_context.text.decoding import read_python
+
 _MOST_JSON = 1_000_000
-_MOST_PYTHON = 50_000
 _MOST_NAME = 200
 _FOLDED = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r"[<>=≤≥~≈ ]{0,4}(\d[\d,_]{0,24}(?:\.\d{1,12})?) ?([a-z]{0,16})(?: [a-z]{1,16})?\.?")
@@ -57,7 +57,6 @@ _KINDS = _by_word(
 )
 _NAME_KEYS = ("name", "tool_name", "function_name", "tool", "function", "id")
 _JSON = re.compile(r"\s{0,100}(?:```(?:json)?\s{0,100})?(?:\{\s{0,100}[\"'}]|\[\s{0,100}[\"'{\]])", re.IGNORECASE)
-_ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
 _BULLET = re.compile(r"[ \t]{0,16}(?:[-*•]|\d{1,3}[.)])[ \t]{1,16}(?:\[[ xX]\][ \t]{1,16})?")
 _LATEST_SECONDS = 253_402_300_799
 
@@ -134,11 +133,8 @@ def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
         found, end = json.JSONDecoder().raw_decode(held)
         if not whole or end == len(held):
             return found, False
-    if len(held) <= _MOST_PYTHON and not _ODD_ESCAPE.search(held):  # an odd escape makes Python warn
-        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            found = ast.literal_eval(held)
-            if isinstance(found, (dict, list)):
-                return found, False
+    if (found := read_python(held)) is not None:
+        return found, False
     with suppress(ValueError):
         # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
         found = from_json(held.encode("utf-8", "replace"), allow_partial=True)
