@@ -179,7 +179,7 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
     chosen (Carbonell and Goldstein, 1998). What covers an acceptance item comes before what covers none. A marginal
     only falls, so what it was bounds what it is, and only the highest bound is compared anew (Minoux, 1978).
     """
-    words = [frozenset(tokenize(candidate.text)) for candidate in candidates]
+    words = [_vocabulary(candidate.text) for candidate in candidates]
     scores = [candidate.score for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
@@ -206,6 +206,11 @@ def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list
         candidate = candidates[place]
         ranked.append(replace(candidate, scores={**candidate.scores, "mmr": round(-marginal, 6)}))
     return ranked
+
+
+@lru_cache(maxsize=1_000)
+def _vocabulary(text: str) -> frozenset[str]:
+    return frozenset(tokenize(text))
 
 
 @lru_cache(maxsize=1_000)
