@@ -181,7 +181,7 @@ def test_times_that_a_question_names(question, start, end):
     assert (span.start, span.end) == (seconds(*start), seconds(*end))
 
 
-@pytest.mark.parametrize("question", ["May I ask?", "march on", "who?", "call 555"])
+@pytest.mark.parametrize("question", ["May I ask?", "march on", "who?", "call 555", f"{'9' * 5_000} days ago"])
 def test_questions_without_a_time(question):
     assert named_times(question, asked=seconds(2023, 10, 22)) == ()
 

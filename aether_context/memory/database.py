@@ -36,7 +36,7 @@ _FORMAT = 2
 _TIMEOUT_SECONDS = 30.0
 _AT_ONCE = 500
 _NEVER = 2**63 - 1
-_MOST_NAMED = 20_000
+_MOST_NAMED, _MOST_PREFERENCES, _LONGEST_PREFERENCE = 20_000, 20, 2_000
 _NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
 """What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
 _SCHEMA = f"""
@@ -95,13 +95,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What became of one memory.
-
-    Attributes:
-        number: of the row that says so.
-        origin: of the first row of this memory; `number` itself where it is new.
-        memory: its content now, None where it was deleted.
-    """
+    """What became of a memory: its row's number, that of its first row, and its content, None where it was deleted."""
 
     number: int
     origin: int
@@ -210,18 +204,14 @@ class MemoryFile:
             rows = database.execute(query, (json.dumps(numbers), sound(app), sound(user))).fetchall()
         return {number: _memory(row) for number, *row in rows}
 
-    def preferences(self, app: str, user: str, limit: int, *, longest: int) -> list[Memory]:
-        """A user's preferences, the newest first: what was written with a `kind` that says so.
-
-        Args:
-            limit: how many at most.
-            longest: characters of one at most; longer ones are passed over.
-        """
+    def preferences(self, app: str, user: str) -> list[Memory]:
+        """A user's preferences, the newest 20 first: what was written with a `kind` that says so; the longest lack."""
         query = f"""SELECT {_COLUMNS} FROM memories
             WHERE app = ? AND user = ? AND {_NAMED} AND length(text) <= ? ORDER BY number DESC LIMIT ?"""
         with self._reading() as database:
-            rows = database.execute(query, (sound(app), sound(user), longest, _MOST_NAMED))
-            return list(islice((found for found in map(_memory, rows) if is_preference(found.metadata)), limit))
+            rows = database.execute(query, (sound(app), sound(user), _LONGEST_PREFERENCE, _MOST_NAMED))
+            preferences = (memory for memory in map(_memory, rows) if is_preference(memory.metadata))
+            return list(islice(preferences, _MOST_PREFERENCES))
 
     def holds_more(self, app: str, user: str, count: int) -> bool:
         """Whether there are more rows of a user than so many."""

@@ -33,7 +33,6 @@ _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
 _WORTH_SAVING = 64
-_LONGEST_PREFERENCE = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,9 +294,9 @@ class Memories:
         of_user.save_soon()
         return found
 
-    def preferences(self, app: str, user: str, limit: int = 20) -> list[Memory]:
+    def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        return self.file.preferences(app, user, limit, longest=_LONGEST_PREFERENCE)
+        return self.file.preferences(app, user)
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""

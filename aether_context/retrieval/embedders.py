@@ -190,6 +190,7 @@ def _model() -> _Model:
     return _Model((files("aether_context.retrieval") / "static.npz").read_bytes())
 
 
+_TRANSFORMER = "sentence-transformers/all-MiniLM-L6-v2"
 _TRANSFORMER_BATCH = 64
 _READ_BYTES = 2**20
 
@@ -252,22 +253,18 @@ def identity(model: str) -> str:
 
 
 Make = Callable[[str], Embedder]
-"""The embedder of a model, whose name is what stands behind the colon."""
+"""The embedder of a model, whose name is what stands behind the colon, empty where nothing does."""
 
 KINDS: dict[str, Make] = {
     "static": lambda model: StaticEmbedder(),
-    "sentence-transformers": lambda model: CachedEmbedder(TransformerEmbedder(model)),
+    "sentence-transformers": lambda model: CachedEmbedder(TransformerEmbedder(model or _TRANSFORMER)),
 }
 """By what stands before the colon."""
 
-DEFAULT_MODELS = {"sentence-transformers": "sentence-transformers/all-MiniLM-L6-v2"}
 
-
-def register(kind: str, make: Make, *, default_model: str = "") -> None:
+def register(kind: str, make: Make) -> None:
     """Puts a kind of embedder on offer, in place of one of the same name."""
     KINDS[kind] = make
-    if default_model:
-        DEFAULT_MODELS[kind] = default_model
 
 
 def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
@@ -286,4 +283,4 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
         return None
     if kind not in KINDS:
         raise PolicyError(f"embedder {name!r} is unknown: {near_names(kind, ['none', *KINDS])}", field="embedder")
-    return KINDS[kind](model or DEFAULT_MODELS.get(kind, ""))
+    return KINDS[kind](model)

@@ -94,7 +94,7 @@ def _client(timeout_seconds: float) -> Client:
 
 def register_embedders() -> None:
     """Puts Google's embeddings on offer as ``gemini`` and ``gemini:MODEL``."""
-    register_embedder("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model)), default_model=_EMBEDDING_MODEL)
+    register_embedder("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model or _EMBEDDING_MODEL)))
 
 
 _EMBEDDING_MODEL = "gemini-embedding-001"
