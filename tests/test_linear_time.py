@@ -318,9 +318,11 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "human_index": lambda text: reader.human_index([words_of(text), words_of(text + "x")], words_of("another")),
     "preloaded": preload,
     "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
-    "told_of": lambda text: recall.told_of(words_of(text)),
+    "outline_of": lambda text: recall.outline_of(words_of(text)),
     "passages": recall.passages,
-    "said": lambda text: recall.said([recall.told_of(words_of(text))], [Event(author="user", content=words_of(text))]),
+    "spoken_turns": lambda text: recall.spoken_turns(
+        [recall.outline_of(words_of(text))], [Event(author="user", content=words_of(text))]
+    ),
     "normalize": lambda text: normalize(
         [content(text), content(text)], strip_tags=("checkpoint_id", "PAST_CONVERSATIONS", "b")
     ),

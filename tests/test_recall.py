@@ -21,7 +21,7 @@ from scripted import Chat, Memories, call, inside, look_up, new_store, remembere
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.recall import passages, said, told_of
+from aether_context.adk.request.recall import outline_of, passages, spoken_turns
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
@@ -204,15 +204,15 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
         for at, one in enumerate(spoken)
     ]
     history = [content("model", "a summary of the host's"), *spoken]
-    told = [told_of(one) for one in history]
-    found = said(told, events)
+    outlines = [outline_of(one) for one in history]
+    found = spoken_turns(outlines, events)
     assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
         ("1", "Hello", 0.0, "user"),
         ("2", "Yes.", 1.0, "clerk"),
         ("3", "ok", 2.0, "user"),
         ("5", "ok", 4.0, "user"),
     ]
-    assert [one.time for one in said(told[5:], events)] == [4.0], "a history that lost its beginning"
+    assert [one.time for one in spoken_turns(outlines[5:], events)] == [4.0], "a history that lost its beginning"
 
 
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))

@@ -193,10 +193,10 @@ def _merged(runs: Sequence[_Run]) -> _Run:
     free = starts[:-1].copy()
     done = 0
     for run in runs:
-        held = numbers[done : done + len(run.terms)]
+        known = numbers[done : done + len(run.terms)]
         run_sizes = sizes[done : done + len(run.terms)]
         done += len(run.terms)
-        places = np.repeat(free[held] - run.starts[:-1], run_sizes) + np.arange(len(run.slots))
+        places = np.repeat(free[known] - run.starts[:-1], run_sizes) + np.arange(len(run.slots))
         slots[places], counts[places] = run.slots, run.counts
-        free[held] += run_sizes
+        free[known] += run_sizes
     return _Run(terms, starts, slots, counts)

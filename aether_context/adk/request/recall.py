@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import NamedTuple
@@ -149,13 +149,13 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
         earlier = read.history[: source.request.positions[human]]
-        told = [told_of(content) for content in earlier]
-        room = _room(earlier, told, MEMORY_FILL * source.window)
+        outlines = [outline_of(content) for content in earlier]
+        room = _room(earlier, outlines, MEMORY_FILL * source.window)
         room = room if most is None else min(room, max(most, _LEAST_TOKENS))
-        entries = said(told, read.call.context.session.events) if room else []
-        if all(_place(entry.id) in sent for entry in entries):
+        entries = spoken_turns(outlines, read.call.context.session.events) if room else []
+        if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = [frozen(earlier[at], model) for at, content in enumerate(told) if content.loads and at not in sent]
+        gone = [frozen(earlier[at], model) for at, outline in enumerate(outlines) if outline.loads and at not in sent]
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
@@ -255,7 +255,7 @@ class _Watched:
             raise
 
 
-def said(history: Sequence[Told], events: Sequence[Event]) -> list[Entry]:
+def spoken_turns(history: Sequence[Outline], events: Sequence[Event]) -> list[Entry]:
     """The turns of a history that are words alone, with the time and the author of the events that they came from.
 
     Ids are places in the history; long turns come in passages, whose ids go on with a number.
@@ -265,7 +265,7 @@ def said(history: Sequence[Told], events: Sequence[Event]) -> list[Entry]:
     """
     waiting: dict[str, dict[str, list[tuple[int, Event]]]] = {}
     for number, event in enumerate(events):
-        if event.content is not None and not event.partial and (text := told_of(event.content).words):
+        if event.content is not None and not event.partial and (text := outline_of(event.content).words):
             waiting.setdefault(text, {}).setdefault(event.author, []).append((number, event))
     latest_first = range(len(history) - 1, -1, -1)
     sources: dict[int, tuple[str, Event]] = {}
@@ -295,22 +295,20 @@ def _turn(place: int, text: str, time: float, author: str) -> tuple[Entry, ...]:
     )
 
 
-def _place(id: str) -> int:
-    return int(id.partition("#")[0])
-
-
-def loaded(contents: Iterable[Content]) -> Iterable[Candidate]:
+def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
     """The memories that ADK's ``load_memory`` brought into a conversation."""
-    entries: list[MemoryEntry] = []
-    for content in contents:
-        for response in content.responses:
-            result = json.loads(response.text) if response.name == _LOADER else None
-            result = result.get("result", result) if isinstance(result, dict) else None
-            memories = result.get("memories") if isinstance(result, dict) else None
-            for memory in memories if isinstance(memories, list) else ():
-                with contextlib.suppress(ValidationError):
-                    entries.append(MemoryEntry.model_validate(memory))
-    return found_memories(entries)
+
+    def entries() -> Iterator[MemoryEntry]:
+        for content in contents:
+            for response in content.responses:
+                result = json.loads(response.text) if response.name == _LOADER else None
+                result = result.get("result", result) if isinstance(result, dict) else None
+                memories = result.get("memories") if isinstance(result, dict) else None
+                for memory in memories if isinstance(memories, list) else ():
+                    with contextlib.suppress(ValidationError):
+                        yield MemoryEntry.model_validate(memory)
+
+    return found_memories(entries())  # which looks at the first ones alone
 
 
 def passages(text: str, most: int = _LONG_TURN) -> list[str]:
@@ -327,8 +325,8 @@ def passages(text: str, most: int = _LONG_TURN) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-class Told(NamedTuple):
-    """What of a content can be told at a glance.
+class Outline(NamedTuple):
+    """What of a content is seen at a glance.
 
     ``words`` are its text without thoughts, nothing where it calls or answers a call; ``quoted`` is what they quote of
     another agent. ``least_characters`` is its length, of calls and answers only the texts that stand at their top.
@@ -341,7 +339,7 @@ class Told(NamedTuple):
     loads: bool
 
 
-def told_of(content: types.Content) -> Told:
+def outline_of(content: types.Content) -> Outline:
     size, exchanges, loads = 1, False, False
     texts: list[str] = []
     for part in content.parts or ():
@@ -357,20 +355,20 @@ def told_of(content: types.Content) -> Told:
         for values in (call and call.args, response and response.response):
             size += sum(len(value) for value in values.values() if isinstance(value, str)) if values else 0
     if exchanges or not texts:
-        return Told("", None, size, loads)
-    return Told("\n".join(texts).strip(), quoted_words(texts), size, loads)
+        return Outline("", None, size, loads)
+    return Outline("\n".join(texts).strip(), quoted_words(texts), size, loads)
 
 
-def _room(history: Sequence[types.Content], told: Sequence[Told], most: float) -> int:
+def _room(history: Sequence[types.Content], outlines: Sequence[Outline], most: float) -> int:
     """Tokens for recalled turns, of at most so many; 0 where they would be too few for any."""
-    spoken = sum(len(content.words) for content in told)
+    spoken = sum(len(outline.words) for outline in outlines)
 
     def room(whole: int) -> int:
         tokens = int((spoken / max(1, whole)) ** 2 * most)
         return tokens if tokens >= _LEAST_TOKENS else 0
 
     # To write out calls and results takes long, and mostly they are so many that their texts alone leave too little.
-    if not room(sum(content.least_characters for content in told)):
+    if not room(sum(outline.least_characters for outline in outlines)):
         return 0
     whole = len(history)
     for part in (part for content in history for part in content.parts or ()):
