@@ -110,11 +110,16 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         tail = next((at for at in range(most) if digests[-1 - at] != before[-1 - at]), most)
     contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
 
-    epoch, epoch_before = epoch_of_hashes(pack.epoch), epoch_of_hashes(source.epoch)
+    # A manifest holds epochs with hashes for their texts.
+    epochs: list[Epoch] = []
     epoch_texts: dict[str, str] = {}
     for of_epoch in (pack.epoch, source.epoch):
-        payloads = [packed.text for packed in of_epoch.payloads]
-        epoch_texts |= {hash_text(text): text for text in (*payloads, of_epoch.summary) if text or payloads}
+        payloads = tuple(replace(packed, text=hash_text(packed.text)) for packed in of_epoch.payloads)
+        summary = hash_text(of_epoch.summary) if of_epoch.summary else ""
+        epochs.append(replace(of_epoch, summary=summary, payloads=payloads))
+        texts_of = [packed.text for packed in of_epoch.payloads]
+        epoch_texts |= {hash_text(text): text for text in (*texts_of, of_epoch.summary) if text or texts_of}
+    epoch, epoch_before = epochs
 
     setting = _setting_json(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
     blobs = {policy.digest: policy.canonical.encode()}
@@ -243,15 +248,6 @@ def pack_id(identity: Identity, step: Step) -> str:
     words = [re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names]
     key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
     return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *words, short(fold([*key, str(identity.call)]))])
-
-
-def epoch_of_hashes(epoch: Epoch) -> Epoch:
-    """An epoch as a manifest holds it, with hashes for its texts."""
-    return replace(
-        epoch,
-        summary=hash_text(epoch.summary) if epoch.summary else "",
-        payloads=tuple(replace(packed, text=hash_text(packed.text)) for packed in epoch.payloads),
-    )
 
 
 @lru_cache(maxsize=64)

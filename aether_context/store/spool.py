@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aether_context.canonical import hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
@@ -43,17 +43,6 @@ CREATE TABLE IF NOT EXISTS aside (
 """
 
 
-class Waiting(NamedTuple):
-    """A write that waits. ``exclusive`` is whether the file must be new, ``tries`` how often it failed for itself."""
-
-    number: int
-    path: str
-    exclusive: bool
-    data: bytes
-    hash: str
-    tries: int
-
-
 class Spool:
     """Writes that wait for one store, in a file that processes may share and that leaves 256 MB of its disk free.
 
@@ -77,43 +66,18 @@ class Spool:
             )
             return added.rowcount > 0
 
-    def read(self, path: str) -> bytes | None:
-        """What waits to be written to a path; None where nothing does."""
-        found = self._rows("SELECT data FROM waiting WHERE path = ?", path)
-        return found[0][0] if found else None
-
-    def first(self) -> Waiting | None:
-        """The write that waits longest; None where none does."""
-        found = self._rows("SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1")
-        return Waiting(*found[0]) if found else None
-
     def is_empty(self) -> bool:
-        return not self._rows("SELECT 1 FROM waiting LIMIT 1")
-
-    def aside(self) -> list[tuple[str, str]]:
-        """Paths of what was set aside, each with the reason."""
-        return self._rows("SELECT path, reason FROM aside ORDER BY number")
-
-    def done(self, write: Waiting) -> None:
-        """Takes out a write that arrived, unless it was replaced meanwhile."""
-        self._rows("DELETE FROM waiting WHERE number = ? AND hash = ?", write.number, write.hash)
-
-    def failed(self, write: Waiting) -> None:
-        """Counts a failure of this write while the store took others."""
-        self._rows("UPDATE waiting SET tries = tries + 1 WHERE number = ?", write.number)
-
-    def set_aside(self, write: Waiting, reason: str) -> None:
-        """Takes a write out of the queue and keeps it, with the reason."""
-        with self._open() as database:
-            values = (write.number, write.path, write.data, reason)
-            database.execute("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", values)
-            database.execute("DELETE FROM waiting WHERE number = ?", (write.number,))
+        return not self.ask("SELECT 1 FROM waiting LIMIT 1")
 
     def drop(self, path: str) -> None:
         """Takes out what waits to be written to a path."""
-        self._rows("DELETE FROM waiting WHERE path = ?", path)
+        self.ask("DELETE FROM waiting WHERE path = ?", path)
 
-    def _rows(self, statement: str, *values: object) -> list[Any]:
+    def aside(self) -> list[tuple[str, str]]:
+        """Paths of what was set aside, each with the reason."""
+        return self.ask("SELECT path, reason FROM aside ORDER BY number")
+
+    def ask(self, statement: str, *values: object) -> list[Any]:
         """What a statement gives; nothing where there is no file yet."""
         if not self.path.exists():
             return []
@@ -205,8 +169,9 @@ class SpooledFiles(Files):
         return added
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        waits = None if self._is_empty() else self.spool.read(path)
-        return super().read(path, start, end) if waits is None else waits[start:end]
+        waits = [] if self._is_empty() else self.spool.ask("SELECT data FROM waiting WHERE path = ?", path)
+        data: bytes = waits[0][0][start:end] if waits else super().read(path, start, end)
+        return data
 
     def deliver(self) -> None:
         """Begins to write what waits, in a thread of its own."""
@@ -267,29 +232,31 @@ class SpooledFiles(Files):
 
     def _deliver_all(self) -> bool:
         """Writes what waits, the oldest first; False where the store is down."""
-        while (write := self.spool.first()) is not None:
+        first = "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
+        while waiting := self.spool.ask(first):
+            number, path, exclusive, data, digest, tries = waiting[0]
             fault = ""
             try:
                 with _contained():
-                    if hash_bytes(write.data) != write.hash:
+                    if hash_bytes(data) != digest:
                         fault = "it was damaged"
-                    elif not write.exclusive:
-                        super().replace(write.path, write.data)
-                    elif not super().create(write.path, write.data) and super().read(write.path) != write.data:
+                    elif not exclusive:
+                        super().replace(path, data)
+                    elif not super().create(path, data) and super().read(path) != data:
                         fault = "another file is in its place"
             except (StoreError, FileNotFoundError) as error:  # what was in its place may be deleted before it is read
                 if not self._answers():
                     self._fell(error)
                     return False
-                if write.tries < _MOST_TRIES:
-                    self.spool.failed(write)
+                if tries < _MOST_TRIES:
+                    self.spool.ask("UPDATE waiting SET tries = tries + 1 WHERE number = ?", number)
                     continue
                 fault = str(error)
             if fault:
-                logger.error("%s is set aside in %s: %s", write.path, self.spool.path, fault)
-                self.spool.set_aside(write, fault)
-            else:
-                self.spool.done(write)
+                logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
+                self.spool.ask("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", number, path, data, fault)
+            # One that was replaced meanwhile waits on.
+            self.spool.ask("DELETE FROM waiting WHERE number = ? AND hash = ?", number, digest)
             self._pause = _FIRST_PAUSE_SECONDS
         self._is_down = False
         return True

@@ -94,13 +94,17 @@ class HybridMemoryService(BaseMemoryService):
             # Thoughts are left out, and partial events, which come whole later.
             if event.content is None or event.partial or not (text := _text(event.content)):
                 continue
+            try:
+                timestamp = datetime.fromtimestamp(event.timestamp, UTC).isoformat()
+            except (OverflowError, ValueError, OSError):
+                timestamp = None
             found[event.id] = Memory(
                 name=event.id,
                 text=text,
                 session=session_id or "",
                 role=event.content.role or "user",
                 author=event.author or None,
-                timestamp=_iso(event.timestamp),
+                timestamp=timestamp,
                 metadata=plain(custom_metadata or {}),
             )
         await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()))
@@ -203,10 +207,3 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[Path | None, dict[str, st
 
 def _text(content: types.Content) -> str:
     return " ".join(part.text for part in content.parts or () if part.text and not part.thought).strip()
-
-
-def _iso(timestamp: float) -> str | None:
-    try:
-        return datetime.fromtimestamp(timestamp, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return None
