@@ -247,7 +247,7 @@ def test_a_store_that_is_down_leaves_the_result_as_it_is():
 
 def test_a_failure_inside_leaves_the_result_as_it_is(monkeypatch):
     talk = chat([call("read_log", name="a"), "seen"], on_error="passthrough")
-    monkeypatch.setattr("aether_context.adk.evidence.offload.offload", lambda *a, **b: 1 / 0)
+    monkeypatch.setattr("aether_context.adk.evidence.offload", lambda *a, **b: 1 / 0)
     talk.say("go")
     assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
 

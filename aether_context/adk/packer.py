@@ -25,8 +25,7 @@ from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, R
 from aether_context.adk.bounds import Failures, OnError
 from aether_context.adk.builder import Builder
 from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, session_key
-from aether_context.adk.evidence.offload import Offloader
-from aether_context.adk.evidence.readback import Library, ReadArtifact, SearchArtifact, conceal, declare
+from aether_context.adk.evidence import Library, Offloader, ReadArtifact, SearchArtifact, conceal, declare
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.inputs import Gatherer
 from aether_context.adk.request.marks import last_unread

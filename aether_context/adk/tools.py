@@ -26,7 +26,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
-from aether_context.adk.evidence.offload import STORE_SECONDS
+from aether_context.adk.evidence import STORE_SECONDS
 from aether_context.adk.request import marks
 from aether_context.adk.session.records import Declared, Records, put_record
 from aether_context.canonical import hash_bytes, hash_text, short

@@ -1,0 +1,686 @@
+"""Tool results on their way out of a prompt, and back into it.
+
+The whole of a result goes to the store, an extract of it to the model, and its address to both. Media go to the store
+by their content, and a mark with their address stays. A result that differs from the last one of an equal call names
+the address of that. One whose whole could not be stored stays as it is: no address is shown that leads nowhere.
+
+``read_artifact`` and ``search_artifact`` resolve addresses of their own session only: evidence by the session's state,
+the rest by ADK's own artifacts of the session. Whatever a model asks for, it gets an answer; what they answer is never
+offloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from cachetools import LRUCache
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from aether_context.adk.bounds import within
+from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, time_of, words_of
+from aether_context.adk.services.recorder import Recorder
+from aether_context.adk.session.records import SessionRecords, put_record, state_record
+from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
+from aether_context.errors import AetherContextError, BlobNotFound, StoreError
+from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
+from aether_context.evidence.extracts import tokens_of
+from aether_context.evidence.lines import MEDIA_TYPES, is_text, view_of
+from aether_context.evidence.media import Medium, can_be_shown, mark, media_in, typed
+from aether_context.evidence.offload import digest_of, free_key, gist, superseding
+from aether_context.evidence.passages import Excerpt, Searcher, read_lines
+from aether_context.evidence.record import READ, SEARCH, arguments_hash, size_words
+from aether_context.policy import PackPolicy
+from aether_context.redaction import masker
+from aether_context.store import PackStore
+from aether_context.text.entities import SCHEME
+from aether_context.tokens import counter_for, family_of, media_tokens
+
+logger = logging.getLogger("aether_context")
+
+_MEDIA_KEY = "media"
+"""The key of a response under which what stands for media is listed that a tool hands to ADK as parts."""
+STORE_SECONDS = 5.0
+_QUOTED_RESULT = "` tool returned result:\n"
+"""How ADK shows an agent the result of another agent's tool."""
+_DEEPEST = 50
+_GONE = object()
+_INSTANT_CHARACTERS = 200_000
+_ASKED_CHARACTERS = 400
+_MOST_PROBLEMS = 20
+
+_T = TypeVar("_T")
+
+
+class Offloader:
+    """The offload of one plugin. Nothing of a session's is edited: what is returned is new.
+
+    Raises:
+        PolicyError: a rule of the policy names an extractor that is not registered.
+    """
+
+    def __init__(
+        self,
+        policy: PackPolicy,
+        store: PackStore,
+        recorder: Recorder,
+        records: SessionRecords,
+        report: Callable[..., None],
+        step_of: Callable[[CallbackContext], str],
+    ) -> None:
+        check_rules(policy.offload.tools.values())
+        self._settings = policy.offload
+        self._records_all = policy.record == "full"
+        self._store = store
+        self._recorder = recorder
+        self._records = records
+        self._report = report
+        self._step_of = step_of
+        self._counter = counter_for("")
+        self._shown: LRUCache[object, Offloaded] = LRUCache(512)
+        self._lock = threading.Lock()
+        self._problems: dict[SessionKey, list[str]] = {}
+
+    async def after_tool(
+        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
+    ) -> dict[str, Any] | None:
+        """What takes the result's place in the session's history; None where it stays."""
+        if self._settings.mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
+            return None
+        if (tool.is_long_running and not result) or isinstance(tool, ComputerUseTool):
+            return None
+        if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
+            return None
+        given = plain(dict(arguments))
+        query = "\n".join(text[:_ASKED_CHARACTERS] for text in (words_of(context.user_content), canonical_json(given)))
+        origin = {
+            "source": tool.name,
+            "arguments": arguments_hash(given),
+            "agent": context.agent_name,
+            "invocation": context.invocation_id,
+            "step": self._step_of(context),
+            "time": time_of(context),
+        }
+        response, parts = _split(result)
+        inside = await _off_the_loop(response, lambda: list(media_in(response)))
+        marks = [
+            await self._marked(medium, context, {**origin, "piece": piece}) if medium is not None else ""
+            for piece, medium in enumerate([*map(_medium_of, parts), *inside], start=1)
+        ]
+        for medium, text in zip(inside, marks[len(parts) :], strict=True):
+            response = replaced(response, medium.path, text) if text else response
+        is_changed = any(marks)
+        if _is_json(response):
+            found = await _off_the_loop(
+                response, lambda: offload(response, tool.name, self._settings, counter=self._counter, query=query)
+            )
+            is_whole = found.form == "verbatim"
+            record = EvidenceRecord(
+                **origin,
+                uri=found.uri,
+                digest=found.digest,
+                size_bytes=len(found.data),
+                lines=found.lines,
+                tokens=found.tokens,
+                media_type=found.media_type,
+                form=found.form,
+                query="" if is_whole else query,
+                summary="" if is_whole else gist(found, counter=self._counter, query=query),
+            )
+            earlier = await self._keep(context, record, found.data)
+            if earlier is not None:
+                response, is_changed = superseding(found.response, earlier), True
+        if self._settings.mode == "request" or not is_changed:
+            return None
+        return _joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
+
+    async def _marked(self, medium: Medium, context: ToolContext, origin: Mapping[str, Any]) -> str:
+        """What stands in the place of a medium that went to the store; empty where the medium itself stays."""
+        # What stands in JSON is sent as it is written there.
+        is_written = bool(medium.path)
+        tokens = tokens_of(medium.written, self._counter) if is_written else _medium_tokens(medium, _model_of(context))
+        rule = self._settings.tools.get(origin["source"], "threshold")
+        stays = rule == "never" or (rule != "always" and tokens <= self._settings.threshold_tokens)
+        digest = hash_bytes(medium.data)
+        record = EvidenceRecord(
+            **origin,
+            uri=evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]),
+            digest=digest,
+            size_bytes=len(medium.data),
+            tokens=tokens,
+            media_type=medium.media_type,
+            form="verbatim" if stays else "described",
+        )
+        earlier = await self._keep(context, record, medium.data)
+        return "" if earlier is None else mark(record, earlier)
+
+    async def _keep(self, context: ToolContext, record: EvidenceRecord, data: bytes) -> str | None:
+        """Puts evidence into the store and its record into the session's state.
+
+        Gives the address of what it supersedes, empty where that is nothing; None where the result stays as it is.
+        """
+        scope = session_key(context)
+        if record.form == "verbatim":
+            if self._records_all:
+                self._recorder.evidence(scope, record, data)
+            return None
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._store.write_evidence, *scope, record, data), STORE_SECONDS)
+        except (StoreError, TimeoutError) as error:
+            reason = f"a result of {record.source} was not offloaded: {type(error).__name__}"
+            problems = self._problems.setdefault(scope, [])
+            if len(problems) < _MOST_PROBLEMS:
+                problems.append(reason)
+            self._report(reason, error)
+            return None
+        earlier = self._records.of(context).latest(record.call)
+        put_record(context, record)
+        return earlier.uri if earlier is not None and earlier.digest != record.digest else ""
+
+    def take_problems(self, scope: SessionKey) -> tuple[str, ...]:
+        """What went wrong in a session since this was asked last."""
+        return tuple(self._problems.pop(scope, ()))
+
+    def show(self, context: CallbackContext, request: LlmRequest) -> None:
+        """Puts extracts into a request where the session's history holds the results themselves.
+
+        Which results, and what is shown of them, follows from the history and the records in the session's state.
+        """
+        records = self._records.of(context).by_digits().values() if self._settings.mode == "request" else ()
+        if not records:
+            return
+        known = _Known(records)
+
+        def shown(part: types.Part) -> types.Part:
+            answer = self._shown_of(part.function_response, known) if part.function_response is not None else None
+            return part if answer is None else part.model_copy(update={"function_response": answer})
+
+        request.contents = [_with_parts(content, shown) for content in request.contents]
+        if not any(_QUOTED_RESULT in (part.text or "") for content in request.contents for part in content.parts or ()):
+            return
+        known = _Known(records)
+        quotes: list[tuple[str, str]] = []
+        for event in context.session.events:
+            for response in event.get_function_responses():
+                answer = self._shown_of(response, known)
+                if answer is not None and answer.response != response.response:
+                    quotes.append((str(response.response), str(answer.response)))
+
+        def requoted(part: types.Part) -> types.Part:
+            if part.text is None or _QUOTED_RESULT not in part.text:
+                return part
+            text = part.text
+            for before, after in quotes:
+                text = text.replace(before, after)
+            return part if text == part.text else part.model_copy(update={"text": text})
+
+        request.contents = [_with_parts(content, requoted) for content in request.contents]
+
+    def _shown_of(self, answer: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
+        """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
+        name = answer.name or ""
+        if name in (READ, SEARCH):
+            return None
+        before: dict[str, Any] = answer.response or {}
+        response, marks = before, []
+        left = list(answer.parts or ())
+        if known.has_media:
+            rest, parts = _split(before)
+            marks = [known.mark_of(_medium_of(part)) for part in parts]
+            if all(marks):
+                response = rest
+            else:
+                marks = []
+            for medium in list(media_in(response)):
+                text = known.mark_of(medium)
+                response = replaced(response, medium.path, text) if text else response
+            of_parts = [known.mark_of(_medium_of(part)) for part in left]
+            marks += [text for text in of_parts if text]
+            left = [part for part, text in zip(left, of_parts, strict=True) if not text]
+        extract = self._extract(name, response, known) if response and name in known.sources else None
+        if extract is None and response is before and not marks:
+            return None
+        return answer.model_copy(update={"response": _joined(extract or response, marks), "parts": left or None})
+
+    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
+        """What is shown of a response, None where that is the response itself."""
+        record = known.by_digest.get(digest_of(response)) if _is_json(response) else None
+        if record is None:
+            return None
+        key = (tool, canonical_json(response), record.query)
+        with self._lock:
+            found = self._shown.get(key)
+        if found is None:
+            found = offload(response, tool, self._settings, counter=self._counter, query=record.query)
+            with self._lock:
+                self._shown[key] = found
+        return superseding(found.response, known.earlier(record)) if found.form != "verbatim" else None
+
+
+class _Known:
+    """What a session knows of its evidence, while its history is gone through from its beginning.
+
+    Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
+    history grows.
+    """
+
+    def __init__(self, records: Collection[EvidenceRecord]) -> None:
+        self.by_digest = {record.digest: record for record in records}
+        self.sources = {record.source for record in records}
+        self.has_media = any(record.piece for record in records)
+        self._last: dict[str, EvidenceRecord] = {}
+
+    def earlier(self, record: EvidenceRecord) -> str:
+        """The address of the last answer to the same call, where this one differs; empty where there is none."""
+        last = self._last.get(record.call)
+        self._last[record.call] = record
+        return last.uri if last is not None and last.digest != record.digest else ""
+
+    def mark_of(self, medium: Medium | None) -> str:
+        """What stands in the place of a medium; empty where it stays."""
+        record = self.by_digest.get(hash_bytes(medium.data)) if medium is not None else None
+        return mark(record, self.earlier(record)) if record is not None and record.form == "described" else ""
+
+
+def _split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
+    """A result as the response that ADK makes of it, and the media taken out of it, in order.
+
+    Objects and lists that held nothing else go as well.
+    """
+    found: list[types.Part] = []
+    rest = _without(result, found, 0)
+    rest = {} if rest is _GONE else rest
+    return (rest if isinstance(rest, dict) else {"result": rest}), found
+
+
+def _joined(response: Mapping[str, Any], media: Sequence[types.Part | str]) -> dict[str, Any]:
+    """A response with media, or what stands for them, beside it: parts are taken out by ADK, texts stay."""
+    return {**response, free_key(response, _MEDIA_KEY): list(media)} if media else dict(response)
+
+
+def _medium_of(part: types.Part | types.FunctionResponsePart) -> Medium | None:
+    """The bytes of a part; None where it refers to a file elsewhere."""
+    blob = part.inline_data
+    if blob is None or not blob.data:
+        return None
+    return Medium(data=blob.data, media_type=typed(blob.mime_type, blob.data))
+
+
+def _model_of(context: CallbackContext) -> str:
+    """The name of the model of the agent at work; empty where it has none."""
+    agent = context.get_invocation_context().agent
+    return agent.canonical_model.model if isinstance(agent, LlmAgent) else ""
+
+
+def _medium_tokens(medium: Medium, model: str) -> int:
+    """Tokens that a medium takes which ADK sends beside a response."""
+    size = len(medium.data)
+    return media_tokens(medium.media_type, size, family=family_of(model), model=model, data=medium.data)
+
+
+def _with_parts(content: types.Content, change: Callable[[types.Part], types.Part]) -> types.Content:
+    """A content with other parts; itself where none is another. What ADK hands in is the session's own."""
+    before = content.parts or []
+    after = [change(part) for part in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return content
+    return types.Content(role=content.role, parts=after)
+
+
+def _without(value: object, found: list[types.Part], depth: int) -> Any:
+    """A value without media; `_GONE` where nothing else was in it."""
+    if isinstance(value, types.Part):
+        if not _is_media(value):
+            return value
+        found.append(value)
+        return _GONE
+    if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
+        return value
+    before = len(found)
+    if isinstance(value, dict):
+        items = {key: _without(item, found, depth + 1) for key, item in value.items()}
+        rest: Any = {key: item for key, item in items.items() if item is not _GONE}
+    else:
+        rest = [kept for item in value if (kept := _without(item, found, depth + 1)) is not _GONE]
+    if len(found) == before:
+        return value
+    return rest or _GONE
+
+
+def _is_media(part: types.Part) -> bool:
+    """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
+    blob, file = part.inline_data, part.file_data
+    has_data = blob is not None and blob.data is not None and blob.mime_type
+    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
+
+
+async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
+    """What an act gives, off the event loop where a long response would be felt."""
+    return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
+
+
+def _characters(value: object) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 8 + sum(map(_characters, items))
+
+
+def _is_json(value: object, depth: int = 0) -> bool:
+    """Whether a value is plain JSON, and not nested too deeply."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return depth <= _DEEPEST and all(isinstance(key, str) and _is_json(value[key], depth + 1) for key in value)
+    if isinstance(value, list):
+        return depth <= _DEEPEST and all(_is_json(item, depth + 1) for item in value)
+    return value is None or isinstance(value, (str, int))
+
+
+# What a model reads of an address.
+
+_SECONDS = 10.0
+_MOST_CHARACTERS = 100_000_000
+_MOST_LINES = 2_000
+_USUAL_LINES = 100
+_TEXT_ANSWERS = "gemini"
+"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
+_URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
+_NOTES = {
+    "literal": "{matches} of {total} lines hold the query",
+    "words": "no line holds the query as it is; {matches} of {total} hold its words",
+    "ranked": "none of {total} lines holds the query as it is; these come nearest",
+}
+_FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
+_OURS = re.compile(
+    rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)"
+    rf"(?: has all (\d+) lines \(([^()]{{1,40}})\): use {READ} or {SEARCH})?"
+)
+_QUOTED_TURN = "For context:"
+"""How ADK begins what other agents said and were answered."""
+
+
+class Unreadable(AetherContextError):
+    """An address leads to nothing that can be read; the message says why, for the model."""
+
+
+class Library:
+    """What sessions may read of a store; the texts read last are kept, with their indexes.
+
+    Args:
+        records: what sessions know of their evidence.
+        redact: patterns of what is masked before texts are compared.
+    """
+
+    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
+        self._store = store
+        self.records = records
+        self._mask = masker(redact) if redact else None
+        self._texts: LRUCache[tuple[str, ...], Searcher] = LRUCache(16)
+        self._lock = threading.Lock()
+
+    async def open(self, uri: str, context: ToolContext) -> Searcher:
+        """The text of an address, in lines.
+
+        Raises:
+            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
+        """
+        session = context.session
+        name = uri.removeprefix(SCHEME)
+        digits = evidence_key(uri)
+        key: tuple[str, ...] = ()
+        text: str | None
+        if digits is not None:
+            record = state_record(session.state, digits)
+            if record is None:
+                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
+            kind = record.media_type
+            if not is_text(kind):
+                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
+            key = (session.app_name, session.user_id, record.digest)
+            with self._lock:
+                found = self._texts.get(key)
+            if found is not None:
+                return found
+            try:
+                text = (await self.data(record, context)).decode("utf-8", "surrogatepass")
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"{uri} says that it is {kind}, and is not text in UTF-8") from error
+        elif uri.startswith(f"{SCHEME}messages/"):
+            data = await asyncio.to_thread(self._store.message, *session_key(context), name)
+            if data is None:
+                raise Unreadable(f"this session has no {uri[:200]}")
+            key = (*session_key(context), name)
+            text = data.decode("utf-8", "surrogatepass")
+        else:
+            is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
+            if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
+                raise Unreadable(
+                    f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
+                )
+            if context.get_invocation_context().artifact_service is None:
+                raise Unreadable(f"this session has no {uri}")
+            part = await context.load_artifact(name)
+            if part is None:
+                raise Unreadable(f"{uri} is not there")
+            text = part.text
+            if text is None and part.inline_data is not None and part.inline_data.data is not None:
+                with suppress(UnicodeDecodeError):
+                    text = part.inline_data.data.decode()
+        if text is None:
+            raise Unreadable(f"{uri} is not text")
+        if len(text) > _MOST_CHARACTERS:
+            raise Unreadable("it is too large to be read here")
+        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
+        if key:
+            with self._lock:
+                self._texts[key] = found
+        return found
+
+    async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
+        """The bytes of a piece of evidence.
+
+        Raises:
+            Unreadable: they are not kept any more.
+        """
+        session = context.session
+        try:
+            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
+        except BlobNotFound as error:
+            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
+
+
+class _Reader(BaseTool):
+    """A tool over a session's stored texts; ``room`` gives the tokens that an answer may have now."""
+
+    declaration: types.FunctionDeclaration
+
+    def __init__(self, library: Library, room: Callable[[ToolContext], int]) -> None:
+        super().__init__(
+            name=self.declaration.name or "",
+            description=self.declaration.description or "",
+            custom_metadata={ESSENTIAL_MARK: True},
+        )
+        self._library = library
+        self._room = room
+        self._counter = counter_for("")
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self.declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        uri = args.get("uri")
+        if not isinstance(uri, str) or not uri.strip():
+            return {"error": "give the address in uri, such as artifact://evidence/…"}
+        uri = uri.strip()
+        try:
+            answer = await within(_SECONDS, self._answer(uri, args, tool_context))
+            later = self._library.records.of(tool_context).readings().get(uri)
+            return {**answer, "superseded_by": later} if later else answer
+        except Unreadable as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
+            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
+
+    @abstractmethod
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]: ...
+
+
+class ReadArtifact(_Reader):
+    """Reads lines by their numbers, and shows media."""
+
+    declaration = types.FunctionDeclaration(
+        name=READ,
+        description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
+        parameters_json_schema={
+            "type": "object",
+            "properties": {
+                "uri": _URI,
+                "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
+                "max_lines": {
+                    "type": "integer",
+                    "description": f"How many lines; {_USUAL_LINES} where it is left out.",
+                },
+            },
+            "required": ["uri"],
+        },
+    )
+
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        room = self._room(context)
+        record = state_record(context.session.state, evidence_key(uri) or "")
+        if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
+            medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
+            model = _model_of(context)
+            size = f"{medium.media_type}, {size_words(len(medium.data))}"
+            if family_of(model) == _TEXT_ANSWERS:
+                return {"error": f"it is {size}, which {model} takes in no tool's answer"}
+            tokens = _medium_tokens(medium, model)
+            if tokens > room:
+                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
+            return {"shown": size, _MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
+        view = (await self._library.open(uri, context)).view
+        total = len(view.lines)
+        start = _number(args.get("start_line"), 1)
+        count = max(1, min(_number(args.get("max_lines"), _USUAL_LINES), _MOST_LINES))
+        start = total + 1 + start if start < 0 else start
+        if not 1 <= start <= total:
+            return {"error": f"it has lines 1 to {total}: give start_line among them"}
+        found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
+        answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
+        if found.is_cut:
+            answer["note"] = "the line goes on: search_artifact finds what is further in it"
+        elif found.stop < min(total, start - 1 + count):
+            answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
+        return answer
+
+
+class SearchArtifact(_Reader):
+    """Finds lines by words, or by what they are about."""
+
+    declaration = types.FunctionDeclaration(
+        name=SEARCH,
+        description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
+        parameters_json_schema={
+            "type": "object",
+            "properties": {
+                "uri": _URI,
+                "query": {
+                    "type": "string",
+                    "description": "An identifier or words as they stand there, or a question.",
+                },
+            },
+            "required": ["uri", "query"],
+        },
+    )
+
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        searcher = await self._library.open(uri, context)
+        query = args.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return {"error": "say in query what to look for: a word, an identifier, or a question"}
+        room = self._room(context)
+        found = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
+        total = len(searcher.view.lines)
+        if not found.excerpts:
+            return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
+        return {
+            "found": [{"lines": _range(excerpt), "text": excerpt.text} for excerpt in found.excerpts],
+            "note": _NOTES[found.how].format(matches=found.matches, total=total),
+        }
+
+
+def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
+    """Declares the readers behind an agent's own tools; whether one of them is declared then.
+
+    Not where an agent answers in a schema without tools, or has only tools that the provider runs, since models do not
+    combine these with functions; nor by a name that it has itself.
+    """
+    config = request.config
+    if config is not None:
+        tools = [tool for tool in config.tools or () if isinstance(tool, types.Tool)]
+        functions = bool(request.tools_dict) or any(tool.function_declarations for tool in tools)
+        if not functions and (tools or config.response_schema is not None or config.response_json_schema is not None):
+            return False
+    request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
+    return any(request.tools_dict.get(reader.name) is reader for reader in readers)
+
+
+def conceal(request: LlmRequest) -> None:
+    """Takes addresses that only the readers resolve out of a request that declares none; people's words stay."""
+
+    def is_peoples(content: types.Content) -> bool:
+        parts = content.parts or ()
+        return content.role == "user" and not any(
+            part.function_response or (part.text or "").startswith(_QUOTED_TURN) for part in parts
+        )
+
+    request.contents = [
+        content if is_peoples(content) else _with_parts(content, _without_addresses) for content in request.contents
+    ]
+
+
+def _without_addresses(part: types.Part) -> types.Part:
+    def described(found: re.Match[str]) -> str:
+        lines, size = found.groups()
+        return f"{lines} lines ({size}) that are not all shown" if lines else "what is not shown here"
+
+    if part.text is not None and SCHEME in part.text:
+        text = _OURS.sub(described, part.text)
+        return part if text == part.text else part.model_copy(update={"text": text})
+    answer = part.function_response
+    if answer is None or not answer.response:
+        return part
+    response: Any = answer.response
+    for path, text in strings(answer.response):
+        if SCHEME in text:
+            response = replaced(response, path, _OURS.sub(described, text))
+    if response is answer.response:
+        return part
+    return part.model_copy(update={"function_response": answer.model_copy(update={"response": response})})
+
+
+def _range(found: Excerpt) -> str:
+    return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
+
+
+def _number(value: Any, otherwise: int) -> int:
+    """What a model gave for a whole number."""
+    try:
+        return otherwise if isinstance(value, bool) else int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return otherwise

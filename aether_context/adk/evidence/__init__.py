@@ -1,1 +1,0 @@
-"""Tool results on their way out of a prompt, and back into it."""
