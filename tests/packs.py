@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation import Conversation, Trimmed, strategies_of
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.turns import is_human, live_positions
 from aether_context.pack import (
     AcceptanceItem,
@@ -26,7 +28,7 @@ from aether_context.pack import (
     Tool,
 )
 from aether_context.packing import build_pack, extend_pack
-from aether_context.policy import PackPolicy
+from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
@@ -255,3 +257,21 @@ def remembering(store: PackStore, policy: PackPolicy | None = None, **given: Any
         **given,
     }
     return Session(store, policy, **fields).ask("Who approves refunds above 200 euros?")
+
+
+# strategies without a pack
+
+
+def trim(conversation: Conversation, settings: ConversationSettings) -> Trimmed:
+    """What the one strategy of a policy decides."""
+    (strategy,) = strategies_of(settings)
+    return strategy.trim(conversation)
+
+
+def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]:
+    """The contents that a result leaves, with the summary as a message in its place."""
+    left = conversation.after(result)
+    if not left.summary:
+        return left.contents
+    at = sum(index < (result.summary_at or 0) for index in result.kept)
+    return (*left.contents[:at], summary_content(left.summary), *left.contents[at:])

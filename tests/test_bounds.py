@@ -19,10 +19,9 @@ from aether_context import PackPolicy
 from aether_context.adk.bounds import within
 from aether_context.adk.request import reader
 from aether_context.adk.tools import memory_tools
-from aether_context.conversation import units
+from aether_context.conversation import strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
-from aether_context.conversation.registry import BUILT_IN
 from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content
 from aether_context.tokens import counter_for
@@ -214,7 +213,7 @@ def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
     return {"key": key, "value": "v" * 40}
 
 
-@pytest.mark.parametrize(("strategy", "id"), part_slow(4, BUILT_IN, ["x", None]))
+@pytest.mark.parametrize(("strategy", "id"), part_slow(4, strategy_names(), ["x", None]))
 def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))

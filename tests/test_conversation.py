@@ -12,7 +12,6 @@ from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import (
     Cut,
-    Worth,
     as_ranges,
     cut,
     live_positions,
@@ -115,7 +114,7 @@ def test_an_exchange_is_superseded_where_all_its_calls_are_made_again():
 def test_what_is_superseded_goes_before_older_turns():
     contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("a"), answers("a"), human("3")]
     parts = units(contents)
-    made = cut(parts, [10] * 8, target=60, human=7, last_turns=1, worth=Worth(superseded=frozenset({3})))
+    made = cut(parts, [10] * 8, target=60, human=7, last_turns=1, superseded=frozenset({3}))
     assert made.gone == (3, 4)
 
 
@@ -123,9 +122,9 @@ def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
     tokens = [5, 10, 40, 10, 40, 5]
     spare = {1: 30, 2: 30}
-    made = cut(units(contents), tokens, target=90, human=5, last_turns=1, worth=Worth(spare=spare))
+    made = cut(units(contents), tokens, target=90, human=5, last_turns=1, spare=spare)
     assert made == Cut(shortened=(1, 2), excess=20)
-    made = cut(units(contents), tokens, target=50, human=5, last_turns=1, worth=Worth(spare=spare))
+    made = cut(units(contents), tokens, target=50, human=5, last_turns=1, spare=spare)
     assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
 
 
@@ -140,8 +139,7 @@ def test_what_calls_quote_from_ages_more_slowly():
     contents += [calls("test"), answers("test"), human("and now?")]
     parts, tokens = units(contents), [10] * 10
     assert outliving(parts, contents, tokens) == {1: 4}
-    worth = Worth(stands_at={1: 4})
-    assert cut(parts, tokens, target=80, human=9, last_turns=2, worth=worth).gone == (3, 4)
+    assert cut(parts, tokens, target=80, human=9, last_turns=2, stands_at={1: 4}).gone == (3, 4)
     assert cut(parts, tokens, target=80, human=9, last_turns=2).gone == (1, 2)
 
 

@@ -13,13 +13,13 @@ from google.adk.events.event_actions import EventActions
 from google.adk.tools.agent_tool import AgentTool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import Session, answered, called, lines, said, tool, turns
+from packs import Session, answered, called, lines, said, tool, trim, turns
 from scripted import Chat, Scripted, call, inside, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import cutoff
 from aether_context.adk.packer import RequestPacker
-from aether_context.conversation import Conversation, Trimmed, trim, units
+from aether_context.conversation import Conversation, Trimmed, units
 from aether_context.conversation.turns import torn
 from aether_context.errors import PolicyError
 from aether_context.pack import Content

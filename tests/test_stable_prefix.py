@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, lines, said, tool
+from packs import answered, called, lines, rendered, said, tool
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.conversation import Conversation, Trimmed, normalize, rendered
+from aether_context.conversation import Conversation, Trimmed, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.stable_prefix import (
     BOUNDARY,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from google.adk.sessions.session import Session as AdkSession
-from packs import pack_input, said, turns
+from packs import pack_input, said, trim, turns
 from scripted import Chat, call, faults, look_up
 from timing import best_of
 
@@ -28,7 +28,6 @@ from aether_context.conversation import (
     Trimmed,
     register_strategy,
     strategy_names,
-    trim,
     unregister_strategy,
 )
 from aether_context.conversation.turns import torn

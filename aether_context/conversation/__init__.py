@@ -28,7 +28,6 @@ from aether_context.conversation.registry import (
     shape_of,
     strategies_of,
     strategy_names,
-    trim,
     unregister_strategy,
 )
 from aether_context.conversation.strategy import (
@@ -39,8 +38,6 @@ from aether_context.conversation.strategy import (
     Strategy,
     Trimmed,
     decided,
-    lost_tokens,
-    rendered,
 )
 from aether_context.conversation.turns import units
 
@@ -58,20 +55,17 @@ __all__ = [
     "decided",
     "hold",
     "identify",
-    "lost_tokens",
     "normalize",
     "ranked",
     "register_anchor",
     "register_strategy",
     "registered_anchors",
-    "rendered",
     "select_strategy",
     "selected",
     "shape_of",
     "standing_anchors",
     "strategies_of",
     "strategy_names",
-    "trim",
     "units",
     "unregister_anchor",
     "unregister_strategy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from aether_context.conversation.strategy import Conversation, Trimmed
@@ -55,37 +55,25 @@ def unregister_anchor(description: str) -> None:
 
 def registered_anchors(settings: AnchorSettings) -> tuple[AnchorDefinition, ...]:
     """The rules of `register_anchor`, by name."""
-    return tuple(
-        AnchorDefinition(
-            kind="custom",
-            priority=rule.priority or settings.custom,
-            selector=rule.selector,
-            description=rule.description,
-        )
-        for _, rule in sorted(_REGISTERED.items())
-    )
+    return tuple(replace(rule, priority=rule.priority or settings.custom) for _, rule in sorted(_REGISTERED.items()))
 
 
 def standing_anchors(contents: Sequence[Content], positions: Sequence[int], settings: AnchorSettings) -> list[Anchor]:
     """The anchors that follow from the contents alone: messages of the role ``system``, and the latest tool result."""
-    found = [
-        Anchor(
-            place=positions[at], kind="system_message", priority=settings.system_message, description="system message"
-        )
-        for at, content in enumerate(contents)
-        if content.role == "system" and settings.system_message
-    ]
-    last = next((at for at in range(len(contents) - 1, -1, -1) if contents[at].responses), None)
-    if last is not None and settings.latest_tool_result:
-        found.append(
-            Anchor(
-                place=positions[last],
-                kind="latest_tool_result",
-                priority=settings.latest_tool_result,
-                description="latest tool result",
-            )
-        )
-    return found
+    system = AnchorDefinition(
+        kind="system_message",
+        priority=settings.system_message,
+        selector=lambda content, at, contents: content.role == "system",
+        description="system message",
+    )
+    last = max((at for at, content in enumerate(contents) if content.responses), default=-1)
+    latest = AnchorDefinition(
+        kind="latest_tool_result",
+        priority=settings.latest_tool_result,
+        selector=lambda content, at, contents: at == last,
+        description="latest tool result",
+    )
+    return [*selected(system, contents, positions), *selected(latest, contents, positions)]
 
 
 def identify(
@@ -127,17 +115,9 @@ def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Seq
 def ranked(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:
     """Anchors by priority, the highest first, then by place; of several at one place, the highest."""
     best: dict[int, Anchor] = {}
-    for anchor in sorted(anchors, key=lambda one: (-one.priority, one.place, one.kind, one.description)):
+    for anchor in sorted(anchors, key=lambda anchor: (-anchor.priority, anchor.place, anchor.kind, anchor.description)):
         best.setdefault(anchor.place, anchor)
     return tuple(best.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The units of anchors that there is room for, and a note for each anchor that has to go."""
-
-    units: frozenset[int]
-    notes: tuple[str, ...]
 
 
 def hold(
@@ -148,13 +128,14 @@ def hold(
     *,
     ceiling: int,
     stay: frozenset[int],
-) -> Held:
-    """Chooses the anchors to keep, by priority, each with its whole unit and its turn's human message.
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The units of the anchors that there is room for, by priority, and a note for each anchor that has to go.
+
+    An anchor keeps its whole unit and its turn's human message.
 
     Args:
         units: the conversation's units; ``positions`` and ``tokens`` are by content.
-        ceiling: tokens that they may take together with the units that stay anyway.
-        stay: units that stay anyway.
+        ceiling: tokens that they may take together with the units that ``stay`` anyway.
     """
     unit_of = {positions[index]: at for at, unit in enumerate(units) for index in unit.indices}
     opening: dict[int, int] = {}
@@ -175,7 +156,7 @@ def hold(
             continue
         used += cost
         taken |= wanted
-    return Held(units=frozenset(taken), notes=tuple(notes))
+    return frozenset(taken), tuple(notes)
 
 
 def validate(conversation: Conversation, result: Trimmed) -> None:

@@ -1,25 +1,24 @@
-"""Strategies by name: the package's own and others, several as one, and which suits."""
+"""Strategies by name: the package's own and others, and which suits a conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
-from aether_context.conversation.strategy import Conversation, Removed, Strategy, Trimmed, decided
+from aether_context.conversation.strategy import Conversation, Strategy, Trimmed, decided
 from aether_context.conversation.turns import is_human, protected, units
 from aether_context.errors import PolicyError, near_names
-from aether_context.pack import Act, Anchor
 from aether_context.policy import ConversationSettings
-
-# Strategies from outside, kept from leaving a request that no provider takes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
-    """A strategy whose unsound decisions are not taken; what is wrong with them is its note."""
+class _Guarded:
+    """A strategy from outside whose unsound decisions are not taken; what is wrong with them is its note."""
 
     strategy: Strategy
 
@@ -63,7 +62,7 @@ def _fault(conversation: Conversation, result: Trimmed) -> str:
 
 Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
-BUILT_IN: dict[str, Factory] = {
+_BUILT_IN: dict[str, Factory] = {
     "epochs": lambda settings: Epochs(settings=settings),
     "stable_prefix": lambda settings: StablePrefix(settings=settings),
     "sliding_turns": lambda settings: SlidingTurns(settings=settings),
@@ -87,7 +86,7 @@ def register_strategy(name: str, factory: Factory) -> None:
     Raises:
         PolicyError: the name is empty or one of the package's own.
     """
-    if not name.strip() or name in BUILT_IN:
+    if not name.strip() or name in _BUILT_IN:
         raise PolicyError(f"strategy name {name!r} is empty or taken: choose another one", field="name")
     _REGISTERED[name] = factory
 
@@ -99,7 +98,7 @@ def unregister_strategy(name: str) -> None:
 
 def strategy_names() -> tuple[str, ...]:
     """The names that policies can give, the package's own first."""
-    return (*BUILT_IN, *sorted(_REGISTERED))
+    return (*_BUILT_IN, *sorted(_REGISTERED))
 
 
 def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
@@ -109,100 +108,33 @@ def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
         PolicyError: a name is unknown, or one that looks at what the host sent stands after one that waits for the
             water marks.
     """
-    found = tuple(_make(name, settings) for name in settings.strategy)
-    late = next((at for at, one in enumerate(found) if not one.early), len(found))
-    misplaced = next((one.name for one in found[late:] if one.early), None)
-    if misplaced is not None:
-        raise PolicyError(
-            f"conversation.strategy = {list(settings.strategy)}: {misplaced!r} looks at what the host sent, so it has "
-            f"to stand before {found[late].name!r}",
-            field="conversation.strategy",
-        )
-    return found
-
-
-def _make(name: str, settings: ConversationSettings) -> Strategy:
-    if name in BUILT_IN:
-        return BUILT_IN[name](settings)
-    if name in _REGISTERED:
-        return Guarded(strategy=_REGISTERED[name](settings))
-    raise PolicyError(
-        f"conversation.strategy = {name!r} is unknown: {near_names(name, strategy_names())} (one of your own needs "
-        "register_strategy first)",
-        field="conversation.strategy",
-    )
-
-
-# Several strategies as one, and what each would do.
-
-
-def trim(conversation: Conversation, settings: ConversationSettings) -> Trimmed:
-    """What a policy's strategies do to a conversation together, each to what the one before it leaves.
-
-    Nothing is changed, so this is the preview, too: what would go, the tokens that it frees, and those of the cached
-    prefix that it breaks.
-
-    Raises:
-        PolicyError: a strategy is unknown, or stands where it cannot.
-    """
-    first, *others = strategies_of(settings)
-    whole = result = first.trim(conversation)
-    left = conversation
-    for strategy in others:
-        left = left.after(result)
-        result = strategy.trim(left)
-        whole = _joined(whole, result)
-    return whole
-
-
-def _joined(whole: Trimmed, result: Trimmed) -> Trimmed:
-    """A result of what another one left, in the places of the whole."""
-    place = whole.kept
-    replaced = {one.index: one for one in whole.replaced}
-    replaced |= {place[one.index]: replace(one, index=place[one.index]) for one in result.replaced}
-    summarized = result.summary is not None
-    return Trimmed(
-        kept=tuple(place[at] for at in result.kept),
-        removed=_sorted(*whole.removed, *(replace(one, index=place[one.index]) for one in result.removed)),
-        replaced=tuple(replaced[at] for at in sorted(replaced)),
-        anchors=_both(whole.anchors, result.anchors),
-        summary=result.summary if summarized else whole.summary,
-        summary_at=place[result.summary_at] if result.summary_at is not None else whole.summary_at,
-        state=result.state if result.state is not None else whole.state,
-        lasting=whole.lasting and result.lasting,
-        normalize=whole.normalize or result.normalize,
-        note="; ".join(filter(None, (whole.note, result.note))),
-        tokens_before=whole.tokens_before,
-        tokens_after=result.tokens_after,
-        act=_added(whole.act, result.act),
-    )
-
-
-def _sorted(*removed: Removed) -> tuple[Removed, ...]:
-    return tuple(sorted(removed, key=lambda one: one.index))
-
-
-def _both(one: Sequence[Anchor], other: Sequence[Anchor]) -> tuple[Anchor, ...]:
-    return tuple(anchor for anchor in one if anchor in other)
-
-
-def _added(one: Act | None, other: Act | None) -> Act | None:
-    if one is None or other is None:
-        return one or other
-    return Act(
-        strategy=f"{one.strategy}, {other.strategy}",
-        removed=one.removed + other.removed,
-        replaced=one.replaced + other.replaced,
-        freed_tokens=one.freed_tokens + other.freed_tokens,
-        lost_tokens=max(one.lost_tokens, other.lost_tokens),
-    )
+    found: list[Strategy] = []
+    for name in settings.strategy:
+        if name in _BUILT_IN:
+            found.append(_BUILT_IN[name](settings))
+        elif name in _REGISTERED:
+            found.append(_Guarded(strategy=_REGISTERED[name](settings)))
+        else:
+            raise PolicyError(
+                f"conversation.strategy = {name!r} is unknown: {near_names(name, strategy_names())} (one of your own "
+                "needs register_strategy first)",
+                field="conversation.strategy",
+            )
+    for before, strategy in pairwise(found):
+        if strategy.early and not before.early:
+            raise PolicyError(
+                f"conversation.strategy = {list(settings.strategy)}: {strategy.name!r} looks at what the host sent, so "
+                f"it has to stand before {before.name!r}",
+                field="conversation.strategy",
+            )
+    return tuple(found)
 
 
 # Which strategy suits a conversation, by its shape.
 
 ShapeKind: TypeAlias = Literal["short", "loop", "dialogue", "session"]
 
-TALK_SHARE = 0.5
+_TALK_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,34 +159,27 @@ def shape_of(conversation: Conversation) -> Shape:
     ``short`` fits under the high-water mark. Of the others, ``loop`` has a turn that alone is above it, ``dialogue``
     consists of words for more than half, and ``session`` is everything else.
     """
-    tokens, contents = conversation.tokens, conversation.contents
+    tokens, contents, high = conversation.tokens, conversation.contents, conversation.budget.high
     total = sum(tokens)
     tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
-    turns: list[int] = [0]
-    spoke = True
-    for size, content in zip(tokens, contents, strict=True):
-        human = is_human(content)
-        if human and not spoke:
-            turns.append(0)
-        spoke = human
-        turns[-1] += size
+    turns: Counter[int] = Counter({0: 0})
+    for unit in units(contents):
+        turns[unit.turn] += sum(tokens[at] for at in unit.indices)
+    kind: ShapeKind = "session"
+    if total <= high:
+        kind = "short"
+    elif max(turns.values()) > high:
+        kind = "loop"
+    elif tools < (1 - _TALK_SHARE) * total:
+        kind = "dialogue"
     return Shape(
-        kind=_kind(conversation, total, tools, max(turns)),
+        kind=kind,
         contents=len(contents),
         turns=len(turns),
         tokens=total,
         tool_tokens=tools,
-        largest_turn=max(turns),
+        largest_turn=max(turns.values()),
     )
-
-
-def _kind(conversation: Conversation, total: int, tools: int, largest: int) -> ShapeKind:
-    high = conversation.budget.high
-    if total <= high:
-        return "short"
-    if largest > high:
-        return "loop"
-    return "dialogue" if tools < (1 - TALK_SHARE) * total else "session"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

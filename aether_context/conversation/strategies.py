@@ -18,7 +18,7 @@ from aether_context.conversation.strategy import (
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Cut, Unit, Worth, cut, is_human, outliving, protected, superseded, units
+from aether_context.conversation.turns import Unit, cut, is_human, outliving, protected, superseded, units
 from aether_context.pack import Anchor, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.compression import level
@@ -37,7 +37,7 @@ def cut_to(
     parts: Sequence[Unit],
     *,
     target: int,
-    summary_ceiling: int,
+    summary_share: float,
     last_turns: int,
     reason: Reason,
     anchors: Iterable[Anchor],
@@ -53,25 +53,23 @@ def cut_to(
 
     Args:
         parts: the conversation's units; ``stay`` are places in it.
-        summary_ceiling: tokens of the summary; 0 for none.
+        summary_share: the most of the summary, as a share of the input budget; 0 for none.
         behind_head: whether the summary stands behind what comes before the first content that goes, and not where the
             summary of earlier cuts stands.
     """
     budget, counter, tokens, human = conversation.budget, conversation.counter, conversation.tokens, conversation.human
+    summary_ceiling = min(int(summary_share * budget.input), MOST_TOKENS)
     if conversation.recalls:
         summary_ceiling = min(summary_ceiling, int(RECAP_SHARE * budget.low))
-    summary_ceiling = min(summary_ceiling, MOST_TOKENS)
     frame = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
     responses = [response_tokens(content, counter) for content in conversation.contents]
-    worth = Worth(
-        superseded=superseded(parts, conversation.raws),
-        stands_at=outliving(parts, conversation.raws, tokens),
-        spare={
-            at: sum(max(0, sum(responses[index]) - LEAST_EXTRACT * len(responses[index])) for index in unit.indices)
-            for at, unit in enumerate(parts)
-        },
-    )
-    held = hold(
+    spare = {
+        at: sum(max(0, sum(responses[index]) - LEAST_EXTRACT * len(responses[index])) for index in unit.indices)
+        for at, unit in enumerate(parts)
+    }
+    repeated = superseded(parts, conversation.raws)
+    stands_at = outliving(parts, conversation.raws, tokens)
+    held, notes = hold(
         anchors,
         parts,
         conversation.positions,
@@ -80,7 +78,9 @@ def cut_to(
         stay=protected(parts, human).union(stay),
     )
     why: Reason = "by_hand" if conversation.forced else reason
-    summary, gone, shorter = "", Cut().gone, dict[int, Replaced]()
+    summary = ""
+    gone: tuple[int, ...] = ()
+    shorter: dict[int, Replaced] = {}
     # The second round knows how long the summary is; a model is asked for one there alone.
     for reserved in (summary_ceiling, None):
         room = target - (summary_tokens(counter, summary) if reserved is None else reserved)
@@ -92,8 +92,10 @@ def cut_to(
                 human=human,
                 last_turns=last_turns,
                 neighbours=neighbours,
-                worth=worth,
-                stay=held.units.union(stay),
+                superseded=repeated,
+                spare=spare,
+                stands_at=stands_at,
+                stay=held.union(stay),
             )
             kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess
             if kept <= budget.ceiling:
@@ -116,14 +118,17 @@ def cut_to(
         )
     if not (gone or shorter or conversation.surplus):
         return decided(conversation, strategy)
+    place = min(gone, default=0)
+    if any(unit.indices[0] < place < unit.indices[-1] for unit in parts):
+        place = 0  # An exchange with late answers reaches across.
     result = decided(
         conversation,
         strategy,
         removed=[Removed(index=at, reason=why) for at in gone],
         replaced=tuple(shorter.values()),
         summary=summary,
-        summary_at=_opening(parts, gone) if behind_head else None,
-        note="; ".join(held.notes),
+        summary_at=place if behind_head else None,
+        note="; ".join(notes),
     )
     if conversation.used > budget.ceiling:
         return result
@@ -133,18 +138,8 @@ def cut_to(
     return result if 2 * result.freed_tokens >= asked_for else decided(conversation, strategy)
 
 
-def _opening(parts: Sequence[Unit], gone: Sequence[int]) -> int:
-    """The first index that is gone: what stands before it stays as it was, in front of the summary.
-
-    It is the beginning where an exchange with late answers reaches across.
-    """
-    first = min(gone, default=0)
-    return 0 if any(part.indices[0] < first < part.indices[-1] for part in parts) else first
-
-
-def summary_room(conversation: Conversation, settings: ConversationSettings) -> int:
-    """Tokens of a summary under a policy."""
-    return int(settings.summary_share * conversation.budget.input) if settings.summary != "off" else 0
+def _summary_share(settings: ConversationSettings) -> float:
+    return settings.summary_share if settings.summary != "off" else 0.0
 
 
 # The default: units go from the oldest, from the high-water mark down to the low-water mark, with a summary, where that
@@ -171,7 +166,7 @@ class Epochs:
             # Here age decides: a large result of long ago would leave the latest turns no room.
             anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
             target=budget.low,
-            summary_ceiling=summary_room(conversation, self.settings),
+            summary_share=_summary_share(self.settings),
             last_turns=self.settings.last_turns,
             reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
         )
@@ -206,7 +201,7 @@ class HeadsTails:
             anchors=conversation.anchors,
             stay=self._frozen(conversation, parts),
             target=budget.low,
-            summary_ceiling=summary_room(conversation, self.settings),
+            summary_share=_summary_share(self.settings),
             last_turns=self.settings.last_turns,
             reason=conversation.reason(budget.high, "middle"),
             behind_head=True,
@@ -315,7 +310,7 @@ class Summarize:
             anchors=conversation.anchors,
             stay=self._latest(conversation, parts, target),
             target=min(target, budget.low) if conversation.forced else target,
-            summary_ceiling=int(_SUMMARY_SHARE * budget.input),
+            summary_share=_SUMMARY_SHARE,
             last_turns=1,
             reason=conversation.reason(mark(budget, settings.trigger), "high_water"),
             behind_head=True,

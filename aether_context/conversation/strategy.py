@@ -204,15 +204,10 @@ class Conversation:
         places = {anchor.place for anchor in self.anchors}
         return frozenset(at for at, place in enumerate(self.positions) if place in places)
 
-    @property
-    def fresh(self) -> int:
-        """The index from which no earlier request can have held a content: the last thing that the model said."""
-        said = (at for at in range(len(self.contents) - 1, -1, -1) if self.contents[at].role == "model")
-        return next(said, 0)
-
     def after(self, result: Trimmed) -> Conversation:
         """The conversation that a result leaves."""
-        made = {one.index: one.content for one in result.replaced}
+        summary = self.summary if result.summary is None else result.summary
+        made = {change.index: change.content for change in result.replaced}
         return replace(
             self,
             contents=tuple(made.get(at, self.contents[at]) for at in result.kept),
@@ -224,10 +219,8 @@ class Conversation:
             positions=tuple(self.positions[at] for at in result.kept),
             human=result.kept.index(self.human) if self.human is not None and self.human in result.kept else None,
             state=result.state if result.state is not None else self.state,
-            summary=self.summary if result.summary is None else result.summary,
-            summary_tokens=(
-                self.summary_tokens if result.summary is None else summary_tokens(self.counter, result.summary)
-            ),
+            summary=summary,
+            summary_tokens=self.summary_tokens if result.summary is None else summary_tokens(self.counter, summary),
             surplus=0 if result.cuts else self.surplus,
         )
 
@@ -350,7 +343,7 @@ def decided(
     Args:
         state: what the strategy keeps from now on; None where that stays as it was.
     """
-    gone = {one.index for one in removed}
+    gone = {change.index for change in removed}
     result = Trimmed(
         kept=tuple(at for at in range(len(conversation.contents)) if at not in gone),
         removed=tuple(removed),
@@ -362,61 +355,39 @@ def decided(
         normalize=normalize,
         note=note,
     )
+    # What earlier calls decided saves nothing now.
+    left = list(conversation.tokens)
+    if conversation.human is not None:
+        left[conversation.human] = left[conversation.human] or conversation.human_tokens
+    before, after = conversation.used, conversation.after(result).used
+    changes: tuple[Removed | Replaced, ...] = (*removed, *replaced)
+    for earlier in changes:
+        if not earlier.new:
+            tokens = conversation.tokens[earlier.index]
+            before -= tokens
+            if isinstance(earlier, Replaced) and tokens:
+                before += conversation.counter.content(earlier.content)
+            left[earlier.index] = 0
+    changed = [change.index for change in removed if change.new]
+    made = [change.index for change in replaced if change.new]
+    act = None
+    if changed or made or result.cuts:
+        # A prefix cache held what stands behind the first change and before the last thing that the model said.
+        first = min([*changed, *made], default=len(left))
+        fresh = max((at for at, content in enumerate(conversation.contents) if content.role == "model"), default=0)
+        touched = {*changed, *made}
+        act = Act(
+            strategy=strategy,
+            removed=len(changed),
+            replaced=len(made),
+            freed_tokens=before - after,
+            lost_tokens=sum(left[at] for at in range(first + 1, fresh) if at not in touched),
+        )
     places = {conversation.positions[at] for at in result.kept}
-    before = conversation.used - _saved_earlier(conversation, result)
-    after = conversation.after(result).used
     return replace(
         result,
         anchors=tuple(anchor for anchor in conversation.anchors if anchor.place in places),
         tokens_before=before,
         tokens_after=after,
-        act=_act(conversation, strategy, result, before - after),
+        act=act,
     )
-
-
-def _saved_earlier(conversation: Conversation, result: Trimmed) -> int:
-    """Tokens that the decisions of earlier calls save."""
-    tokens, count = conversation.tokens, conversation.counter.content
-    replaced = (one for one in result.replaced if not one.new and tokens[one.index])
-    removed = (one for one in result.removed if not one.new)
-    return sum(tokens[one.index] - count(one.content) for one in replaced) + sum(tokens[one.index] for one in removed)
-
-
-def _act(conversation: Conversation, strategy: str, result: Trimmed, freed: int) -> Act | None:
-    replaced = {one.index for one in result.replaced if one.new}
-    removed = {one.index for one in result.removed if one.new}
-    if not (removed or replaced or result.cuts):
-        return None
-    earlier = {one.index for one in result.replaced if not one.new}
-    earlier |= {one.index for one in result.removed if not one.new}
-    left = [0 if at in earlier else tokens for at, tokens in enumerate(conversation.tokens)]
-    if conversation.human is not None:
-        left[conversation.human] = left[conversation.human] or conversation.human_tokens
-    return Act(
-        strategy=strategy,
-        removed=len(removed),
-        replaced=len(replaced),
-        freed_tokens=freed,
-        lost_tokens=lost_tokens(left, removed | replaced, conversation.fresh),
-    )
-
-
-def lost_tokens(tokens: Sequence[int], touched: set[int], fresh: int) -> int:
-    """Tokens that a prefix cache held and that have to be read anew: unchanged contents behind the first change.
-
-    Args:
-        touched: indices removed or replaced.
-        fresh: the index from which nothing was sent before.
-    """
-    first = min(touched, default=len(tokens))
-    return sum(tokens[at] for at in range(first + 1, min(fresh, len(tokens))) if at not in touched)
-
-
-def rendered(conversation: Conversation, result: Trimmed) -> tuple[Content, ...]:
-    """The contents that a result leaves, with the summary as a user message in its place."""
-    contents = conversation.after(result).contents
-    summary = conversation.summary if result.summary is None else result.summary
-    if not summary:
-        return contents
-    at = sum(index < (result.summary_at or 0) for index in result.kept)
-    return (*contents[:at], summary_content(summary), *contents[at:])

@@ -11,13 +11,13 @@ import json
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from aether_context.canonical import strings
-from aether_context.pack import Content, Epoch, Part, Quote
+from aether_context.pack import Content, Epoch
 
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 
@@ -38,43 +38,22 @@ class Unit:
 class _Waiting:
     """Calls that wait for their answers, with the units that they stand in, the earliest first.
 
-    Each is looked up by its id and by its name, so that thousands that share one cost no more than as many that do not.
-    Quoted ones, which have no id, are looked up by their agent's name and their own.
+    Each is looked up by what can name it, so that thousands that share a name cost no more than as many that do not.
     """
 
     def __init__(self) -> None:
         self._units: list[int] = []
         self._answered: set[int] = set()
-        self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
-        self._by_name: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
-        self._without_id: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._queues: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
 
-    def add(self, call: Part, unit: int) -> None:
-        number = len(self._units)
+    def add(self, unit: int, *names: tuple[str, str, str]) -> None:
+        for name in names:
+            self._queues[name].append(len(self._units))
         self._units.append(unit)
-        self._by_name["", call.name].append(number)
-        if call.call_id:
-            self._by_id[call.call_id].append(number)
-        else:
-            self._without_id[call.name].append(number)
 
-    def add_quoted(self, call: Quote, unit: int) -> None:
-        number = len(self._units)
-        self._units.append(unit)
-        for agent in (call.agent, _PERSON):
-            self._by_name[agent, call.name].append(number)
-
-    def take(self, response: Part) -> int | None:
-        """The unit of the earliest call that a response answers, which waits no longer; None where it answers none."""
-        if response.call_id:
-            return self._first(self._by_id[response.call_id], self._without_id[response.name])
-        return self._first(self._by_name["", response.name])
-
-    def take_quoted(self, response: Quote) -> int | None:
-        """As `take`. What a person posts in answer to another agent's call is quoted as the user's."""
-        return self._first(self._by_name[response.agent, response.name])
-
-    def _first(self, *queues: deque[int]) -> int | None:
+    def take(self, *names: tuple[str, str, str]) -> int | None:
+        """The unit of the earliest call with one of these names, which waits no longer; None where none waits."""
+        queues = [self._queues[name] for name in names]
         for queue in queues:
             while queue and queue[0] in self._answered:
                 queue.popleft()
@@ -86,6 +65,7 @@ class _Waiting:
 
 
 _PERSON = "user"
+"""What a person posts in answer to another agent's call is quoted as the user's."""
 
 
 def is_human(content: Content) -> bool:
@@ -107,8 +87,15 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     waiting = _Waiting()
     turn = -1
     for content in contents:
-        found = [waiting.take(one) for one in content.responses]
-        found += [waiting.take_quoted(one) for one in content.quotes if one.kind == "response"]
+        found = [
+            waiting.take(("id", part.call_id, ""), ("no id", "", part.name))
+            if part.call_id
+            else waiting.take(("name", "", part.name))
+            for part in content.responses
+        ]
+        found += [
+            waiting.take(("name", quote.agent, quote.name)) for quote in content.quotes if quote.kind == "response"
+        ]
         answered = {_last(joined, unit) for unit in found if unit is not None}
         if answered:
             first = min(answered)
@@ -119,16 +106,20 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
         human = is_human(content)
         if turn < 0 or (human and kinds[-1] != "human"):
             turn += 1
-        asked = [one for one in content.quotes if one.kind == "call"]
+        quoted = [quote for quote in content.quotes if quote.kind == "call"]
         unit = len(kinds)
         joined.append(unit)
-        kinds.append("human" if human else "exchange" if content.calls or asked else "message")
+        kinds.append("human" if human else "exchange" if content.calls or quoted else "message")
         turns.append(turn)
         places.append(unit)
         for call in content.calls:
-            waiting.add(call, unit)
-        for quoted in asked:
-            waiting.add_quoted(quoted, unit)
+            waiting.add(
+                unit,
+                ("name", "", call.name),
+                ("id", call.call_id, "") if call.call_id else ("no id", "", call.name),
+            )
+        for quote in quoted:
+            waiting.add(unit, ("name", quote.agent, quote.name), ("name", _PERSON, quote.name))
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(places):
         members.setdefault(_last(joined, unit), []).append(index)
@@ -193,19 +184,6 @@ class Cut:
     excess: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What is known of units, by position.
-
-    ``superseded`` ones go before anything else. ``spare`` are the tokens that a unit can give up without leaving.
-    ``stands_at`` are the later positions that a unit's age is counted from, where that is not its own.
-    """
-
-    superseded: frozenset[int] = frozenset()
-    spare: Mapping[int, int] = field(default_factory=dict)
-    stands_at: Mapping[int, int] = field(default_factory=dict)
-
-
 def cut(
     parts: Sequence[Unit],
     tokens: Sequence[int],
@@ -214,7 +192,9 @@ def cut(
     human: int | None,
     last_turns: int,
     neighbours: bool = True,
-    worth: Worth | None = None,
+    superseded: Collection[int] = (),
+    spare: Mapping[int, int] | None = None,
+    stands_at: Mapping[int, int] | None = None,
     stay: Collection[int] = (),
 ) -> Cut:
     """What to leave out so that the rest holds at most ``target`` tokens.
@@ -229,8 +209,9 @@ def cut(
         tokens: tokens of each content.
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
         neighbours: whether human messages right beside it stay as well.
-        worth: what is known of single units; nothing where it is None.
-        stay: positions in ``parts`` that stay besides.
+        superseded: positions in ``parts`` that go before anything else; those in ``stay`` stay besides.
+        spare: the tokens that a unit can give up without leaving, by position.
+        stands_at: the later positions that a unit's age is counted from, where that is not its own.
 
     Returns:
         Fewer tokens than asked for are freed where only protected units are left.
@@ -238,7 +219,7 @@ def cut(
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
         return Cut()
-    worth = worth or Worth()
+    spare, stands_at = spare or {}, stands_at or {}
     sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
     stay = protected(parts, human, neighbours=neighbours).union(stay)
     people: dict[int, list[int]] = {}
@@ -246,41 +227,35 @@ def cut(
         if unit.kind == "human":
             people.setdefault(unit.turn, []).append(at)
     answers = Counter(unit.turn for unit in parts if unit.kind != "human")
+    first_recent = max(unit.turn for unit in parts) - last_turns + 1
+
+    def age(at: int) -> tuple[bool, bool, int, bool, int, int]:
+        stands = stands_at.get(at, at)
+        turn = parts[stands].turn
+        return (at not in superseded, turn >= first_recent, turn, parts[at].handed, stands, at)
+
     out: list[int] = []
-    for at in _leaving(parts, last_turns, worth):
-        unit = parts[at]
+    shortened: tuple[int, ...] = ()
+    for at in sorted((at for at, unit in enumerate(parts) if unit.kind != "human" and at not in stay), key=age):
         if excess <= 0:
             break
-        if at in stay:
-            continue
-        if at not in worth.superseded and excess <= worth.spare.get(at, 0):
-            return Cut(gone=_indices(parts, out), shortened=unit.indices, excess=excess)
+        unit = parts[at]
+        if at not in superseded and excess <= spare.get(at, 0):
+            shortened = unit.indices
+            break
         answers[unit.turn] -= 1
-        going = [at, *(() if answers[unit.turn] else (one for one in people.get(unit.turn, ()) if one not in stay))]
+        going = [at]
+        if not answers[unit.turn]:
+            going += [question for question in people.get(unit.turn, ()) if question not in stay]
         out += going
-        excess -= sum(sizes[one] for one in going)
+        excess -= sum(sizes[position] for position in going)
     final = next((unit.turn for unit in parts if human is not None and human in unit.indices), None)
-    for at in people.get(final, ()) if final is not None else ():
+    for at in people.get(final, ()) if final is not None and not shortened else ():
         if excess > 0 and at not in stay and at not in out:
             out.append(at)
             excess -= sizes[at]
-    return Cut(gone=_indices(parts, out))
-
-
-def _indices(parts: Sequence[Unit], positions: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(index for at in positions for index in parts[at].indices))
-
-
-def _leaving(parts: Sequence[Unit], last_turns: int, worth: Worth) -> list[int]:
-    """Positions of all but human messages, in the order in which they leave."""
-    first_recent = max(unit.turn for unit in parts) - last_turns + 1
-
-    def rank(at: int) -> tuple[bool, bool, int, bool, int, int]:
-        stands = worth.stands_at.get(at, at)
-        turn = parts[stands].turn
-        return (at not in worth.superseded, turn >= first_recent, turn, parts[at].handed, stands, at)
-
-    return sorted((at for at, unit in enumerate(parts) if unit.kind != "human"), key=rank)
+    gone = tuple(sorted(index for at in out for index in parts[at].indices))
+    return Cut(gone=gone, shortened=shortened, excess=excess if shortened else 0)
 
 
 def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[int]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from aether_context import PackPolicy, build_pack
-from aether_context.conversation import Conversation, identify, select_strategy, strategy_names, trim
+from aether_context.conversation import Conversation, identify, select_strategy, strategies_of, strategy_names
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Identity, PackInput, Request, Step
@@ -100,8 +100,9 @@ def cuts(contents: Sequence[Content], window: int, rounds: int) -> Iterator[Sequ
     for name in strategy_names():
         policy = policy_of(name, window)
         held = Conversation.of(contents, window=window, model=MODEL, anchors=identify(contents))
-        first = spent(lambda held=held, policy=policy: trim(held, policy.conversation))
-        again = median(rounds, lambda held=held, policy=policy: trim(held, policy.conversation))
+        (strategy,) = strategies_of(policy.conversation)
+        first = spent(lambda held=held, strategy=strategy: strategy.trim(held))
+        again = median(rounds, lambda held=held, strategy=strategy: strategy.trim(held))
         build_pack(source, policy, counter=counter, cache=cache)
         packed = median(rounds, lambda policy=policy: build_pack(source, policy, counter=counter, cache=cache))
         yield name, f"{first:.1f}", f"{again:.1f}", f"{packed:.1f}"
@@ -114,7 +115,8 @@ def main() -> None:
     given = parser.parse_args()
     contents = talk(given.messages)
     window = sum(Conversation.of(contents, window=1_000_000, model=MODEL).tokens)
-    trim(Conversation.of(talk(40), window=1_000), policy_of("epochs", 1_000).conversation)
+    (warm_up,) = strategies_of(policy_of("epochs", 1_000).conversation)
+    warm_up.trim(Conversation.of(talk(40), window=1_000))
     print(f"{len(contents):,} messages, {window:,} tokens\n")
     print("| strategy | first | strategy alone | pack |\n| --- | --- | --- | --- |")
     for row in cuts(contents, window, given.rounds):
