@@ -8,7 +8,8 @@ more stays, and the next such cut is still far away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from aether_context.canonical import short
@@ -21,20 +22,13 @@ from aether_context.conversation import (
     ranked,
     standing_anchors,
     strategies_of,
-    turns,
+    units,
 )
 from aether_context.conversation.quotes import requoted
-from aether_context.conversation.rewrites import (
-    LEAST_EXTRACT,
-    asked,
-    part_tokens,
-    reduced,
-    response_tokens,
-    shortened,
-)
+from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.conversation.strategies import Epochs
-from aether_context.conversation.turns import Unit
-from aether_context.pack import RECALLED, Allocation, Content, Outgoing, Reason, Stage, TruncationEvent
+from aether_context.conversation.turns import Unit, as_ranges, protected
+from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.policy import PackPolicy
@@ -79,13 +73,13 @@ def compact(draft: Draft) -> None:
         budget = replace(budget, low=min(budget.low, share))
     for strategy in strategies_of(settings):
         if not strategy.early:
-            _apply(draft, strategy.trim(_conversation(draft, budget, forced=forced)))
+            _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
     forced = forced and not draft.acts
     if not forced:
         low = budget.low + int(_NET_SHARE * (budget.ceiling - budget.low))
         budget = replace(budget, high=budget.ceiling, low=low)
     net = Epochs(settings=settings, name=NET)
-    _apply(draft, net.trim(_conversation(draft, budget, forced=forced)))
+    _apply(draft, net.trim(_as_sent(draft, budget, forced=forced)))
 
 
 def _apply(draft: Draft, result: Trimmed) -> None:
@@ -100,29 +94,40 @@ def _apply(draft: Draft, result: Trimmed) -> None:
         return
     gone = {items[removed.index].origin: removed.reason for removed in result.removed}
     made = {items[replaced.index].origin: replaced for replaced in result.replaced}
-    stands_for = {origin: replaced.reason for origin, replaced in made.items() if replaced.ceiling is None}
-    draft.reasons = {**draft.reasons, **gone, **stands_for}
-    draft.extracts = {
-        **draft.extracts,
-        **{
-            draft.key(items[replaced.index]): replaced.ceiling
-            for replaced in result.replaced
-            if replaced.ceiling is not None
-        },
-    }
-    draft.acts = draft.acts if result.act is None else (*draft.acts, result.act)
-    draft.events += _truncations(draft, result)
-    draft.items = tuple(
-        replace(
-            item,
-            content=(replaced := made[item.origin]).content,
-            outcome="placeholder" if replaced.ceiling is None else "extract",
-            tokens=draft.counter.content(replaced.content),
+    reasons = {origin: replaced.reason for origin, replaced in made.items() if replaced.ceiling is None}
+    draft.reasons = {**draft.reasons, **gone, **reasons}
+    changed: list[Outgoing] = []
+    extracts = dict(draft.extracts)
+    for item in items:
+        if (replaced := made.get(item.origin)) is not None:
+            outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
+            tokens = draft.counter.content(replaced.content)
+            item = replace(item, content=replaced.content, outcome=outcome, tokens=tokens)
+            if replaced.ceiling is not None:
+                extracts[draft.key(item)] = replaced.ceiling
+        changed.append(item)
+    draft.items, draft.extracts = tuple(changed), extracts
+    if result.act is not None:
+        draft.acts = (*draft.acts, result.act)
+        placeholders = [change for change in result.replaced if change.new and change.ceiling is None]
+        left: list[Removed | Replaced] = [change for change in result.removed if change.new]
+        left += [change for change in result.replaced if change.ceiling is not None]
+        stages: tuple[tuple[Stage, Sequence[Removed | Replaced]], ...] = (
+            ("replace", placeholders),
+            ("cut" if result.lasting else "hide", left),
         )
-        if item.origin in made
-        else item
-        for item in items
-    )
+        for stage, changes in stages:
+            if changes or (stage == "cut" and result.cuts):
+                event = TruncationEvent(
+                    layer="conversation",
+                    stage=stage,
+                    reason=changes[0].reason if changes else "window",
+                    item_ids=tuple(draft.content_id(items[change.index].origin) for change in changes),
+                    tokens_before=result.tokens_before,
+                    tokens_after=result.tokens_after,
+                    strategy=result.act.strategy,
+                )
+                draft.events = (*draft.events, event)
     if not result.cuts:
         draft.items = tuple(item for item in draft.items if item.origin not in gone)
         draft.hidden = draft.hidden.union(gone)
@@ -135,28 +140,20 @@ def _apply(draft: Draft, result: Trimmed) -> None:
     _take_out(draft, gone)
 
 
-def _truncations(draft: Draft, result: Trimmed) -> tuple[TruncationEvent, ...]:
-    """A strategy's decision as events: one for what it replaced now, one for what it removed or shortened."""
-    act = result.act
-    if act is None:
-        return ()
-    stood_for = [change for change in result.replaced if change.new and change.ceiling is None]
-    gone: list[Removed | Replaced] = [change for change in result.removed if change.new]
-    gone += [change for change in result.replaced if change.ceiling is not None]
-    made: list[tuple[Stage, Sequence[Removed | Replaced]]] = [("replace", stood_for)] if stood_for else []
-    if gone or result.cuts:
-        made.append(("cut" if result.lasting else "hide", gone))
-    return tuple(
-        TruncationEvent(
-            layer="conversation",
-            stage=stage,
-            reason=changes[0].reason if changes else "window",
-            item_ids=tuple(draft.content_id(draft.items[change.index].origin) for change in changes),
-            tokens_before=result.tokens_before,
-            tokens_after=result.tokens_after,
-            strategy=act.strategy,
-        )
-        for stage, changes in made
+def _conversation(draft: Draft, items: Sequence[Outgoing], tokens: Sequence[int], budget: Budget) -> Conversation:
+    """These contents as a conversation; its summary and what else came of earlier calls aside."""
+    request = draft.input.request
+    return Conversation(
+        contents=tuple(item.content for item in items),
+        raws=tuple(item.raw for item in items),
+        tokens=tuple(tokens),
+        human=next((at for at, item in enumerate(items) if item.origin == draft.human), None),
+        positions=tuple(request.positions[item.origin] for item in items),
+        budget=budget,
+        counter=draft.counter,
+        system=request.system,
+        tools=request.tools,
+        opens=draft.input.first_call,
     )
 
 
@@ -165,15 +162,14 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
 
     The tokens of packed messages are those of what is sent.
     """
-    source, counter, items = draft.input, draft.counter, draft.items
-    request, settings = source.request, draft.policy.conversation
-    contents = tuple(item.content if item.outcome == "extract" else item.raw for item in items)
-    packed = {item.origin: item.tokens for item in items if item.outcome == "payload"}
-    tokens = tuple(
-        packed.get(item.origin, count) for item, count in zip(items, counter.contents(contents), strict=True)
-    )
-    if request.human is not None and request.human not in packed:
-        tokens = tuple(count + draft.payload_tokens * (at == request.human) for at, count in enumerate(tokens))
+    source, counter, settings = draft.input, draft.counter, draft.policy.conversation
+    request = source.request
+    items = [item if item.outcome == "extract" else replace(item, content=item.raw) for item in draft.items]
+    counts = counter.contents([item.content for item in items])
+    tokens = [
+        item.tokens if item.outcome == "payload" else count + draft.payload_tokens * (item.origin == draft.human)
+        for item, count in zip(items, counts, strict=True)
+    ]
     declares = bool(request.tools or request.other_tools)
     fixed = counter.system(draft.system, declares=declares) + sum(counter.tools(request.tools)) + draft.unseen
     fixed += sum(counter.count_all(request.other_tools))
@@ -184,52 +180,33 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    return Conversation(
-        contents=contents,
-        tokens=tokens,
-        human=request.human,
-        positions=request.positions,
-        raws=tuple(item.raw for item in items),
-        budget=replace(budget, ceiling=max(0, budget.ceiling + draft.overcounted)),
-        counter=counter,
-        system=request.system,
-        tools=request.tools,
+    budget = replace(budget, ceiling=max(0, budget.ceiling + draft.overcounted))
+    return replace(
+        _conversation(draft, items, tokens, budget),
         anchors=ranked(source.anchors),
         state=source.epoch.strategies,
-        opens=source.first_call,
         forced=draft.by_hand,
         gated=draft.gated(fixed + sum(tokens), draft.input_budget + draft.overcounted),
     )
 
 
-def _conversation(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
+def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     """The conversation for late strategies, as it would be sent after a cut.
 
     The human message's tokens are counted elsewhere, and so is what earlier messages have beside their own words.
     """
-    source, human = draft.input, draft.human
     items = [_unpacked(draft, item) for item in draft.items]
-    contents = tuple(item.content for item in items)
-    positions = tuple(source.request.positions[item.origin] for item in items)
     spoken = draft.spoken(draft.items, draft.summary)
-    at = next((at for at, item in enumerate(items) if item.origin == human), None)
-    return Conversation(
-        contents=contents,
-        raws=tuple(item.raw for item in items),
-        tokens=tuple(0 if item.origin == human else item.tokens for item in items),
-        human=at,
-        human_tokens=0 if at is None else items[at].tokens,
-        positions=positions,
-        budget=budget,
-        counter=draft.counter,
-        system=source.request.system,
-        tools=source.request.tools,
-        anchors=ranked([*source.anchors, *standing_anchors(contents, positions, draft.policy.conversation.anchors)]),
+    made = _conversation(draft, items, [0 if item.origin == draft.human else item.tokens for item in items], budget)
+    standing = standing_anchors(made.contents, made.positions, draft.policy.conversation.anchors)
+    return replace(
+        made,
+        human_tokens=0 if made.human is None else items[made.human].tokens,
+        anchors=ranked([*draft.input.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
         summary_tokens=draft.summary_tokens(draft.summary),
         surplus=spoken - draft.spoken(items, draft.summary),
-        opens=source.first_call,
         forced=forced,
         gated=draft.gated(spoken + budget.fixed, budget.input),
         heavy=draft.past_byte_net(item.content for item in draft.items),
@@ -309,26 +286,27 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.budget is None:
         return
-    for act in (_shorten_responses, _shorten_parts, _leave_out_neighbours):
-        if _over(draft) <= 0:
-            return
-        act(draft, draft.budget)
-    over = _over(draft)
-    for ease in (_shorten_request, _leave_out_media, _leave_out_summary, _shorten_task):
+    for act in (
+        _shorten_responses,
+        _shorten_parts,
+        _leave_out_neighbours,
+        _shorten_request,
+        _leave_out_media,
+        _leave_out_summary,
+        _shorten_task,
+        _leave_out_handed,
+        _thin,
+    ):
+        over = _over(draft, draft.items)
         if over <= 0:
             return
-        over = ease(draft, over)
-    if over > 0:
-        over = _leave_out(draft, over, _handed)
-    if over > 0:
-        _thin(draft, over)
+        act(draft, over, draft.budget)
 
 
-def _over(draft: Draft, items: Sequence[Outgoing] | None = None) -> int:
-    """Tokens over the input budget, with these contents instead of the draft's where they are given."""
+def _over(draft: Draft, items: Sequence[Outgoing]) -> int:
+    """Tokens over the input budget with these contents."""
     assert draft.budget is not None
-    spoken = draft.spoken(draft.items if items is None else items, draft.summary)
-    return spoken + draft.budget.fixed - draft.budget.input
+    return draft.spoken(items, draft.summary) + draft.budget.fixed - draft.budget.input
 
 
 def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = False) -> None:
@@ -345,8 +323,9 @@ def _note(draft: Draft, before: int, origins: Iterable[int], *, cut: bool = Fals
     draft.events = (*draft.events, event)
 
 
-def _note_task(draft: Draft, before: int, after: int) -> None:
-    """Adds the event of an act on the human message."""
+def _note_task(draft: Draft, before: int, after: int, freed: int) -> None:
+    """Adds the event of an act on the human message, which frees tokens that are counted beside the conversation."""
+    assert draft.budget is not None
     event = TruncationEvent(
         layer="task",
         stage="emergency",
@@ -356,17 +335,16 @@ def _note_task(draft: Draft, before: int, after: int) -> None:
         tokens_after=after,
     )
     draft.events = (*draft.events, event)
+    draft.budget = replace(draft.budget, fixed=draft.budget.fixed - freed)
 
 
-def _shorten_responses(draft: Draft, budget: Budget) -> None:
+def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter = draft.items, draft.counter
-    if not items:
-        return
-    parts = turns.units([item.content for item in items])
-    last = max(parts, key=lambda unit: unit.indices[-1])
-    targets = [at for at in last.indices if response_tokens(items[at].content, counter)]
-    sizes = [tokens for at in targets for tokens in response_tokens(items[at].content, counter)]
+    last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
+    found = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
+    targets = [at for at, tokens in found.items() if tokens]
+    sizes = [size for tokens in found.values() for size in tokens]
     if not sizes:
         return
     beside = draft.spoken(items, draft.summary) - sum(sizes)
@@ -374,13 +352,13 @@ def _shorten_responses(draft: Draft, budget: Budget) -> None:
     room = (budget.high if enough else budget.input - budget.fixed) - beside
     ceiling = max(LEAST_EXTRACT, level(sizes, room))
     changed = _with_extracts(draft, targets, ceiling)
-    while ceiling > LEAST_EXTRACT and (over := draft.spoken(changed, draft.summary) - room - beside) > 0:
-        ceiling = max(LEAST_EXTRACT, ceiling - over)
+    while ceiling > LEAST_EXTRACT and (excess := draft.spoken(changed, draft.summary) - room - beside) > 0:
+        ceiling = max(LEAST_EXTRACT, ceiling - excess)
         changed = _with_extracts(draft, targets, ceiling)
     _shorten_to(draft, changed, ceiling)
 
 
-def _shorten_parts(draft: Draft, budget: Budget) -> None:
+def _shorten_parts(draft: Draft, over: int, budget: Budget) -> None:
     """Whatever is long becomes an extract: texts, arguments, code, media, whoever's they are.
 
     The request is measured with them, so that it gives way before what is shorter than it.
@@ -392,7 +370,7 @@ def _shorten_parts(draft: Draft, budget: Budget) -> None:
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
     every = [size for found in sizes.values() for size in found]
-    beside = draft.spoken(items, draft.summary) + budget.fixed - sum(every) - request
+    beside = budget.input + over - sum(every) - request
     ceiling = max(LEAST_EXTRACT, level([*every, request], budget.input - beside))
     changed: tuple[Outgoing, ...] = items
     made = ceiling
@@ -409,10 +387,9 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     """The contents, those at ``targets`` with parts of at most ``ceiling`` tokens each."""
     raws = [item.raw for item in draft.items]
     items = list(draft.items)
-    extracts = dict(draft.extracts)
     for at in targets:
         item = items[at]
-        most = min(ceiling, extracts.get(draft.key(item), ceiling))
+        most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
         query = asked(raws, at)
         if item.outcome == "placeholder":
             made = replace(item, content=shortened(item.content, most, query, draft.counter))
@@ -435,68 +412,61 @@ def _shorten_to(draft: Draft, changed: tuple[Outgoing, ...], ceiling: int) -> No
     _note(draft, before, [item.origin for item in touched])
 
 
-def _leave_out_neighbours(draft: Draft, budget: Budget) -> None:
+def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
     """Whatever strategies and anchors hold goes, then messages beside the request, the oldest first."""
-    raw = draft.raw_human
+    raw, items = draft.raw_human, draft.items
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
-    _leave_out(draft, _over(draft) - shrinks, _unasked)
-
-
-_Order = Callable[[Sequence[Unit], int | None], list[int]]
-"""The places of units that may go, the first to go first."""
-
-
-def _unasked(parts: Sequence[Unit], human: int | None) -> list[int]:
-    stay = turns.protected(parts, human, neighbours=False)
-    going = [at for at in range(len(parts)) if at not in stay]
-    return sorted(going, key=lambda at: (parts[at].kind == "human", at))
-
-
-def _handed(parts: Sequence[Unit], human: int | None) -> list[int]:
-    last = max(range(len(parts)), key=lambda at: parts[at].indices[-1], default=None)
-    return [at for at, unit in enumerate(parts) if at != last and (human is None or human not in unit.indices)]
-
-
-def _leave_out(draft: Draft, over: int, order: _Order) -> int:
-    """Leaves out units until ``over`` tokens are free; gives what is left of those."""
-    if over <= 0:
-        return over
-    items = draft.items
+    parts = units([item.content for item in items])
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    parts = turns.units([item.content for item in items])
+    stay = protected(parts, human, neighbours=False)
+    going = [at for at in range(len(parts)) if at not in stay]
+    going.sort(key=lambda at: (parts[at].kind == "human", at))
+    _leave_out(draft, over - shrinks, [parts[at] for at in going])
+
+
+def _leave_out_handed(draft: Draft, over: int, budget: Budget) -> None:
+    """What other agents handed over goes, the oldest first; all but the request and what comes last."""
+    items = draft.items
+    parts = units([item.content for item in items])
+    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+    asked_for = [unit for unit in parts if any(items[at].origin == draft.human for at in unit.indices)]
+    _leave_out(draft, over, [unit for unit in parts if unit is not last and unit not in asked_for])
+
+
+def _leave_out(draft: Draft, over: int, parts: Iterable[Unit]) -> None:
+    """Leaves out units, in this order, until ``over`` tokens are free."""
     gone: set[int] = set()
-    for at in order(parts, human):
+    for unit in parts:
         if over <= 0:
             break
-        gone.update(parts[at].indices)
-        over -= sum(items[index].tokens for index in parts[at].indices)
-    if gone:
-        _without(draft, gone)
-    return over
+        gone.update(unit.indices)
+        over -= sum(draft.items[at].tokens for at in unit.indices)
+    _without(draft, gone)
 
 
 def _without(draft: Draft, gone: Collection[int]) -> None:
     """Cuts the items at these places for good; earlier messages return to their own text with it."""
+    if not gone:
+        return
     before = draft.spoken(draft.items, draft.summary)
     origins = [item.origin for at, item in enumerate(draft.items) if at in gone]
     _take_out(draft, dict.fromkeys(origins, "window"))
     _note(draft, before, origins, cut=True)
 
 
-def _thin(draft: Draft, over: int) -> None:
+def _thin(draft: Draft, over: int, budget: Budget) -> None:
     """Of the exchange that the model has yet to read, the first call and the last ones, as many as have room.
 
     A call and its response go together, and contents of which nothing stays go whole. So do the first and the last
     parts of any other content that comes last.
     """
     items, counter = draft.items, draft.counter
-    parts = turns.units([item.content for item in items])
-    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+    last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
     if last is None:
         return
     indices = [index for index in last.indices if items[index].origin != draft.human and not items[index].members]
-    raws = [items[index].raw for index in indices]
-    fixed, groups = _groups(raws)
+    raws = [item.raw for item in items]
+    fixed, groups = _groups([raws[index] for index in indices])
     # A text before the calls is no call: kept alone, it would leave the contents that answer with no parts.
     first = next((group for group in groups if len(group) > 1), groups[0])
     others = [group for group in groups if group is not first]
@@ -507,33 +477,26 @@ def _thin(draft: Draft, over: int) -> None:
         made = []
         for number, index in enumerate(indices):
             item = items[index]
-            kept = turns.as_ranges({at for which, at in chosen if which == number})
+            kept = as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(draft.key(item))
-            found = reduced(item, ceiling, {item.raw.digest: kept}, asked([item.raw for item in items], index), counter)
+            found = reduced(item, ceiling, {item.raw.digest: kept}, asked(raws, index), counter)
             made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
         return made
 
-    low, high = 0, len(others)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(item.tokens for item in thinned(middle)) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    if low >= len(others):
+    # The most of the last groups that fit; more of them never take less.
+    fitting = bisect_right(
+        range(1, len(others) + 1), room, key=lambda count: sum(item.tokens for item in thinned(count))
+    )
+    if fitting >= len(others):
         return
-    made = thinned(low)
-    whole = list(items)
-    for index, item in zip(indices, made, strict=True):
-        whole[index] = item
+    made = thinned(fitting)
     before = draft.spoken(items, draft.summary)
-    draft.items = tuple(whole)
-    kept = {item.raw.digest: turns.as_ranges(at for _, at in item.members) for item in made if item.members}
+    whole = dict(zip(indices, made, strict=True))
+    draft.items = tuple(whole.get(at, item) for at, item in enumerate(items))
+    kept = {item.raw.digest: as_ranges(at for _, at in item.members) for item in made if item.members}
     draft.parts = {**draft.parts, **kept}
     _note(draft, before, [item.origin for item in made])
-    empty = [index for index, item in zip(indices, made, strict=True) if not item.members]
-    if empty:
-        _without(draft, empty)
+    _without(draft, [index for index, item in whole.items() if not item.members])
 
 
 def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]:
@@ -558,18 +521,16 @@ def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[li
     return fixed, groups or [[]]
 
 
-def _shorten_request(draft: Draft, over: int) -> int:
+def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
     """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store."""
     raw, counter = draft.raw_human, draft.counter
-    if raw is None:
-        return over
-    size, least = _request_tokens(draft), _least_request(raw, counter)
-    if size <= least:
-        return over
+    size = _request_tokens(draft)
+    if raw is None or size <= (least := _least_request(raw, counter)):
+        return
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
-    kept = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
-    note = f"[The middle of this message is left out{kept}]"
+    whole = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    note = f"[The middle of this message is left out{whole}]"
     room = max(least, size - over) - counter.count(note) - 4
     if raw.agent:
         text = f"{note}\n{_handed_within(raw, room, counter)}"
@@ -577,8 +538,7 @@ def _shorten_request(draft: Draft, over: int) -> int:
         text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter)}"
     made = counter.count(text)
     draft.request, draft.saved = text, {uri: raw.text} if records else {}
-    _note_task(draft, size, made)
-    return over - (size - made)
+    _note_task(draft, size, made, size - made)
 
 
 def _least_request(raw: Content, counter: PackCounter) -> int:
@@ -625,47 +585,44 @@ def _request_tokens(draft: Draft) -> int:
     return draft.counter.count(text or packed.after)
 
 
-def _leave_out_media(draft: Draft, over: int) -> int:
+def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
     """Media of the request go, the largest first, and what the request says names them."""
     raw, counter = draft.raw_human, draft.counter
     if raw is None:
-        return over
+        return
     kept = draft.parts.get(raw.digest, ((0, len(raw.parts)),))
     there = {at for start, stop in kept for at in range(start, stop)}
     sizes = {at: max(counter.media(part), counter.count(part.text)) for at, part in enumerate(raw.parts) if at in there}
-    loose = sorted((at for at in sizes if raw.parts[at].kind != "text"), key=lambda at: (-sizes[at], at))
+    loose = [at for at, size in sizes.items() if raw.parts[at].kind != "text" and size]
     gone: list[int] = []
-    before = over
-    for at in loose:
-        if over <= 0 or not sizes[at]:
+    freed = 0
+    for at in sorted(loose, key=lambda at: (-sizes[at], at)):
+        if freed >= over:
             break
         gone.append(at)
-        over -= sizes[at]
+        freed += sizes[at]
     if not gone:
-        return over
+        return
     names = ", ".join(f"{raw.parts[at].mime_type or 'a part'} of {sizes[at]} tokens" for at in sorted(gone)[:8])
     more = f" and {len(gone) - 8} more" if len(gone) > 8 else ""
     note = f"[Left out of this message: {names}{more}]"
     text = raw.text if draft.request is None else draft.request
-    over += counter.count(note) + 1
+    freed -= counter.count(note) + 1
     task = draft.measured["task"]
-    _note_task(draft, task, max(0, task - (before - over)))
+    _note_task(draft, task, max(0, task - freed), freed)
     draft.request = f"{text}\n{note}" if text else note
-    draft.parts = {**draft.parts, raw.digest: turns.as_ranges(there - set(gone))}
-    return over
+    draft.parts = {**draft.parts, raw.digest: as_ranges(there - set(gone))}
 
 
-def _leave_out_summary(draft: Draft, over: int) -> int:
+def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:
     """The summary of earlier cuts goes."""
-    if not draft.summary:
-        return over
-    before = draft.spoken(draft.items, draft.summary)
-    draft.summary, draft.summary_place = "", 0
-    _note(draft, before, ())
-    return over - (before - draft.spoken(draft.items, ""))
+    if draft.summary:
+        before = draft.spoken(draft.items, draft.summary)
+        draft.summary, draft.summary_place = "", 0
+        _note(draft, before, ())
 
 
-def _shorten_task(draft: Draft, over: int) -> int:
+def _shorten_task(draft: Draft, over: int, budget: Budget) -> None:
     """The plan's own text is cut down, where there is one."""
     raw, counter, measured = draft.raw_human, draft.counter, draft.measured["task"]
     size = _request_tokens(draft)
@@ -673,7 +630,6 @@ def _shorten_task(draft: Draft, over: int) -> int:
     media = sum(map(counter.media, raw.parts)) if raw is not None else 0
     task = measured - size - media
     if draft.keeps or task < 2 * LEAST_EXTRACT:
-        return over
+        return
     draft.task_ceiling = max(LEAST_EXTRACT, task - over)
-    _note_task(draft, measured, draft.task_ceiling + request)
-    return over - (task - draft.task_ceiling)
+    _note_task(draft, measured, draft.task_ceiling + request, task - draft.task_ceiling)
