@@ -146,11 +146,13 @@ def test_declarations_count_against_the_threshold() -> None:
     assert strategy(keep_last_messages=2).trim(declared).act is not None
 
 
-def test_the_output_reserve_is_16000_where_the_slack_allows_it() -> None:
-    contents = talk(4)
-    wide, narrow = (Conversation.of(contents, window=window) for window in (200_000, 16_000))
-    assert strategy()._room(wide) == int(0.8 * (200_000 - 16_000))
-    assert strategy()._room(narrow) == int(0.8 * (16_000 - 1_600))
+def test_the_output_reserve_is_16000_but_never_more_than_the_slack() -> None:
+    contents = [said("Please look into all of it.")]
+    contents += [said("the shop is open today " * 30, "model") for _ in range(30)]
+    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.95)
+    assert StablePrefixSettings().output_reserve_tokens == 16_000
+    assert trimmed(contents, window, keep_last_messages=2).act is not None
+    assert trimmed(contents, window, keep_last_messages=2, output_reserve_tokens=window // 50).act is None
 
 
 def test_the_last_ten_messages_of_the_model_stay_while_they_fit() -> None:

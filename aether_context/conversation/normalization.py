@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
@@ -44,7 +45,8 @@ def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), em
     stripped = [_stripped(content, tuple(strip_tags), empty) for content in contents]
     normal: list[Normal] = []
     asked: Sequence[Part] = ()
-    for group in _groups(stripped):
+    for _, members in groupby(range(len(stripped)), key=lambda at: _kind(stripped[at])):
+        group = tuple(members)
         pieces = [(at, place, part) for at in group for place, part in enumerate(stripped[at].parts)]
         if stripped[group[0]].responses:
             pieces = _answered_once(pieces, asked)
@@ -53,21 +55,8 @@ def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), em
         whole = stripped[group[0]]
         if len(group) > 1 or len(pieces) < len(whole.parts):
             whole = content_of_parts(whole.role, [part for _, _, part in pieces])
-        members = tuple((at, place) for at, place, _ in pieces)
-        normal.append(Normal(content=whole, sources=tuple(group), members=members))
+        normal.append(Normal(content=whole, sources=group, members=tuple((at, place) for at, place, _ in pieces)))
     return normal
-
-
-def _groups(contents: Sequence[Content]) -> Iterable[list[int]]:
-    """Runs of neighbours of one kind and role."""
-    group: list[int] = []
-    for at, content in enumerate(contents):
-        if group and _kind(content) != _kind(contents[at - 1]):
-            yield group
-            group = []
-        group.append(at)
-    if group:
-        yield group
 
 
 def _kind(content: Content) -> tuple[str, str]:
@@ -107,16 +96,13 @@ def _named(part: Part) -> tuple[str, str]:
 
 
 def _stripped(content: Content, tags: tuple[str, ...], empty: str) -> Content:
-    if not any(f"<{tag}>" in part.text for part in content.parts for tag in tags if part.kind == "text"):
-        return content
-    parts = [_without(part, tags, empty) if part.kind == "text" else part for part in content.parts]
-    changed = any(one is not other for one, other in zip(parts, content.parts, strict=True))
-    return content_of_parts(content.role, parts) if changed else content
-
-
-def _without(part: Part, tags: tuple[str, ...], empty: str) -> Part:
-    text = _without_elements(part.text, tags)
-    return part if text == part.text else part_of({"text": text if text.strip() else empty})
+    parts = list(content.parts)
+    for at, part in enumerate(parts):
+        if part.kind == "text" and any(f"<{tag}>" in part.text for tag in tags):
+            text = _without_elements(part.text, tags)
+            if text != part.text:
+                parts[at] = part_of({"text": text if text.strip() else empty})
+    return content if tuple(parts) == content.parts else content_of_parts(content.role, parts)
 
 
 def _without_elements(text: str, tags: tuple[str, ...]) -> str:

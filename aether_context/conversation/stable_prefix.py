@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -28,9 +28,6 @@ from aether_context.tokens.counters import SharedLRU
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
-
-_Blank: TypeAlias = Callable[[int], Content | None]
-"""What stands for a content, by index; None where it stays."""
 
 _LAST = "last_hash"
 _CALL_BYTES = 30
@@ -47,77 +44,52 @@ class StablePrefix:
     early: ClassVar[bool] = True
 
     def trim(self, conversation: Conversation) -> Trimmed:
-        settings = self.settings.stable_prefix
+        settings, budget, contents = self.settings.stable_prefix, conversation.budget, conversation.contents
+        counter, anchored = conversation.counter, conversation.anchored
         begin, note = _boundary(conversation)
-        blank = self._blanks(conversation)
-        held = _replacements(blank, range(begin), "threshold", new=False)
-        sizes = [estimate(content, settings) for content in conversation.contents]
-        for one in held:
-            sizes[one.index] = estimate(one.content, settings)
-        counts = list(conversation.tokens)
-        for one in held:
-            counts[one.index] = conversation.counter.content(one.content)
-        end = begin
-        if conversation.forced or (self._over(conversation, sum(sizes), sum(counts)) and not conversation.gated):
-            end = self._advance(conversation, begin, sizes, counts, blank)
-        reason: Reason = "by_hand" if conversation.forced else "threshold"
-        return decided(
-            conversation,
-            self.name,
-            replaced=(*held, *_replacements(blank, range(begin, end), reason, new=True)),
-            state=_state(conversation, end) if end != begin or note else None,
-            normalize=True,
-            note=note,
-        )
+        estimated, counted = sum(estimate(content, settings) for content in contents), sum(conversation.tokens)
+        replaced: list[Replaced] = []
 
-    def _over(self, conversation: Conversation, estimated: int, counted: int) -> bool:
-        """Whether more is replaced: by this strategy's own estimate of the messages, or by the pack's count of them.
+        def blank(at: int, reason: Reason, *, new: bool) -> None:
+            nonlocal estimated, counted
+            content = contents[at]
+            if at in anchored or not (content.responses or content.role == "model"):
+                return
+            made = placeholder(content, settings.placeholder)
+            if made.digest != content.digest:
+                estimated += estimate(made, settings) - estimate(content, settings)
+                counted += counter.content(made) - conversation.tokens[at]
+                replaced.append(Replaced(index=at, content=made, reason=reason, new=new))
 
-        The estimate takes numbers and ids for fewer tokens than they are; a cut would then take messages of users.
-        """
-        over = _with_safety(estimated, self.settings.stable_prefix) > self._room(conversation)
-        return over or counted > conversation.budget.ceiling
-
-    def _room(self, conversation: Conversation) -> int:
-        """Tokens of the messages above which more is replaced, in the strategy's own estimate."""
-        settings, budget = self.settings.stable_prefix, conversation.budget
+        # Tokens of the messages above which more is replaced, in this strategy's own estimate.
         reserve = min(settings.output_reserve_tokens, budget.slack)
         window = budget.window - bytes_to_tokens(len(conversation.system.encode()), settings) - reserve
-        return int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
+        room = int(settings.threshold * window) - estimate_tool_overhead(conversation.tools, settings)
 
-    def _advance(
-        self, conversation: Conversation, begin: int, sizes: Sequence[int], counts: Sequence[int], blank: _Blank
-    ) -> int:
-        """The new boundary: at the last messages to keep, or further where estimate or count asks for it."""
-        settings = self.settings.stable_prefix
-        estimated, counted = sum(sizes), sum(counts)
-        stop = _unread(conversation)
-        keep = min(_first_kept(conversation.contents, settings.keep_last_messages), stop)
+        def over() -> bool:
+            # The estimate takes numbers and ids for fewer tokens than they are; a cut would then take users' messages.
+            return math.ceil(estimated * settings.safety) > room or counted > budget.ceiling
+
+        for at in range(begin):
+            blank(at, "threshold", new=False)
         end = begin
-        while end < stop and (end < keep or self._over(conversation, estimated, counted)):
-            made = blank(end)
-            if made is not None:
-                estimated += estimate(made, settings) - sizes[end]
-                counted += conversation.counter.content(made) - counts[end]
-            end += 1
-        return end
-
-    def _blanks(self, conversation: Conversation) -> _Blank:
-        anchored, text = conversation.anchored, self.settings.stable_prefix.placeholder
-
-        def blank(at: int) -> Content | None:
-            content = conversation.contents[at]
-            if at in anchored or not (content.responses or content.role == "model"):
-                return None
-            made = placeholder(content, text)
-            return None if made.digest == content.digest else made
-
-        return blank
-
-
-def _replacements(blank: _Blank, indices: range, reason: Reason, *, new: bool) -> list[Replaced]:
-    made = ((at, blank(at)) for at in indices)
-    return [Replaced(index=at, content=content, reason=reason, new=new) for at, content in made if content is not None]
+        if conversation.forced or (over() and not conversation.gated):
+            parts = units(contents)
+            last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+            # What the model has yet to read is never replaced.
+            unread = 0 if last is None else last.indices[0] if last.kind == "exchange" else last.indices[-1]
+            replies = [at for at, content in enumerate(contents) if content.role == "model"]
+            older = len(replies) - settings.keep_last_messages
+            kept = 0 if older <= 0 else (*replies, len(contents))[older]
+            while end < unread and (end < kept or over()):
+                blank(end, "by_hand" if conversation.forced else "threshold", new=True)
+                end += 1
+        state: Mapping[str, JSON] | None = None
+        if end != begin or note:
+            state = (
+                {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.raws[end - 1].digest} if end else {}
+            )
+        return decided(conversation, self.name, replaced=replaced, state=state, normalize=True, note=note)
 
 
 def placeholder(content: Content, text: str) -> Content:
@@ -125,9 +97,8 @@ def placeholder(content: Content, text: str) -> Content:
     key = f"{text}\0{content.digest}"
     found = _BLANKED.get(key)
     if found is None:
-        parts = [_blank(part, text) for part in content.parts]
-        changed = any(one is not other for one, other in zip(parts, content.parts, strict=True))
-        found = content_of_parts(content.role, parts) if changed else content
+        parts = tuple(_blank(part, text) for part in content.parts)
+        found = content if parts == content.parts else content_of_parts(content.role, list(parts))
         _BLANKED.put(key, found)
     return found
 
@@ -147,7 +118,7 @@ def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings 
     """This strategy's own estimate of messages, on the safe side: bytes by 3.5, what each message and part adds, and 5%
     on top."""
     settings = settings or StablePrefixSettings()
-    return _with_safety(sum(estimate(content, settings) for content in contents), settings)
+    return math.ceil(sum(estimate(content, settings) for content in contents) * settings.safety)
 
 
 def estimate(content: Content, settings: StablePrefixSettings) -> int:
@@ -157,14 +128,10 @@ def estimate(content: Content, settings: StablePrefixSettings) -> int:
     found = _ESTIMATES.get(key)
     if found is None:
         found = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
-        if not _plain(content):
+        if len(content.parts) != 1 or content.parts[0].kind != "text":
             found += settings.part_tokens * len(content.parts)
         _ESTIMATES.put(key, found)
     return found
-
-
-def _plain(content: Content) -> bool:
-    return len(content.parts) == 1 and content.parts[0].kind == "text"
 
 
 def _part_tokens(part: Part, settings: StablePrefixSettings) -> int:
@@ -200,27 +167,6 @@ def _tool_bytes(wire: str) -> int:
     return len(said.encode("utf-8", "surrogatepass"))
 
 
-def _with_safety(tokens: int, settings: StablePrefixSettings) -> int:
-    return math.ceil(tokens * settings.safety)
-
-
-def _first_kept(contents: Sequence[Content], keep_last: int) -> int:
-    """The index of the first of the model's last messages, 0 where there are no more than those."""
-    said = [at for at, content in enumerate(contents) if content.role == "model"]
-    if len(said) <= keep_last:
-        return 0
-    return said[-keep_last] if keep_last else len(contents)
-
-
-def _unread(conversation: Conversation) -> int:
-    """The index from which nothing is replaced: what the model has yet to read."""
-    parts = units(conversation.contents)
-    if not parts:
-        return 0
-    last = max(parts, key=lambda unit: unit.indices[-1])
-    return last.indices[0] if last.kind == "exchange" else last.indices[-1]
-
-
 def _boundary(conversation: Conversation) -> tuple[int, str]:
     """The index of the boundary, found by the hash of the last content below it, and what was wrong with it.
 
@@ -240,9 +186,3 @@ def _boundary(conversation: Conversation) -> tuple[int, str]:
     if places:
         return min(places, key=lambda at: (abs(at - below), at)), "the boundary of the placeholders was found again"
     return 0, "the boundary of the placeholders is gone"
-
-
-def _state(conversation: Conversation, end: int) -> Mapping[str, JSON]:
-    if not end:
-        return {}
-    return {BOUNDARY: conversation.positions[end - 1] + 1, _LAST: conversation.raws[end - 1].digest}
