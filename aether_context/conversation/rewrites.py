@@ -31,18 +31,17 @@ def text_part(text: str) -> Part:
 def asked(contents: Sequence[Content], index: int) -> str:
     """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
     person's words before them, which stay for as long as it does."""
-    before = range(index - 1, -1, -1)
     agent = contents[index].agent
-    called = next((found for at in before if (found := _called(contents[at], agent))), "")
-    said = next((contents[at].text for at in before if is_human(contents[at])), "")
+    before = contents[index - 1 :: -1] if index else ()
+    calls = (
+        [quote.text for quote in content.quotes if quote.kind == "call" and quote.agent == agent]
+        if agent
+        else [part.text for part in content.calls]
+        for content in before
+    )
+    called = next((joined for texts in calls if (joined := " ".join(texts))), "")
+    said = next((content.text for content in before if is_human(content)), "")
     return f"{called}\n{said}"
-
-
-def _called(content: Content, agent: str) -> str:
-    """The arguments that a content calls with, those of another agent where one is given."""
-    if not agent:
-        return " ".join(part.text for part in content.calls)
-    return " ".join(one.text for one in content.quotes if one.kind == "call" and one.agent == agent)
 
 
 Parts: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
@@ -94,10 +93,14 @@ def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> C
         counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
     found = counter.remembered(key)
     if found is None:
-        if raw.agent:
-            parts = _quoted(raw, ceiling, query, counter)
-        else:
-            parts = [_shortened(part, ceiling, query, counter) for part in raw.parts]
+        parts = [
+            part if raw.agent and part.kind in ("text", "thought") else _shortened(part, ceiling, query, counter)
+            for part in raw.parts
+        ]
+        for quote in raw.quotes:
+            if counter.count(quote.text) > ceiling:
+                text = _text_within(quote.text, ceiling, query, counter)
+                parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], text))
         found = _like(raw, parts)
         counter.remember(key, found)
     return found
@@ -117,27 +120,11 @@ def response_tokens(content: Content, counter: PackCounter) -> list[int]:
 
 def part_tokens(content: Content, counter: PackCounter) -> list[int]:
     """Tokens of each part of a content that `shortened` can shorten, about."""
-    if content.agent:
-        # What a host does not quote, such as code, stands beside the quotes as it came.
-        others = [part for part in content.parts if part.kind not in ("text", "thought")]
-        return [*counter.count_all([quote.text for quote in content.quotes]), *_sizes(others, counter)]
-    return _sizes(content.parts, counter)
-
-
-def _sizes(parts: Sequence[Part], counter: PackCounter) -> list[int]:
+    # What a host does not quote, such as code, stands beside the quotes as it came.
+    parts = [part for part in content.parts if not content.agent or part.kind not in ("text", "thought")]
     texts = counter.count_all([part.text for part in parts])
-    return [max(said, counter.media(part)) for said, part in zip(texts, parts, strict=True)]
-
-
-def _quoted(raw: Content, ceiling: int, query: str, counter: PackCounter) -> list[Part]:
-    parts = list(raw.parts)
-    for quote in raw.quotes:
-        if counter.count(quote.text) > ceiling:
-            said = _text_within(quote.text, ceiling, query, counter)
-            parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], said))
-    return [
-        _shortened(part, ceiling, query, counter) if part.kind not in ("text", "thought") else part for part in parts
-    ]
+    quoted = counter.count_all([quote.text for quote in content.quotes])
+    return [*quoted, *(max(size, counter.media(part)) for size, part in zip(texts, parts, strict=True))]
 
 
 def _shortened(part: Part, ceiling: int, query: str, counter: PackCounter) -> Part:
@@ -148,15 +135,14 @@ def _shortened(part: Part, ceiling: int, query: str, counter: PackCounter) -> Pa
         return _with_text(part, _text_within(part.text, ceiling, query, counter))
     wire: dict[str, Any] = json.loads(part.wire)
     if part.kind == "response":
-        held = wire["function_response"]
-        tokens, size = media, part.size_bytes
+        answer = wire["function_response"]
         if large:
-            held["response"] = _extracted(held.get("response"), ceiling, query, counter)
-        if tokens > ceiling:
-            held.pop("parts", None)
-            tokens, size = 0, 0
-        text = canonical_json(held["response"]) if large else part.text
-        return replace(part, text=text, wire=canonical_json(wire), media_tokens=tokens, size_bytes=size)
+            answer["response"] = _extracted(answer.get("response"), ceiling, query, counter)
+            part = replace(part, text=canonical_json(answer["response"]))
+        if media > ceiling:
+            answer.pop("parts", None)
+            part = replace(part, media_tokens=0, size_bytes=0)
+        return replace(part, wire=canonical_json(wire))
     if part.kind == "call":
         wire["function_call"]["args"] = clipped(wire["function_call"].get("args") or {}, ceiling, counter)
         return part_of(wire)

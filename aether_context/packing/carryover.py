@@ -94,43 +94,40 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     }
 
 
+_MARKS: Mapping[str, EpochReason] = {
+    "step": "step_changed",
+    "role": "role_changed",
+    "acceptance": "acceptance_changed",
+    "system": "system_changed",
+    "tools": "tools_changed",
+}
+
+
 def _changed(source: PackInput, marks: Mapping[str, str]) -> EpochReason | None:
     epoch = source.epoch
     if epoch.number == 0:
         return "first_call"
     if source.rewritten:
         return "history_rewritten"
-    order: tuple[tuple[str, EpochReason], ...] = (
-        ("step", "step_changed"),
-        ("role", "role_changed"),
-        ("acceptance", "acceptance_changed"),
-        ("system", "system_changed"),
-        ("tools", "tools_changed"),
-    )
-    return next((reason for mark, reason in order if marks[mark] != epoch.marks.get(mark, "")), None)
+    return next((reason for mark, reason in _MARKS.items() if marks[mark] != epoch.marks.get(mark, "")), None)
 
 
 def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
     torn = _torn(request.contents, epoch.parts)
-    made: dict[int, Outgoing] = {}
+    items = []
     for index, raw in enumerate(request.contents):
+        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
         parts = epoch.parts if index not in torn else {}
         if index in texts:
             content, members = packed_message(raw, index, texts[index], epoch.parts)
-            made[index] = replace(_verbatim(raw, index, 0), content=content, outcome="payload", members=members)
+            item = replace(item, content=content, outcome="payload", members=members)
         elif draft.keys[index] in epoch.extracts or raw.digest in parts:
             question, ceiling = asked(request.contents, index), epoch.extracts.get(draft.keys[index])
-            made[index] = reduced(_verbatim(raw, index, 0), ceiling, parts, question, counter)
-    sent = [made[index].content if index in made else raw for index, raw in enumerate(request.contents)]
-    return tuple(
-        replace(made[index], tokens=tokens) if index in made else _verbatim(request.contents[index], index, tokens)
-        for index, tokens in enumerate(counter.contents(sent))
-    )
-
-
-def _verbatim(raw: Content, index: int, tokens: int) -> Outgoing:
-    return Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=tokens)
+            item = reduced(item, ceiling, parts, question, counter)
+        items.append(item)
+    counts = counter.contents([item.content for item in items])
+    return tuple(replace(item, tokens=tokens) for item, tokens in zip(items, counts, strict=True))
 
 
 def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
