@@ -9,7 +9,6 @@ A policy names one or several; each also works alone, on plain contents.
 
 from aether_context.conversation.anchors import (
     AnchorDefinition,
-    hold,
     identify,
     ranked,
     register_anchor,
@@ -53,7 +52,6 @@ __all__ = [
     "Strategy",
     "Trimmed",
     "decided",
-    "hold",
     "identify",
     "normalize",
     "ranked",

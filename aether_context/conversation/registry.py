@@ -139,18 +139,10 @@ _TALK_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a conversation looks like.
-
-    ``tokens`` are those of all contents, ``tool_tokens`` those of calls and responses among them, ``largest_turn``
-    those of its largest turn.
-    """
+    """What a conversation looks like, and how many turns it has."""
 
     kind: ShapeKind
-    contents: int
     turns: int
-    tokens: int
-    tool_tokens: int
-    largest_turn: int
 
 
 def shape_of(conversation: Conversation) -> Shape:
@@ -172,14 +164,7 @@ def shape_of(conversation: Conversation) -> Shape:
         kind = "loop"
     elif tools < (1 - _TALK_SHARE) * total:
         kind = "dialogue"
-    return Shape(
-        kind=kind,
-        contents=len(contents),
-        turns=len(turns),
-        tokens=total,
-        tool_tokens=tools,
-        largest_turn=max(turns.values()),
-    )
+    return Shape(kind=kind, turns=len(turns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import ClassVar
 from aether_context.conversation.anchors import hold
 from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, response_tokens, shortened
 from aether_context.conversation.strategy import (
-    Budget,
     Conversation,
     Removed,
     Replaced,
@@ -138,6 +137,21 @@ def cut_to(
     return result if 2 * result.freed_tokens >= asked_for else decided(conversation, strategy)
 
 
+def _fitting(
+    conversation: Conversation, parts: Sequence[Unit], order: Iterable[int], room: int, stay: Collection[int] = ()
+) -> frozenset[int]:
+    """Places that ``stay``, and those in this order while all of them fit."""
+    taken = set(stay)
+    room -= sum(conversation.tokens[index] for at in taken for index in parts[at].indices)
+    for at in order:
+        if at not in taken:
+            room -= sum(conversation.tokens[index] for index in parts[at].indices)
+            if room < 0:
+                break
+            taken.add(at)
+    return frozenset(taken)
+
+
 def _summary_share(settings: ConversationSettings) -> float:
     return settings.summary_share if settings.summary != "off" else 0.0
 
@@ -193,38 +207,22 @@ class HeadsTails:
         budget = conversation.budget
         if not conversation.passes(budget.high):
             return decided(conversation, self.name)
-        parts = units(conversation.contents)
+        parts, settings = units(conversation.contents), self.settings.heads_tails
+        # The head comes first, since its loss is for good. Both may take all that fits; the summary gets what is left.
+        head = range(min(settings.head, len(parts)))
+        tail = range(len(parts) - 1, max(len(parts) - settings.tail, 0) - 1, -1)
         return cut_to(
             conversation,
             self.name,
             parts,
             anchors=conversation.anchors,
-            stay=self._frozen(conversation, parts),
+            stay=_fitting(conversation, parts, (*head, *tail), budget.ceiling, protected(parts, conversation.human)),
             target=budget.low,
             summary_share=_summary_share(self.settings),
             last_turns=self.settings.last_turns,
             reason=conversation.reason(budget.high, "middle"),
             behind_head=True,
         )
-
-    def _frozen(self, conversation: Conversation, parts: Sequence[Unit]) -> frozenset[int]:
-        """The places of head and tail, from both ends towards the middle while they have room.
-
-        The head comes first, since its loss is for good. Both may take all that fits; the summary gets what they leave.
-        """
-        settings, budget = self.settings.heads_tails, conversation.budget
-        sizes = [sum(conversation.tokens[index] for index in unit.indices) for unit in parts]
-        taken = set(protected(parts, conversation.human))
-        used = sum(sizes[at] for at in taken)
-        head = range(min(settings.head, len(parts)))
-        tail = range(len(parts) - 1, max(len(parts) - settings.tail, 0) - 1, -1)
-        for at in (*head, *tail):
-            cost = sizes[at] if at not in taken else 0
-            if used + cost > budget.ceiling:
-                break
-            taken.add(at)
-            used += cost
-        return frozenset(taken)
 
 
 # Whole turns are left out from the oldest until the request is under a ceiling; nothing is kept of that anywhere.
@@ -249,13 +247,16 @@ class SlidingTurns:
         if not tokens or last < 0:
             return decided(conversation, self.name)
         ceiling = min(tokens, conversation.budget.input)
-        gone = beyond(conversation, ceiling, last)
-        earlier = _earlier(conversation, ceiling, last) if gone and conversation.opens else gone
+        gone = earlier = _beyond(conversation, ceiling, last)
+        if gone and conversation.opens:
+            # What was beyond the ceiling when the human message before was answered.
+            before = (at for at in range(last - 1, -1, -1) if is_human(conversation.contents[at]))
+            earlier = _beyond(conversation, ceiling, next(before, 0))
         removed = [Removed(index=at, reason="turn_budget", new=at not in earlier) for at in sorted(gone)]
         return decided(conversation, self.name, removed=removed, lasting=False)
 
 
-def beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[int]:
+def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[int]:
     """The indices of the oldest whole turns that have to go so that the request up to a content is under the ceiling.
 
     Turns with an anchor stay.
@@ -280,12 +281,6 @@ def beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[in
     return gone
 
 
-def _earlier(conversation: Conversation, ceiling: int, last: int) -> Collection[int]:
-    """What was beyond the ceiling when the human message before was answered."""
-    before = (at for at in range(last - 1, -1, -1) if is_human(conversation.contents[at]))
-    return beyond(conversation, ceiling, next(before, 0))
-
-
 # Older messages become a running summary, made of the conversation's own lines and bounded.
 
 
@@ -299,37 +294,23 @@ class Summarize:
 
     def trim(self, conversation: Conversation) -> Trimmed:
         settings, budget = self.settings.summarize, conversation.budget
-        if not conversation.passes(mark(budget, settings.trigger)):
+        if not conversation.passes(budget.mark(settings.trigger)):
             return decided(conversation, self.name)
         parts = units(conversation.contents)
-        target = mark(budget, settings.target)
+        target = budget.mark(settings.target)
+        latest = range(len(parts) - 1, max(-1, len(parts) - 1 - settings.keep_last), -1)
         return cut_to(
             conversation,
             self.name,
             parts,
             anchors=conversation.anchors,
-            stay=self._latest(conversation, parts, target),
+            stay=_fitting(conversation, parts, latest, target),
             target=min(target, budget.low) if conversation.forced else target,
             summary_share=_SUMMARY_SHARE,
             last_turns=1,
-            reason=conversation.reason(mark(budget, settings.trigger), "high_water"),
+            reason=conversation.reason(budget.mark(settings.trigger), "high_water"),
             behind_head=True,
         )
-
-    def _latest(self, conversation: Conversation, parts: Sequence[Unit], room: int) -> frozenset[int]:
-        """The latest units that stay, while they fit."""
-        stay: set[int] = set()
-        for at in range(len(parts) - 1, max(-1, len(parts) - 1 - self.settings.summarize.keep_last), -1):
-            room -= sum(conversation.tokens[index] for index in parts[at].indices)
-            if room < 0:
-                break
-            stay.add(at)
-        return frozenset(stay)
-
-
-def mark(budget: Budget, share: float) -> int:
-    """A share of the input budget as tokens of the conversation, at least that share of what there is for it."""
-    return max(int(share * budget.input) - budget.fixed, int(share * budget.ceiling))
 
 
 # Nothing is left out: contents are normalized and recorded, and the window is all that limits them.

@@ -66,6 +66,10 @@ class Budget:
         """The input budget ``B = W - S``."""
         return self.window - self.slack
 
+    def mark(self, share: float) -> int:
+        """A share of the input budget as tokens of the conversation, at least that share of what there is for it."""
+        return max(int(share * self.input) - self.fixed, int(share * self.ceiling))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:

@@ -12,7 +12,6 @@ from itertools import chain
 
 from aether_context.canonical import fold
 from aether_context.conversation import Budget, strategies_of
-from aether_context.conversation.strategies import mark
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
@@ -294,4 +293,4 @@ def _quiet(policy: PackPolicy, budget: Budget) -> int:
     settings = policy.conversation
     if "summarize" not in settings.strategy:
         return budget.high
-    return min(budget.high, mark(budget, settings.summarize.trigger))
+    return min(budget.high, budget.mark(settings.summarize.trigger))

@@ -15,6 +15,15 @@ from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, P
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, occurrence_keys
 
+_REASONS: Mapping[str, EpochReason] = {
+    "step": "step_changed",
+    "role": "role_changed",
+    "acceptance": "acceptance_changed",
+    "system": "system_changed",
+    "tools": "tools_changed",
+}
+"""Why a new epoch begins where one of these marks is another than the epoch's, in this order."""
+
 
 def carry(draft: Draft) -> None:
     """Applies what the epoch has decided: the contents in the form in which they would be sent."""
@@ -23,15 +32,20 @@ def carry(draft: Draft) -> None:
     explains = draft.policy.payload.contract == "system" and request.system_is_text and not source.passthrough_reason
     standing = epoch.contract and explains
     marks = _marks(draft, _system(request.system, standing))
-    draft.changed = _changed(source, marks)
+    if not epoch.number:
+        draft.changed = "first_call"
+    elif source.rewritten:
+        draft.changed = "history_rewritten"
+    else:
+        differs = (reason for mark, reason in _REASONS.items() if marks[mark] != epoch.marks.get(mark, ""))
+        draft.changed = next(differs, None)
     new_step = draft.changed in ("first_call", "step_changed", "role_changed", "acceptance_changed")
     draft.keeps = not draft.at_cut and not source.first_call and not new_step
     # The system instruction explains the pack from now on where there is a plan, and no prefix to keep. Elsewhere a
     # payload explains itself, in as many words as its sections need.
+    new_head = any(marks[mark] != epoch.marks.get(mark, "") for mark in ("system", "tools"))
+    breaks = not epoch.number or source.rewritten or new_head
     may_begin = explains and not draft.keeps and source.validity != "unplanned"
-    breaks = (
-        not epoch.number or source.rewritten or any(marks[at] != epoch.marks.get(at, "") for at in ("system", "tools"))
-    )
     draft.contract = standing or (may_begin and breaks)
     draft.system = _system(request.system, draft.contract)
     draft.epoch_marks = {**marks, "system": short(hash_text(draft.system))}
@@ -92,24 +106,6 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
         "role": short(hash_text(step.role)) if planned else "",
         "acceptance": short(hash_text(payload.checklist(step))) if planned else "",
     }
-
-
-_MARKS: Mapping[str, EpochReason] = {
-    "step": "step_changed",
-    "role": "role_changed",
-    "acceptance": "acceptance_changed",
-    "system": "system_changed",
-    "tools": "tools_changed",
-}
-
-
-def _changed(source: PackInput, marks: Mapping[str, str]) -> EpochReason | None:
-    epoch = source.epoch
-    if epoch.number == 0:
-        return "first_call"
-    if source.rewritten:
-        return "history_rewritten"
-    return next((reason for mark, reason in _MARKS.items() if marks[mark] != epoch.marks.get(mark, "")), None)
 
 
 def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:

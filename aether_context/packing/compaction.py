@@ -243,16 +243,16 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
         fixed: tokens of all other layers as they are sent.
     """
     room = allocation.budget
-    ceiling = max(allocation.layers["conversation"].final, room - fixed)
-    settings = policy.conversation
-    return Budget(
+    budget = Budget(
         window=room + allocation.slack,
         slack=allocation.slack,
         fixed=fixed,
-        ceiling=ceiling,
-        high=max(int(settings.compact_at * room) - fixed, int(settings.compact_at * ceiling)),
-        low=max(int(settings.compact_to * room) - fixed, int(settings.compact_to * ceiling)),
+        ceiling=max(allocation.layers["conversation"].final, room - fixed),
+        high=0,
+        low=0,
     )
+    settings = policy.conversation
+    return replace(budget, high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
 
 
 def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:
