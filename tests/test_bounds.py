@@ -25,8 +25,7 @@ from aether_context.conversation.normalization import normalize
 from aether_context.conversation.rewrites import packed_message, text_part
 from aether_context.pack import Content
 from aether_context.tokens import counter_for
-from aether_context.tokens.counters import RemoteCounter
-from aether_context.tokens.families import EstimateCounter
+from aether_context.tokens.counters import EstimateCounter, RemoteCounter
 
 
 def memories_of(chat: Chat) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,14 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.models.registry import LLMRegistry
 from google.genai import types
 from pydantic import Field
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import METADATA
-from aether_context.adk.models.texts import Cost, ask, check_model
-from aether_context.adk.session.epochs import storable
-from aether_context.canonical import JSON, canonical_json
+from aether_context.adk.models.texts import AuxiliaryModel, Cost
+from aether_context.canonical import JSON
 from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
 from aether_context.policy import AcceptanceSettings
 from aether_context.state.acceptance import Judgement, Verdict, examine
@@ -75,12 +71,11 @@ class Reviewer:
     ) -> None:
         self._checks = tuple(checks)
         self._timeout_seconds = timeout_seconds
-        self._models: dict[str, BaseLlm] = {critic.model: critic} if critic is not None else {}
+        self._critic = AuxiliaryModel(critic, field="acceptance.critic", argument="critic")
 
     def check(self, settings: AcceptanceSettings) -> None:
         """Raises PolicyError where ADK knows no model of the Critic's name."""
-        if settings.critic and settings.critic not in self._models:
-            check_model(settings.critic, "acceptance.critic", "critic")
+        self._critic.check(settings.critic)
 
     async def review(
         self, pack: Pack, response: LlmResponse, settings: AcceptanceSettings, evidence: Sequence[Candidate] = ()
@@ -144,24 +139,14 @@ class Reviewer:
             "acceptance": [{"id": item.id, "text": item.text} for item in step.acceptance],
             "answer": answer[:_MOST_ANSWER],
         }
-        request = LlmRequest(
-            model=critic,
-            contents=[types.Content(role="user", parts=[types.Part(text=storable(canonical_json(question)))])],
-            config=types.GenerateContentConfig(
-                system_instruction=_INSTRUCTION, temperature=0.0, response_mime_type="application/json"
-            ),
-        )
         try:
-            if critic not in self._models:
-                self._models[critic] = LLMRegistry.new_llm(critic)
-            text = await ask(self._models[critic], request, cost)
-            entries = json.loads(text[text.find("{") : text.rfind("}") + 1]).get("items")
+            entries = await self._critic.ask(critic, _INSTRUCTION, question, "items", cost)
         except Exception as error:
             problems.append(f"critic: {type(error).__name__}")
             return
         found: dict[str, Judgement] = {}
-        for entry in entries if isinstance(entries, list) else ():
-            name, passed = (entry.get("id"), entry.get("passed")) if isinstance(entry, dict) else (None, None)
+        for entry in entries:
+            name, passed = entry.get("id"), entry.get("passed")
             if isinstance(name, str) and name in {item.id for item in step.acceptance} and isinstance(passed, bool):
                 reason = str(entry.get("reason") or "").strip() or ("" if passed else "the Critic found it not met")
                 found[name] = Judgement(passed=passed, by="critic", reason=reason)

@@ -452,7 +452,7 @@ class RequestPacker:
         review = await self._reviewed(last, response) if last is not None else None
         if last is not None:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
-                self._meters.reported(last.pack, last.counter, usage.input_tokens, last.policy.usage)
+                self._meters.reported(last.pack, last.counter, usage.input_tokens)
             # Where the model began to read: the last event that it did not.
             model = last.pack.source.request.model
             unread = last_unread(last.pack, context.session.events, lambda one: self._gatherer.read(one, model))

@@ -29,6 +29,7 @@ from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import frame_of
+from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.framing import framing_of
 from aether_context.usage import CallUsage, LedgerReport, Pressure, TokenLedger
 from aether_context.usage.calibration import ANCHOR, RATIO, TokenRatio, UsageAnchor, calibration, report
@@ -451,15 +452,13 @@ class Meters:
     def __init__(self, store: PackStore, write: Callable[[Identity, str, JSON], None]) -> None:
         self._store = store
         self._write = write
-        self._meters: LRUCache[AgentKey, _Meter] = LRUCache(2_048)
-        self._ratios: LRUCache[_Owner, TokenRatio] = LRUCache(4_096)
-        self._written: dict[_Owner, TokenRatio] = {}
-        self._lock = threading.Lock()
+        self._meters: SharedLRU[AgentKey, _Meter] = SharedLRU(2_048)
+        self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
     async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
         """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
         owner = _owner(source, counter)
-        if owner in self._ratios:
+        if self._ratios.get(owner) is not None:
             return
         found = [valid(RATIO, _ratios(state).get(owner.by))]
         try:
@@ -468,24 +467,21 @@ class Meters:
         except (AetherContextError, TimeoutError):
             pass
         known = (ratio for ratio in found if ratio is not None)
-        best = max(known, key=lambda ratio: ratio.samples, default=TokenRatio())
-        with self._lock:
-            self._ratios[owner] = best
+        self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
     def calibration(
         self, source: PackInput, counter: str, settings: UsageSettings, events: list[Event]
     ) -> Calibration | None:
         """What this request is estimated by, after what the session's events say of the last one."""
+        if not settings.anchor:
+            return None
         identity, owner = source.identity, _owner(source, counter)
         known = self._meters.get(agent_key(identity))
         # As its events have it; as it is remembered where they have none.
         meter = _meter_of(events, identity, latest=known is not None) or known or _Meter()
         if meter is not known:
-            with self._lock:
-                self._meters[agent_key(identity)] = meter
-        if not settings.anchor:
-            return None
-        anchor, ratio = meter.anchor, self._ratios.get(owner, TokenRatio())
+            self._meters.put(agent_key(identity), meter)
+        anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
         if meter.invocation != identity.invocation:
             beyond = anchor.beyond if anchor is not None else 0
             meter.invocation = identity.invocation
@@ -493,26 +489,24 @@ class Meters:
         here = meter.reported_in == identity.invocation
         return calibration(anchor, ratio, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
 
-    def reported(self, pack: Pack, counter: str, tokens: int, settings: UsageSettings) -> None:
+    def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
         identity, owner = pack.identity, _owner(pack.source, counter)
         meter = self._meters.get(agent_key(identity))
         if meter is None or tokens > 2 * pack.source.window:
             return
-        ratio = self._ratios.get(owner, TokenRatio())
-        with self._lock:
-            meter.anchor, learned = report(
-                meter.anchor,
-                ratio,
-                model=owner.by,
-                epoch=pack.epoch.number,
-                counted=pack.counted_tokens,
-                reported=tokens,
-                learns=settings.anchor,
-            )
-            meter.reported_in = identity.invocation
-            if learned is not ratio:
-                self._ratios[owner] = learned
+        ratio = self._ratios.get(owner) or TokenRatio()
+        meter.anchor, learned = report(
+            meter.anchor,
+            ratio,
+            model=owner.by,
+            epoch=pack.epoch.number,
+            counted=pack.counted_tokens,
+            reported=tokens,
+        )
+        meter.reported_in = identity.invocation
+        if learned is not ratio:
+            self._ratios.put(owner, learned)
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
@@ -531,10 +525,10 @@ class Meters:
             return
         ratios = _ratios(state)
         if ratio.moved(valid(RATIO, ratios.get(owner.by))):
-            state[_STATE_KEY] = {**ratios, owner.by: RATIO.dump_python(ratio)}
-        if store and ratio.moved(self._written.get(owner)):
-            self._written[owner] = ratio
-            self._write(source.identity, owner.by, RATIO.dump_python(ratio))
+            recorded = RATIO.dump_python(ratio)
+            state[_STATE_KEY] = {**ratios, owner.by: recorded}
+            if store:
+                self._write(source.identity, owner.by, recorded)
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:

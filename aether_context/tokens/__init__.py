@@ -1,8 +1,7 @@
 """Token counts: the built-in estimate, counters by tokenizers and by providers, and what providers add to a text."""
 
 from aether_context.tokens.choice import Counters, Offer, Pick, counter_for, register
-from aether_context.tokens.counters import CachedCounter, TokenCounter
-from aether_context.tokens.families import EstimateCounter, family_of
+from aether_context.tokens.counters import CachedCounter, EstimateCounter, TokenCounter, family_of
 from aether_context.tokens.framing import Framing, framing_of
 from aether_context.tokens.media import media_tokens
 

@@ -82,13 +82,9 @@ class PackCounter:
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """The same for many contents; those that are not known are counted at once."""
-        return self._pieces(
-            [
-                (short(content.digest, 16), sum(part.media_tokens for part in content.parts), content)
-                for content in contents
-            ],
-            self._written,
-        )
+        media = (sum(part.media_tokens for part in content.parts) for content in contents)
+        pieces = [(short(content.digest, 16), tokens, content) for content, tokens in zip(contents, media, strict=True)]
+        return self._pieces(pieces, self._written)
 
     def tool(self, tool: Tool) -> int:
         """Tokens of a declaration as the provider writes it out."""

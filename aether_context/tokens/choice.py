@@ -1,9 +1,5 @@
 """Which counter counts for a model: those on offer, the order in which they are tried, and what one that fails leaves.
 
-    counters = Counters(PackPolicy.load("my.toml").tokens, clock=time.monotonic)
-    pick = counters.pick("gemini-2.5-flash")
-    pick.counter.count("Hello")
-
 Counters register by name from where they may live: those that need google-genai in `aether_context.adk.models.gemini`.
 """
 
@@ -24,9 +20,10 @@ from aether_context.tokens.counters import (
     TokenizerCounter,
     anthropic_counter,
     encoding_name,
+    estimate_for,
+    family_of,
     file_counter,
 )
-from aether_context.tokens.families import estimate_for, family_of
 from aether_context.tokens.framing import through_litellm
 from aether_context.tokens.model_limits import bare_model_name
 
@@ -213,7 +210,7 @@ def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
         raise TokenCountingError("tiktoken", f"{name} could not be downloaded: {error}") from error
     counter = TokenizerCounter(
         f"tiktoken/{name}",
-        lambda texts: [len(tokens) for tokens in encoding.encode_ordinary_batch(list(texts))],
+        lambda texts: [len(tokens) for tokens in encoding.encode_ordinary_batch(texts)],
         accuracy="exact" if _is_openai(model) else "heuristic",
     )
     return CachedCounter(counter)

@@ -1,4 +1,4 @@
-"""What counts tokens: the port, and counters by a model's own vocabulary or by its provider."""
+"""What counts tokens: the port, and counters by estimate, by a model's own vocabulary or by its provider."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-_LONGEST_KEY = 1_024
-"""Characters."""
 
 
 class TokenCounter(Protocol):
@@ -72,7 +69,7 @@ class SharedLRU(Generic[_Key, _Value]):
 
 def _key(text: str) -> str | bytes:
     """What the count of a text is remembered by: a hash of a long one, so that memory stays bounded."""
-    if len(text) <= _LONGEST_KEY:
+    if len(text) <= 1_024:
         return text
     return digest_of(text)
 
@@ -114,10 +111,88 @@ class CachedCounter:
         return [counts[text] for text in texts]
 
 
-# Counters by a model's own vocabulary, read from a file.
+# The built-in estimate, by family of models.
 
-Lengths: TypeAlias = Callable[[Sequence[str]], list[int]]
-"""The number of tokens of each text. The texts hold no lone surrogates."""
+
+class EstimateCounter:
+    """Counts by the named tables; with several, by the highest cost and the fewest known words among them.
+
+    Args:
+        family: the name of the family that it counts for, as `family_of` returns it.
+        tables: names of the tables beside this module, one or more.
+        accuracy: how close the counts are.
+        percent: scales the count: 110 counts a tenth more than the tables say.
+    """
+
+    def __init__(self, family: str, tables: tuple[str, ...], *, accuracy: Accuracy, percent: int = 100) -> None:
+        self.family = family
+        self.accuracy: Accuracy = accuracy
+        self._tables = tables
+        self._percent = percent
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The family, the scale in percent, and a hash over the bytes of the tables."""
+        from aether_context.tokens.estimate import table_bytes
+
+        digest = hashlib.sha256(b"".join(map(table_bytes, self._tables))).hexdigest()
+        return f"estimate/{self.family}@{self._percent}%-{digest[:12]}"
+
+    def count(self, text: str) -> int:
+        """Tokens of the text, rounded to the nearest whole one and at least 1; 0 for the empty text."""
+        return self.count_all((text,))[0]
+
+    def count_all(self, texts: Sequence[str]) -> list[int]:
+        """The same for many texts in a few passes over all of them; a pass costs about as much as a short text."""
+        from aether_context.tokens.estimate import UNIT, text_costs  # it loads numpy
+
+        costs = text_costs(texts, self._tables)
+        return [
+            max(1, (cost * self._percent // 50 + UNIT) // (2 * UNIT)) if text else 0
+            for text, cost in zip(texts, costs, strict=True)
+        ]
+
+
+FAMILIES = (
+    (r"gemini-(?:[3-9]|flash-|pro-)", EstimateCounter("gemini-3", ("gemini",), accuracy="approximate")),
+    (r"gemini|gemma|learnlm", EstimateCounter("gemini", ("gemini",), accuracy="approximate")),
+    (
+        r"gpt-(?:4o|4\.|[5-9]|oss|chat|realtime|audio)|chatgpt|o[1-9](?:-|$)|codex|computer-use",
+        EstimateCounter("openai", ("openai",), accuracy="approximate"),
+    ),
+    (
+        r"claude-(?:v?[12]|instant|3|(?:opus|sonnet|haiku)-4(?:-[0-6])?(?:[-@]\d{8}|$)|4-)",
+        EstimateCounter("claude", ("claude",), accuracy="heuristic", percent=110),
+    ),
+    (r"claude", EstimateCounter("claude-4.7", ("claude",), accuracy="heuristic", percent=148)),
+    (r"", EstimateCounter("generic", ("gemini", "openai", "claude"), accuracy="heuristic")),
+)
+"""Patterns of bare model names, in order: the first that matches from the beginning says what counts.
+
+Gemini counts by Gemma 3's vocabulary, which Google's SDK uses for it too (`google.genai.local_tokenizer`); for some
+versions from 3.1 on that names Gemma 4's, which may differ. Media differ from 3 on. OpenAI's models from GPT-4o on
+share the vocabulary o200k. Anthropic publishes only the vocabulary of Claude 2: 110% of it matches the usage reported
+in a recorded session of Claude Sonnet 4.5, and models from 4.7 on are documented to need up to 1.35 times the tokens of
+those before (platform.claude.com, "What's new in Claude Opus 4.7"). A model whose vocabulary is not known counts
+rarely under any of those that are.
+"""
+
+_CACHED = {counter.family: CachedCounter(counter) for _, counter in FAMILIES}
+
+
+@functools.lru_cache(maxsize=1024)
+def family_of(model: str) -> str:
+    """The name of the family whose rules count the model's text and media, `generic` for a model that is not known."""
+    bare = bare_model_name(model)
+    return next(counter.family for pattern, counter in FAMILIES if re.match(pattern, bare))
+
+
+def estimate_for(model: str) -> TokenCounter:
+    """The built-in estimate of a model; models of one family share it and what it remembers."""
+    return _CACHED[family_of(model)]
+
+
+# Counters by a model's own vocabulary, read from a file.
 
 PATTERNS = {
     "o200k_base": (
@@ -134,9 +209,13 @@ PATTERNS = {
 
 
 class TokenizerCounter:
-    """Counts by a tokenizer that encodes many texts at once; whatever it raises becomes a `TokenCountingError`."""
+    """Counts by a tokenizer that encodes many texts at once; whatever it raises becomes a `TokenCountingError`.
 
-    def __init__(self, name: str, lengths: Lengths, *, accuracy: Accuracy) -> None:
+    Args:
+        lengths: the number of tokens of each text. The texts hold no lone surrogates.
+    """
+
+    def __init__(self, name: str, lengths: Callable[[list[str]], list[int]], *, accuracy: Accuracy) -> None:
         self.name = name
         self.accuracy: Accuracy = accuracy
         self._lengths = lengths
@@ -224,7 +303,7 @@ def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) 
         reason = f"{place} is no tokenizer.json, tiktoken file or SentencePiece model: {error}"
         raise TokenCountingError("file", reason) from error
     name = f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}"
-    return TokenizerCounter(name, lambda texts: [len(tokens) for tokens in encode(list(texts))], accuracy="exact")
+    return TokenizerCounter(name, lambda texts: [len(tokens) for tokens in encode(texts)], accuracy="exact")
 
 
 # Counters that ask a provider over the network.
@@ -240,13 +319,11 @@ class RemoteCounter:
     """Counts by asking a provider, for many texts at once and within one deadline for all of them.
 
     A text on its own is estimated unless it was counted before: such are the many that are tried out while something is
-    made shorter, and none of them is worth a round trip. What the provider has answered is kept when the deadline
-    passes. No connection is kept.
+    made shorter. What the provider has answered is kept when the deadline passes. No connection is kept.
 
     Args:
         connect: a connection for one batch of texts.
         estimate: counts texts on their own.
-        timeout_seconds: the deadline.
     """
 
     accuracy: Accuracy = "exact"

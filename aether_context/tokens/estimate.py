@@ -12,8 +12,8 @@ In scripts from Devanagari on (Thai, kana, Han, Hangul, symbols, emoji) the cont
 which there are too many, but which pieces around the place the vocabulary knows. A long repetition of one character has
 contexts of its own.
 
-Everything is integer arithmetic, so that a count is the same on every machine. `families` has the counters that use
-this, and loads it with numpy at the first count.
+Everything is integer arithmetic, so that a count is the same on every machine. `EstimateCounter` loads this module, and
+numpy with it, at its first count.
 """
 
 from __future__ import annotations

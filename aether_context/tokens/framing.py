@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from aether_context.canonical import JSON, canonical_json
-from aether_context.tokens.families import family_of
+from aether_context.tokens.counters import family_of
 from aether_context.tokens.model_limits import bare_model_name
 
 _RUN = re.compile(r"([\n\r\t])\1{15,}")

@@ -102,11 +102,16 @@ def media_tokens(
         size = image_size(data)
         return max(_image(*size, name, model) for name in families) if size else UNKNOWN_IMAGE_TOKENS
     if kind.startswith(("audio/", "video/")):
+        is_video = kind.startswith("video/")
         # 500 kbit/s, a low rate for 480 lines; 16,000 samples of 16 bits a second; 32 kbit/s, a low rate for
         # compressed speech: a file is rarely longer than these make it.
-        bytes_a_second = 62_500 if kind.startswith("video/") else 32_000 if kind in _PLAIN_SOUND else 4_000
+        bytes_a_second = 62_500 if is_video else 32_000 if kind in _PLAIN_SOUND else 4_000
         seconds = size_bytes / bytes_a_second if size_bytes > 0 else 60
-        return max(max(1, math.ceil(seconds * _rate(kind, name))) for name in families)
+        # Tokens a second. Gemini: sound 32; video about 300 (258 a frame, one frame a second, and its sound), from
+        # version 3 on 70 a frame. OpenAI: sound 10. Other pairs are accepted by nobody and count as Gemini's.
+        rates = {"gemini-3": 110} if is_video else {"openai": 10}
+        rate = max(rates.get(name, 300 if is_video else 32) for name in families)
+        return max(1, math.ceil(seconds * rate))
     if kind == "application/pdf":
         # By the file's own page tree, else, where that is compressed, one for each 25,000 bytes. A document of more
         # than 1,000 pages is refused by every provider.
@@ -138,17 +143,6 @@ def _image(width: int, height: int, family: str, model: str) -> int:
         return 258
     tile = max(256, int(min(width, height) / 1.5))
     return 258 * min(9, math.ceil(width / tile) * math.ceil(height / tile))
-
-
-def _rate(kind: str, family: str) -> int:
-    """Tokens a second.
-
-    Gemini: sound 32; video about 300 (258 a frame, one frame a second, and its sound), from version 3 on 70 a frame.
-    OpenAI: sound 10, one for each tenth of a second. Other pairs are accepted by nobody and count as Gemini's.
-    """
-    if kind.startswith("video/"):
-        return 110 if family == "gemini-3" else 300
-    return 10 if family == "openai" else 32
 
 
 def sniffed(data: bytes | None) -> str:

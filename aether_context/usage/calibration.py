@@ -101,14 +101,7 @@ RATIO, ANCHOR = TypeAdapter(TokenRatio), TypeAdapter(UsageAnchor)
 
 
 def report(
-    anchor: UsageAnchor | None,
-    ratio: TokenRatio,
-    *,
-    model: str,
-    epoch: int,
-    counted: int,
-    reported: int,
-    learns: bool = True,
+    anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, counted: int, reported: int
 ) -> tuple[UsageAnchor, TokenRatio]:
     """The anchor and the ratio after a provider reported ``reported`` input tokens for a request of ``counted``."""
     fresh = UsageAnchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
@@ -120,7 +113,7 @@ def report(
     if not _follows(anchor.reported, anchor.counted, counted, reported):
         confirmed = anchor.doubted is not None and _follows(*anchor.doubted, counted, reported, closeness=4)
         return (fresh if confirmed else replace(anchor, doubted=(reported, counted))), ratio
-    if learns and anchor.epoch == epoch:
+    if anchor.epoch == epoch:
         ratio = ratio.learned(counted - anchor.counted, reported - anchor.reported)
     return fresh, ratio
 

@@ -55,7 +55,7 @@ def _local_counter(model: str, settings: TokenSettings) -> TokenCounter:
     except Exception as error:  # a model it does not know, a download that fails, a package it lacks
         raise TokenCountingError("gemini-local", f"it cannot count for {bare}: {error}") from error
 
-    def lengths(texts: Any) -> list[int]:
+    def lengths(texts: list[str]) -> list[int]:
         return [tokenizer.count_tokens(text).total_tokens or 0 for text in texts]
 
     return CachedCounter(TokenizerCounter(f"gemini-local/{bare}", lengths, accuracy="exact"))

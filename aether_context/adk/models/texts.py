@@ -34,35 +34,61 @@ class Cost:
         return asdict(self) if self.requests else {}
 
 
-async def ask(model: BaseLlm, request: LlmRequest, cost: Cost) -> str:
-    """The text that a model answers, thoughts aside. Raises what the model raises."""
-    cost.requests += 1
-    text = ""
-    async for response in model.generate_content_async(request, stream=False):
-        usage = response.usage_metadata
-        if usage is not None:
-            cost.input_tokens += usage.prompt_token_count or 0
-            cost.output_tokens += usage.candidates_token_count or 0
-        parts = (response.content.parts if response.content is not None else None) or ()
-        text += "".join(part.text for part in parts if part.text and not part.thought)
-    return text
-
-
-def check_model(name: str, field: str, argument: str) -> None:
-    """Raises PolicyError where ADK's registry knows no model of that name.
+class AuxiliaryModel:
+    """A model that is asked for JSON beside the agent's own calls.
 
     Args:
+        given: the model itself; None takes those that the policy names from ADK's registry.
         field: the policy's field that names it.
-        argument: the plugin's argument that takes a model object instead.
+        argument: the plugin's argument that takes a model object.
     """
-    try:
-        LLMRegistry.resolve(name)
-    except (ValueError, ImportError) as error:
-        raise PolicyError(
-            f"{field} = {name!r}: ADK's registry has no such model; name one that it has, or give the plugin a model "
-            f"object as {argument}",
-            field=field,
-        ) from error
+
+    def __init__(self, given: BaseLlm | None, *, field: str, argument: str) -> None:
+        self._models: dict[str, BaseLlm] = {given.model: given} if given is not None else {}
+        self._field = field
+        self._argument = argument
+
+    def check(self, name: str) -> None:
+        """Raises PolicyError where ADK's registry knows no model of that name."""
+        try:
+            if name and name not in self._models:
+                LLMRegistry.resolve(name)
+        except (ValueError, ImportError) as error:
+            raise PolicyError(
+                f"{self._field} = {name!r}: ADK's registry has no such model; name one that it has, or give the plugin "
+                f"a model object as {self._argument}",
+                field=self._field,
+            ) from error
+
+    async def ask(
+        self, name: str, instruction: str, material: JSON, key: str, cost: Cost, schema: types.Schema | None = None
+    ) -> list[dict[str, JSON]]:
+        """The objects that a model lists under a key of its answer.
+
+        Raises what the model raises, and ValueError where the answer holds no JSON object.
+        """
+        model = self._models.get(name) or self._models.setdefault(name, LLMRegistry.new_llm(name))
+        request = LlmRequest(
+            model=model.model,
+            contents=[types.Content(role="user", parts=[types.Part(text=storable(canonical_json(material)))])],
+            config=types.GenerateContentConfig(
+                system_instruction=instruction,
+                temperature=0.0,
+                response_mime_type="application/json",
+                response_schema=schema,
+            ),
+        )
+        cost.requests += 1
+        answer = ""
+        async for response in model.generate_content_async(request, stream=False):
+            usage = response.usage_metadata
+            if usage is not None:
+                cost.input_tokens += usage.prompt_token_count or 0
+                cost.output_tokens += usage.candidates_token_count or 0
+            parts = (response.content.parts if response.content is not None else None) or ()
+            answer += "".join(part.text for part in parts if part.text and not part.thought)
+        entries = json.loads(answer[answer.find("{") : answer.rfind("}") + 1]).get(key)
+        return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 # Summaries by an ADK model: asked for in one structured request, kept by content, waited for up to a deadline.
@@ -80,20 +106,22 @@ For each item write a summary of at most max_words words, in the language of its
 Say nothing that the text does not say. Copy names, numbers and identifiers exactly.
 Answer with JSON only: {"summaries": [{"id": 1, "text": "…"}]}, an entry for each item."""
 
-_ANSWER: dict[str, JSON] = {
-    "type": "OBJECT",
-    "properties": {
-        "summaries": {
-            "type": "ARRAY",
-            "items": {
-                "type": "OBJECT",
-                "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
-                "required": ["id", "text"],
-            },
-        }
-    },
-    "required": ["summaries"],
-}
+_ANSWER = types.Schema.model_validate(
+    {
+        "type": "OBJECT",
+        "properties": {
+            "summaries": {
+                "type": "ARRAY",
+                "items": {
+                    "type": "OBJECT",
+                    "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
+                    "required": ["id", "text"],
+                },
+            }
+        },
+        "required": ["summaries"],
+    }
+)
 
 
 @dataclass(slots=True)
@@ -121,13 +149,9 @@ class ModelSummarizer:
     ) -> None:
         self._store = store
         self._write = write
-        self._models: dict[str, BaseLlm] = {model.model: model} if model is not None else {}
+        self._model = AuxiliaryModel(model, field="compress.summarizer", argument="summarizer")
+        self.check = self._model.check
         self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
-
-    def check(self, name: str) -> None:
-        """Raises PolicyError where ADK knows no model of that name."""
-        if name and name not in self._models:
-            check_model(name, "compress.summarizer", "summarizer")
 
     async def summarize(
         self, pack: Pack, policy: PackPolicy, build: Callable[[PackInput], Awaitable[Pack]]
@@ -146,9 +170,7 @@ class ModelSummarizer:
             try:
                 async with asyncio.timeout_at(deadline):
                     if unknown := await self._unknown(pack.summary_requests, pack.identity, policy, written):
-                        name = policy.compress.summarizer
-                        model = self._models.get(name) or self._models.setdefault(name, LLMRegistry.new_llm(name))
-                        asked = (self._ask(model, batch, pack.identity, policy, written) for batch in _batches(unknown))
+                        asked = (self._ask(batch, pack.identity, policy, written) for batch in _batches(unknown))
                         tasks = [asyncio.create_task(request) for request in asked]
                         await asyncio.wait(tasks)
             except TimeoutError:
@@ -183,19 +205,31 @@ class ModelSummarizer:
         return unknown
 
     async def _ask(
-        self,
-        model: BaseLlm,
-        batch: Sequence[SummaryRequest],
-        identity: Identity,
-        policy: PackPolicy,
-        written: _Written,
+        self, batch: Sequence[SummaryRequest], identity: Identity, policy: PackPolicy, written: _Written
     ) -> None:
         """One request for several summaries; a failure is noted and leaves them to the extractive way."""
+        items = [
+            {
+                "id": number,
+                "kind": request.kind,
+                "max_words": max(4, int(request.max_tokens * 0.6)),
+                "query": request.query,
+                "earlier": request.earlier,
+                "text": request.text,
+            }
+            for number, request in enumerate(batch, start=1)
+        ]
+        name = policy.compress.summarizer
         try:
-            texts = _read(await ask(model, _request(model.model, batch), written.cost), batch)
+            entries = await self._model.ask(name, _INSTRUCTION, items, "summaries", written.cost, _ANSWER)
         except Exception as error:
             written.problems.append(f"summarizer: {type(error).__name__}")
             return
+        texts: dict[str, str] = {}
+        for entry in entries:  # what does not fit the form is left out
+            number, text = entry.get("id"), entry.get("text")
+            if isinstance(number, int) and 1 <= number <= len(batch) and isinstance(text, str) and text.strip():
+                texts[batch[number - 1].key] = storable(text.strip())
         if len(texts) < len(batch):
             written.problems.append(f"summarizer: {len(batch) - len(texts)} of {len(batch)} summaries missing")
         written.texts.update(texts)
@@ -217,42 +251,3 @@ def _batches(requests: Sequence[SummaryRequest]) -> list[list[SummaryRequest]]:
         batches[-1].append(request)
         size += length
     return batches
-
-
-def _request(model: str, batch: Sequence[SummaryRequest]) -> LlmRequest:
-    items = [
-        {
-            "id": number,
-            "kind": request.kind,
-            "max_words": max(4, int(request.max_tokens * 0.6)),
-            "query": request.query,
-            "earlier": request.earlier,
-            "text": request.text,
-        }
-        for number, request in enumerate(batch, start=1)
-    ]
-    return LlmRequest(
-        model=model,
-        contents=[types.Content(role="user", parts=[types.Part(text=storable(canonical_json(items)))])],
-        config=types.GenerateContentConfig(
-            system_instruction=_INSTRUCTION,
-            temperature=0.0,
-            response_mime_type="application/json",
-            response_schema=types.Schema.model_validate(_ANSWER),
-        ),
-    )
-
-
-def _read(answer: str, batch: Sequence[SummaryRequest]) -> dict[str, str]:
-    """The texts of an answer by the requests' keys; what does not fit the form is left out.
-
-    Raises:
-        ValueError: the answer holds no JSON object.
-    """
-    found = json.loads(answer[answer.find("{") : answer.rfind("}") + 1]).get("summaries")
-    texts: dict[str, str] = {}
-    for entry in found if isinstance(found, list) else ():
-        number, text = (entry.get("id"), entry.get("text")) if isinstance(entry, dict) else (None, None)
-        if isinstance(number, int) and 1 <= number <= len(batch) and isinstance(text, str) and text.strip():
-            texts[batch[number - 1].key] = storable(text.strip())
-    return texts
