@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -227,12 +228,11 @@ def _check(steps: Sequence[StepShape]) -> None:
                 f"step {step.id!r} depends on {_names(unknown)}, not on the board: its steps are {_names(counts)}",
                 step=step.id,
             )
-    left = {step.id: set(step.depends_on) for step in steps}
-    while free := [name for name, others in left.items() if not others & left.keys()]:
-        for name in free:
-            del left[name]
-    if left:
-        raise BoardError(f"steps {_names(left)} wait for each other", step=next(iter(left)))
+    try:
+        TopologicalSorter({step.id: step.depends_on for step in steps}).prepare()
+    except CycleError as error:
+        circle = sorted(set(error.args[1]))
+        raise BoardError(f"steps {_names(circle)} wait for each other", step=circle[0]) from error
 
 
 def _merged(notes: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:

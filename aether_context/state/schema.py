@@ -292,7 +292,13 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
     problems = Problems()
     reading = read_plan(state.get("plan"), problems)
     tools = _tools(state.get("tools"), "tools", problems)
-    knowledge = _knowledge(state.get("knowledge"), problems)
+    given = state.get("knowledge")
+    knowledge = None
+    if given is not None and as_mapping(given) is None:
+        problems.lose("knowledge", "it is not a mapping")
+    elif given is not None:
+        knowledge = read_shape(KnowledgeShape, given, "knowledge", problems)
+    knowledge = knowledge or KnowledgeShape()
     plan, faults = reading.plan, list(reading.faults)
     if plan is None:
         return Planned(
@@ -632,10 +638,11 @@ def _placed(
     if items is None:
         problems.lose(place, "it is not a list")
         return [], ()
-    if len(items) > _MOST_ITEMS:
-        end = "last" if place.startswith("knowledge") else "first"
-        problems.note(f"state {place}: only the {end} {_MOST_ITEMS} of {len(items)} entries were read")
-        items = items[-_MOST_ITEMS:] if end == "last" else items[:_MOST_ITEMS]
+    most = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else _MOST_ITEMS
+    if len(items) > most:
+        end = "latest" if place.startswith("knowledge") else "first"
+        problems.note(f"state {place}: only the {most} {end} of {len(items)} entries were read")
+        items = items[-most:] if end == "latest" else items[:most]
     found: list[tuple[int, _Any]] = []
     unread = []
     for at, item in enumerate(items):
@@ -691,8 +698,7 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
     """Limits, and beside them what is no field of theirs, or cannot be read as one, in the words that it came in."""
     limits: dict[str, Any] = {}
     lines: list[str] = []
-    is_mapping = as_mapping(value) is not None
-    items = [("", value)] if is_mapping else spellings.as_items(value)
+    items = [("", value)] if as_mapping(value) is not None else spellings.as_items(value)
     if items is None:
         problems.lose(place, "it is neither a mapping nor a list")
     for _, item in items or ():
@@ -706,40 +712,20 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
         if label is not None and content is not None:
             named = _named(ConstraintShape, {label: content})
         for name, raw in named.items():
-            is_field = name in ConstraintShape.model_fields
-            found = (
-                _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
-                if is_field and raw is not None
-                else None
-            )
-            if raw is not None and not is_field:
+            if raw is None:
+                continue
+            if name not in ConstraintShape.model_fields:
                 problems.unknown(ConstraintShape, name, place, named)
-            if found is not None and name == "notes":
-                lines += found
+                lines.append(f"{_shown(name)}: {_shown(raw)}")
+                continue
+            found = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
+            if name == "notes":
+                lines += found or ()
             elif found is not None:
                 limits[name] = found
-            elif raw is not None and not (is_field and means_nothing(raw)):
+            elif not means_nothing(raw):
                 lines.append(f"{_shown(name)}: {_shown(raw)}")
     return ConstraintShape.model_construct(None, **limits, notes=tuple(line for line in lines if line.strip()))
-
-
-def _knowledge(value: object, problems: Problems) -> KnowledgeShape:
-    """The knowledge that can be read, item by item."""
-    if value is None:
-        return KnowledgeShape()
-    if as_mapping(value) is None:
-        problems.lose("knowledge", "it is not a mapping")
-        return KnowledgeShape()
-    found = read_shape(KnowledgeShape, value, "knowledge", problems) or KnowledgeShape()
-    latest = {}
-    for name in ("decisions", "entities"):
-        entries = getattr(found, name)
-        if len(entries) > _MOST_ENTRIES:
-            latest[name] = entries[-_MOST_ENTRIES:]
-            problems.note(
-                f"state knowledge.{name}: only the {_MOST_ENTRIES} latest of {len(entries)} entries were read"
-            )
-    return found.model_copy(update=latest)
 
 
 # The step that the plan is at.
@@ -818,11 +804,7 @@ def note_id(note: NoteShape, source: str = "note") -> str:
 
 def evidence_id(record: EvidenceShape) -> str:
     """A record's own id, else one from its address and summary."""
-    return record.id or f"ev_{short(_evidence_digest(record))}"
-
-
-def _evidence_digest(record: EvidenceShape) -> str:
-    return hash_text(f"{record.uri}\n{record.summary}")
+    return record.id or "ev_" + short(hash_text(f"{record.uri}\n{record.summary}"))
 
 
 def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -> list[Candidate]:
@@ -838,7 +820,7 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
             layer="evidence",
             source="state",
             text=record.summary,
-            digest=_evidence_digest(record),
+            digest=hash_text(f"{record.uri}\n{record.summary}"),
             time=record.time,
             uri=record.uri,
             covers=record.covers,
