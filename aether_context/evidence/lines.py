@@ -137,12 +137,12 @@ def view_of(text: str) -> View:
         return View(kind=kind, lines=lines, whole=inside if inside != text else "")
     value, is_complete = found
     outline = outlined(value)
-    shortest = min(compact(value), compact(tabled(value)), key=len)
+    whole = "" if is_long else min(compact(value), compact(tabled(value)), key=len)
     return View(
         kind="json",
         lines=rendered(outline, range(len(outline))).split("\n"),
         outline=outline,
-        whole=shortest if len(shortest) < len(text) else "",
+        whole=whole if len(whole) < len(text) else "",
         ends_early=not is_complete,
     )
 

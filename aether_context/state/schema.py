@@ -453,11 +453,7 @@ def _lists_tools(plan: object) -> bool:
 
 
 def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
-    """A plan's fields by their names, and whether it is a text that ends before it is complete.
-
-    Args:
-        wrapped: whether the plan may stand in a mapping under the key ``plan``.
-    """
+    """A plan's fields, be it ``wrapped`` under a key ``plan``, and whether it is a text that ends early."""
     ends_early = False
     if isinstance(value, str):
         value, ends_early = spellings.as_json(value, whole=False)
@@ -495,9 +491,9 @@ def _linked(plan: PlanShape, steps: list[StepShape], positions: Sequence[int], p
             steps[found] = steps[found].model_copy(update={"id": name})
     for at, step in enumerate(steps):
         if step.depends_on:
-            found_steps = [(other, _find(other, steps, positions)) for other in step.depends_on]
-            names = tuple((steps[place].id or other) if place is not None else other for other, place in found_steps)
-            steps[at] = step.model_copy(update={"depends_on": names})
+            places = {other: _find(other, steps, positions) for other in step.depends_on}
+            names = [(steps[place].id or other) if place is not None else other for other, place in places.items()]
+            steps[at] = step.model_copy(update={"depends_on": tuple(names)})
             if not {step.id for step in steps}.issuperset(names):
                 problems.note(
                     f"state plan.steps.{positions[at]} never gets ready: it depends on a step that is not there"
@@ -553,11 +549,8 @@ def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
 
 
 def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, apart: str = "") -> _Any | None:
-    """A shape with the fields that can be read, None where it is none or lacks the text that makes it one.
-
-    Args:
-        apart: a field that is read elsewhere.
-    """
+    """A shape with the fields that can be read, but for the one that is read ``apart``; None where it is none or lacks
+    the text that makes it one."""
     fields = _fields_of(kind, value)
     if fields is None:
         problems.lose(place, "it is neither a mapping nor a text")
@@ -591,8 +584,7 @@ def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, 
 
 
 def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
-    """One field's value, None where it cannot be read. Of a list the items that can be read stay, of a text as much as
-    may be."""
+    """One field's value, of a list the items that can be read, of a text as much as may be; None for nothing of it."""
     try:
         return _adapter(kind, name).validate_python(raw)
     except ValidationError as error:
@@ -719,8 +711,8 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
                 lines.append(f"{_shown(name)}: {_shown(raw)}")
                 continue
             found = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
-            if name == "notes":
-                lines += found or ()
+            if found is not None and name == "notes":
+                lines += found
             elif found is not None:
                 limits[name] = found
             elif not means_nothing(raw):
@@ -852,17 +844,17 @@ def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     named: dict[str, Candidate] = {}
     known: set[tuple[str, str]] = set()
     numbers: dict[str, int] = {}
-    for one in candidates:
-        name = f"{one.source}_{one.id}" if _CONTENT_NAME.fullmatch(one.id) else one.id
-        if (name, one.digest) in known:
+    for candidate in candidates:
+        name = f"{candidate.source}_{candidate.id}" if _CONTENT_NAME.fullmatch(candidate.id) else candidate.id
+        if (name, candidate.digest) in known:
             continue
-        known.add((name, one.digest))
-        number = numbers.get(one.id, 1)
-        while name in named and named[name].digest != one.digest:
+        known.add((name, candidate.digest))
+        number = numbers.get(candidate.id, 1)
+        while name in named and named[name].digest != candidate.digest:
             number += 1
-            name = f"{one.id}_{number}"
-        numbers[one.id] = number
-        named.setdefault(name, one if one.id == name else replace(one, id=name))
+            name = f"{candidate.id}_{number}"
+        numbers[candidate.id] = number
+        named.setdefault(name, candidate if candidate.id == name else replace(candidate, id=name))
     return tuple(named.values())
 
 

@@ -161,12 +161,7 @@ def _vocabulary(query: str) -> frozenset[str]:
 
 
 def with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen: set[int], note: str = "") -> str:
-    """Chosen lines, and a note in each gap with the numbers of those that are missing.
-
-    Args:
-        numbers: those of the lines among all of the ``total`` lines, from 0.
-        note: what a gap says after the numbers.
-    """
+    """Chosen lines, by their ``numbers`` of ``total``, and a note in each gap that begins with what is missing."""
     out: list[str] = []
     following = 0
     for at in sorted(chosen):
@@ -327,8 +322,7 @@ class Summaries:
     """
 
     def __init__(self, by: str, written: Mapping[str, str]) -> None:
-        self._by = by
-        self._written = written
+        self._by, self._written = by, written
         self._requests: dict[str, SummaryRequest] = {}
 
     @property

@@ -121,7 +121,7 @@ def entity_table(
     for rank in RANKS:
         chosen: list[str] = []
         left -= counter.count(_TITLES[rank])
-        for entity in (entity for entity, held in best.items() if held == rank and entity not in stale):
+        for entity in (name for name, strongest in best.items() if strongest == rank and name not in stale):
             is_address = _FOLDER in entity
             if entity in here or entity in seen or (is_address and len(entity) >= too_long):
                 continue
@@ -179,11 +179,7 @@ def _number(entity: str) -> _Number | None:
 
 
 def _stale(entities: Sequence[str]) -> set[str]:
-    """The numbers that are not known to hold: of a record that has a later one, or of a key that has several.
-
-    Args:
-        entities: the latest mentioned first.
-    """
+    """The numbers, of entities from the latest on, that a record has a later one for, or a key several ones."""
     numbers: dict[tuple[str, bool], dict[str, str]] = defaultdict(dict)
     for entity in entities:
         if (found := _number(entity)) is not None:
@@ -225,7 +221,11 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
         entities = mentions(content, tuple(owners) if any(owners) else ())
         if any(call[:2] in called for call in unclear):
             # The call that it answers is not here: what it asked about is not known, and others ask about other things.
-            entities = tuple(held for held in entities if (number := _number(held[0])) is None or " " in number.subject)
+            entities = tuple(
+                (entity, rank)
+                for entity, rank in entities
+                if (number := _number(entity)) is None or " " in number.subject
+            )
         mentioned.append(entities)
     return mentioned
 
@@ -234,8 +234,7 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
 def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each in its strongest rank.
 
-    Args:
-        owners: what each of its results belongs to; empty where that is not known.
+    ``owners`` are what its results belong to, where that is known.
     """
     found: dict[str, Rank] = {}
     names = iter(owners)
@@ -267,11 +266,7 @@ def _of_text(text: str, record: str, sparing: bool) -> Iterator[str]:
     """The entities in a text, numbers with what they belong to, a repeated one each time.
 
     A key and a number stand with the name before them in their line, or with the one that the lines of a record begin
-    with; another number with the words before it.
-
-    Args:
-        record: what the whole text belongs to.
-        sparing: whether a number that stands with no name is left out.
+    with; another number with the words before it, or not at all in a ``sparing`` reading. The text is of a ``record``.
     """
     label = opener = ""
     for line in text.split("\n"):

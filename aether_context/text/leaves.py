@@ -176,11 +176,7 @@ class _Place(NamedTuple):
 
 
 def leaves(value: JSON, record: str = "") -> Iterator[Leaf]:
-    """The texts and numbers in a value, in their order; numbers too short to be worth a place are left out.
-
-    Args:
-        record: what the whole value belongs to.
-    """
+    """The texts and numbers in a value of a ``record``, in their order, without numbers of one or two characters."""
     yield from _of_value(value, "", _Place(record), 0)
 
 

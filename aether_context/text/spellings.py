@@ -121,23 +121,23 @@ def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
     Args:
         whole: whether nothing else may stand in the text. If not, words may stand around it.
     """
-    held, fence = text[:_MOST_JSON].strip(), text.find("```")
-    if fence == 0 or (fence > 0 and not whole) or held.startswith("```"):
-        held = held[held.find("```") + 3 :].split("```", 1)[0].lstrip()
-        held = held[4:].strip() if held[:4].casefold() == "json" else held.strip()
-    elif not whole and not held.startswith(("{", "[")) and "{" in held:
-        held = held[held.index("{") :]
-    if not held.startswith(("{", "[")):
+    inside, fence = text[:_MOST_JSON].strip(), text.find("```")
+    if fence == 0 or (fence > 0 and not whole) or inside.startswith("```"):
+        inside = inside[inside.find("```") + 3 :].split("```", 1)[0].lstrip()
+        inside = inside[4:].strip() if inside[:4].casefold() == "json" else inside.strip()
+    elif not whole and not inside.startswith(("{", "[")) and "{" in inside:
+        inside = inside[inside.index("{") :]
+    if not inside.startswith(("{", "[")):
         return None, False
     with suppress(ValueError, RecursionError):
-        found, end = json.JSONDecoder().raw_decode(held)
-        if not whole or end == len(held):
+        found, end = json.JSONDecoder().raw_decode(inside)
+        if not whole or end == len(inside):
             return found, False
-    if (found := read_python(held)) is not None:
+    if (found := read_python(inside)) is not None:
         return found, False
     with suppress(ValueError):
         # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
-        found = from_json(held.encode("utf-8", "replace"), allow_partial=True)
+        found = from_json(inside.encode("utf-8", "replace"), allow_partial=True)
         return (found, True) if found else (None, False)
     return None, False
 
