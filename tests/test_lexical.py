@@ -98,6 +98,17 @@ def test_the_index_agrees_after_removing_and_from_its_parts(texts, data):
     assert again.scores(query)[0] == pytest.approx(reference([*live, texts[0]], query), abs=1e-9)
 
 
+def test_many_parts_and_little_behind_them_are_few_runs():
+    part = index_of([[f"w{n}", "w"] for n in range(50)]).part(np.arange(50))
+    index = InvertedIndex()
+    for _ in range(40):
+        index.extend(part)
+    for n in range(500):
+        index.add([[f"new{n}", "w"]])
+    assert np.count_nonzero(index.scores(["w"])[0]) == 2_500
+    assert len(index._runs) < 8
+
+
 def test_removed_entries_score_nothing():
     index = index_of([["a"], ["a", "b"]])
     index.remove(np.array([0]))

@@ -1,8 +1,8 @@
 """BM25 over an inverted index that grows and forgets, entry by entry.
 
-Postings lie in runs, each sorted by term. What is added becomes a run of its own; the last ones become one as soon as
-they hold half as much as the one before them, so that there are never many and adding costs little on average. A
-removed entry leaves every count at once.
+Postings lie in runs, each sorted by term. What is added becomes a run of its own; a run and all behind it become one as
+soon as those hold half as much, so that there are never many and adding costs little on average. A removed entry leaves
+every count at once.
 
 Terms are known by a hash of 64 bits, so that parts of an index come together without a look at a word.
 """
@@ -150,12 +150,11 @@ class InvertedIndex:
     def _settle(self) -> None:
         """Makes one run of the last ones where they have grown."""
         runs = self._runs
-        if len(runs) < 2:
-            return
-        first, size = len(runs) - 1, len(runs[-1].slots)
-        while first > 0 and len(runs[first - 1].slots) <= 2 * size:
-            first -= 1
-            size += len(runs[first].slots)
+        first, behind = len(runs), 0
+        for place, run in reversed(list(enumerate(runs))):
+            if len(run.slots) <= 2 * behind:
+                first = place
+            behind += len(run.slots)
         if first < len(runs) - 1:
             # A new list, since another thread may read the old one.
             self._runs = [*runs[:first], _merged(runs[first:])]

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -103,7 +103,7 @@ class Recall:
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
         self._sessions = SessionIndexes()
-        self._embedders: dict[str, Embedder | None] = {}
+        self._embedder = cache(embedder_for)
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -226,11 +226,6 @@ class Recall:
         finally:
             _FAILURES.reset(token)
         return candidates, encoder, tuple(dict.fromkeys(failures))
-
-    def _embedder(self, name: str) -> Embedder | None:
-        if name not in self._embedders:
-            self._embedders[name] = embedder_for(name)
-        return self._embedders[name]
 
 
 class _Watched:
