@@ -16,7 +16,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from scripted import Chat, Failure, big_file, call, look_up, new_store
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, PackStore
 from aether_context.adk import preview_strategies
 from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
 from aether_context.canonical import canonical_json
@@ -72,6 +72,7 @@ def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None
     messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
     chat, session = chatted(*messages, state=state, script=["hi", call("look_up", key="a"), "found"])
     pack = preview(session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file])
+    assert not PackStore("memory://aether-context-preview").folders()
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]
     assert pack.checksum == manifest.checksum

@@ -36,6 +36,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.genai import types
 from pydantic import ValidationError
+from typing_extensions import override
 
 from aether_context.adk.call import Last
 from aether_context.adk.packer import InvalidPlan, RequestPacker
@@ -293,7 +294,8 @@ def fetch_session(url: str, *, app: str, user: str, session: str) -> Session:
 class _Unwritten(Recorder):
     """Takes recordings and lets them go."""
 
-    def _put(self, job: Callable[[], None]) -> None:
+    @override
+    def later(self, job: Callable[[], object]) -> None:
         return None
 
 
