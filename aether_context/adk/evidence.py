@@ -418,7 +418,7 @@ class Unreadable(AetherContextError):
 
 
 class Library:
-    """What sessions may read of a store; the texts read last are kept, with their indexes.
+    """What sessions may read of a store; the evidence read last is kept, with its index.
 
     Args:
         records: what sessions know of their evidence.
@@ -429,7 +429,7 @@ class Library:
         self._store = store
         self.records = records
         self._mask = masker(redact) if redact else None
-        self._texts: LRUCache[tuple[str, ...], Searcher] = LRUCache(16)
+        self._texts: LRUCache[tuple[str, str, str], Searcher] = LRUCache(16)
         self._lock = threading.Lock()
 
     async def open(self, uri: str, context: ToolContext) -> Searcher:
@@ -441,7 +441,7 @@ class Library:
         session = context.session
         name = uri.removeprefix(SCHEME)
         digits = evidence_key(uri)
-        key: tuple[str, ...] = ()
+        key: tuple[str, str, str] | None = None
         text: str | None
         if digits is not None:
             record = state_record(session.state, digits)
@@ -463,7 +463,6 @@ class Library:
             data = await asyncio.to_thread(self._store.message, *session_key(context), name)
             if data is None:
                 raise Unreadable(f"this session has no {uri[:200]}")
-            key = (*session_key(context), name)
             text = data.decode("utf-8", "surrogatepass")
         else:
             is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
@@ -485,7 +484,7 @@ class Library:
         if len(text) > _MOST_CHARACTERS:
             raise Unreadable("it is too large to be read here")
         found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
-        if key:
+        if key is not None:
             with self._lock:
                 self._texts[key] = found
         return found
