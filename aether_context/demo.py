@@ -27,7 +27,7 @@ from google.genai import types
 from pydantic import Field, PrivateAttr
 
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.reader import Reader, system_text
+from aether_context.adk.request.reader import Reader, declared_tools, system_text
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
 
@@ -275,7 +275,7 @@ class ScriptedModel(BaseLlm):
     def _count(self, request: LlmRequest) -> None:
         """Counts instruction, declarations and contents, in the order of `Sent.blocks`."""
         system, _ = system_text(request.config)
-        tools = self._reader.tools(request.config, frozenset())
+        tools, _ = self._reader.tools(declared_tools(request), frozenset())
         contents = [self._reader.content(content, LIKE) for content in request.contents]
         pieces = [
             (system, self._counter.system(system, declares=bool(tools))),

@@ -24,7 +24,7 @@ from scripted import Scripted
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
 from aether_context.adk.request import reader, recall
-from aether_context.adk.session.epochs import storable
+from aether_context.adk.session import storable
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced

@@ -10,7 +10,7 @@ from google.adk.tools import FunctionTool
 from google.genai import types
 from scripted import Chat, call, look_up, send_mail
 
-from aether_context.adk import builder
+from aether_context.adk import packer
 from aether_context.adk.call import Known
 from aether_context.adk.request.reader import Reader, unchanged
 
@@ -21,14 +21,14 @@ Extended = list[bool]
 def extended(monkeypatch: pytest.MonkeyPatch) -> Extended:
     """For each call after which a pack was looked for to go on from, whether it went on from it."""
     found: Extended = []
-    extend = builder.extend_pack
+    extend = packer.extend_pack
 
     def watched(*given: Any, **named: Any) -> Any:
         pack = extend(*given, **named)
         found.append(pack is not None)
         return pack
 
-    monkeypatch.setattr(builder, "extend_pack", watched)
+    monkeypatch.setattr(packer, "extend_pack", watched)
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timing import best_of
 
-from aether_context.adk.session.records import Records
+from aether_context.adk.session import Records
 from aether_context.canonical import hash_text
 from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri, superseded
 

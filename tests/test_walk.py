@@ -19,8 +19,8 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-FILES = 60
-FUNCTIONS = 470
+FILES = 54
+FUNCTIONS = 398
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 

@@ -68,13 +68,15 @@ class Seen:
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
     ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
     and cuts by hand. ``tools`` mirrors the tools that the request came with, ``essential`` names those that are never
-    narrowed away.
+    narrowed away. ``terms`` are the answer's limit where answer and input share one window, whether calls can be
+    restricted to some of the tools that are declared, and whether the model is free to call a tool that is added.
     """
 
     events: int
     contents: int
     marks: object
     essential: frozenset[str]
+    terms: tuple[int | None, bool, bool]
     known: tuple[Known, ...] = ()
     tools: object = None
 
@@ -99,55 +101,47 @@ class Last:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One model call: ADK's request and contexts, and what packs it. ADK copies the invocation at each look, so one is
-    kept.
+    """One model call: ADK's request and contexts, and what packs it.
 
-    ``last`` is the call before it of the same agent and branch, where this process packed that.
+    ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
+    the request must not be touched, and is empty where it may be. ``last`` is the call before it of the same agent and
+    branch, where this process packed that.
     """
 
     context: CallbackContext
     request: LlmRequest
     invocation: InvocationContext
     policy: PackPolicy
+    key: AgentKey
+    model: str
+    state: Mapping[str, Any]
+    is_live: bool
+    passthrough_reason: str
     planned: Planned = field(default_factory=Planned)
     last: Last | None = None
 
-    @property
-    def key(self) -> AgentKey:
-        return (*session_key(self.context), self.invocation.branch or "", self.context.agent_name)
 
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """The session's state as it is; ADK's own view copies every value that is read."""
-        return self.context.session.state
-
-    @property
-    def model(self) -> str:
-        return self.request.model or ""
-
-    @property
-    def tools(self) -> list[Any]:
-        """The tools that the request declares."""
-        return (self.request.config.tools if self.request.config is not None else None) or []
-
-    @property
-    def is_live(self) -> bool:
-        return self.invocation.live_request_queue is not None
-
-    @property
-    def passthrough_reason(self) -> str:
-        """Why the request must not be touched; empty where it may be."""
-        if self.is_live:
-            return "live mode: the request was left alone"
-        if self.request.previous_interaction_id:
-            return "interactions API: only the current turn is sent, the request was left alone"
-        return ""
-
-    def noting(self, *problems: str) -> Call:
-        """The call with problems of the host's data beside those of its plan."""
-        if not problems:
-            return self
-        return replace(self, planned=replace(self.planned, problems=(*self.planned.problems, *problems)))
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> Call:
+    """A call as ADK hands it over, without plan and predecessor."""
+    # ADK copies the invocation at each look, so one is kept.
+    invocation = context.get_invocation_context()
+    is_live = invocation.live_request_queue is not None
+    reason = ""
+    if is_live:
+        reason = "live mode: the request was left alone"
+    elif request.previous_interaction_id:
+        reason = "interactions API: only the current turn is sent, the request was left alone"
+    return Call(
+        context=context,
+        request=request,
+        invocation=invocation,
+        policy=policy,
+        key=(*session_key(context), invocation.branch or "", context.agent_name),
+        model=request.model or "",
+        state=context.session.state,
+        is_live=is_live,
+        passthrough_reason=reason,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

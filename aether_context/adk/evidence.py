@@ -33,7 +33,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, time_of, words_of
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session.records import SessionRecords, put_record, state_record
+from aether_context.adk.session import SessionRecords, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload

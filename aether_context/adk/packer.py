@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -21,38 +23,41 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Review, Reviewer
-from aether_context.adk.bounds import Failures, OnError
-from aether_context.adk.builder import Builder
-from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, session_key
+from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
+from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of, session_key
 from aether_context.adk.evidence import Library, Offloader, ReadArtifact, SearchArtifact, conceal, declare
+from aether_context.adk.models.gemini import register_counters
 from aether_context.adk.models.texts import ModelSummarizer
-from aether_context.adk.request.inputs import Gatherer
-from aether_context.adk.request.marks import last_unread
+from aether_context.adk.request.inputs import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall, Shelves
 from aether_context.adk.request.writer import write
 from aether_context.adk.services.recorder import Mirror, Recorder
-from aether_context.adk.session import epochs
-from aether_context.adk.session.records import SessionRecords
+from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.usage import Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import Pack, PackInput
-from aether_context.packing import build_pack
-from aether_context.policy import LimitSettings, PackPolicy
+from aether_context.packing import build_pack, extend_pack
+from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
 from aether_context.store.packs import DEFAULT_STORE
-from aether_context.tokens import Pick, counter_for
+from aether_context.tokens import Counters, Pick, counter_for
+from aether_context.tokens.cache import TokenCache
+from aether_context.tokens.model_limits import model_window
 
 logger = logging.getLogger("aether_context")
 
+OnError: TypeAlias = Literal["passthrough", "raise"]
+_T = TypeVar("_T")
+
 _MOST_CALLS = 512
 _MOST_TOLD = 8
+_MOST_WARNINGS = 1_000
+_INSTANT_CHARACTERS = 500_000
+_INSTANT_TOOLS = 50
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
-_SIMPLE = ("epochs",)
-"""The strategy where another one, or what else a pack consists of, failed."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -60,69 +65,47 @@ class InvalidPlan(PolicyError):
     """The session's plan lacks what a pack needs, and the policy's ``on_invalid`` is ``raise``."""
 
 
-class Policies:
-    """The policies that a plugin packs with. Equal questions get the same object.
+class Failures:
+    """Reports failures, each kind of it once; under ``raise`` they are the caller's."""
 
-    Args:
-        policy: a policy, a profile's name or the path of a TOML file; None takes ``AETHER_CONTEXT_POLICY``, else
-            ``chat``. ``AETHER_CONTEXT_SLIDING_TOKENS`` comes before what it says.
-        summarizer, critic: the plugin's own models, whose names take the place of those that the policy names.
+    def __init__(self, on_error: OnError) -> None:
+        if on_error not in ("passthrough", "raise"):
+            raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
+        self._raises = on_error == "raise"
+        self._warnings: set[str] = set()
 
-    Raises:
-        PolicyError: the policy is wrong, or the environment names no whole number of tokens.
-    """
+    def caught(self, error: Exception, about: str = "") -> None:
+        """Reports an error that was caught, or raises it again; called where it is handled."""
+        if self._raises:
+            raise error
+        self.report(f"{about}{type(error).__name__}: {error}", error)
 
-    def __init__(
-        self, policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None = None, critic: BaseLlm | None = None
-    ) -> None:
-        if not isinstance(policy, PackPolicy):
-            policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
-        sliding = os.environ.get(_SLIDING_TOKENS, "").strip()
-        if sliding and not sliding.isdecimal():
-            raise PolicyError(
-                f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
-                field="conversation.sliding_turns.tokens",
-                source=_SLIDING_TOKENS,
-            )
-        if sliding:
-            policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
-        if summarizer is not None:
-            policy = policy.changed(compress={"summarizer": summarizer.model})
-        if critic is not None:
-            policy = policy.changed(acceptance={"critic": critic.model})
-        self.own = policy
-        self._profiles: dict[str, PackPolicy] = {}
-        self._economical: dict[tuple[str, int], PackPolicy] = {}
+    def guarded(self, act: Callable[[], _T], otherwise: _T) -> _T:
+        """What accounting gives; where it fails, the request is packed all the same."""
+        try:
+            return act()
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            self.caught(error)
+            return otherwise
 
-    def of(self, profile: str | None, agent: str) -> PackPolicy:
-        """The policy for a plan's profile, else for the one that the own policy gives an agent, else the own."""
-        wanted = profile or self.own.agents.get(agent)
-        if wanted is None or wanted == self.own.profile:
-            return self.own
-        if wanted not in self._profiles:
-            self._profiles[wanted] = self.own.for_profile(wanted)
-        return self._profiles[wanted]
+    def report(self, reason: str, error: Exception | None = None) -> None:
+        self.warn_once(f"a request could not be packed in full: {reason}", error)
 
-    def economical(self, policy: PackPolicy, level: int) -> PackPolicy:
-        key = (policy.digest, level)
-        if key not in self._economical:
-            self._economical[key] = policy.economical(level)
-        return self._economical[key]
+    def warn_once(self, message: str, error: Exception | None = None) -> None:
+        if message not in self._warnings and len(self._warnings) < _MOST_WARNINGS:
+            self._warnings.add(message)
+            logger.warning("%s", message, exc_info=error)
 
 
 class RequestPacker:
     """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
 
+    Its arguments are those of `ContextPackPlugin`, and:
+
     Args:
-        policy: a policy, a profile's name or the path of a TOML file; None takes ``AETHER_CONTEXT_POLICY``, else
-            ``chat``.
-        store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else ``artifacts``.
-        on_error: ``passthrough`` sends the request on whatever fails here, ``raise`` does not.
-        summarizer: a model that writes summaries; None takes the one that the policy names, if any.
         recorder: writes to the store; None makes one.
-        checks: asked of final answers, see `AcceptanceCheck`.
-        critic: a model that judges final answers; None takes the one that the policy names, if any.
-        mirror_artifacts: also saves manifests to the app's own artifact service.
         asks_models: whether a model writes summaries; where none does, the extractive ones stand.
     """
 
@@ -139,10 +122,10 @@ class RequestPacker:
         asks_models: bool = True,
     ) -> None:
         self._failures = Failures(on_error)
-        self._policies = Policies(policy, summarizer, critic)
+        self.policy = policy = _own_policy(policy, summarizer, critic)
+        self._policies: dict[tuple[str, int], PackPolicy] = {}
         if not isinstance(store, PackStore):
             store = PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
-        self.policy = policy = self._policies.own
         self.store = store
         strategies_of(policy.conversation)
         self._mirror = Mirror(self._failures.warn_once) if mirror_artifacts else None
@@ -161,23 +144,12 @@ class RequestPacker:
         self._offloader = Offloader(policy, store, self._recorder, self._records, self._failures.warn_once, self._step)
         library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
-        self._builder = Builder(policy.tokens)
+        register_counters()
+        self._counters = Counters(policy.tokens, clock=time.monotonic)
+        self._cache = TokenCache()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
-
-    def set_limits(
-        self, limits: LimitSettings | Mapping[str, Any] | None, session: tuple[str | None, str | None, str | None]
-    ) -> None:
-        """Limits of one session, or of all that have none of their own; see `ContextPackPlugin.set_limits`."""
-        if limits is not None and not isinstance(limits, LimitSettings):
-            limits = PackPolicy(limits=limits).limits
-        app, user, name = session
-        if app is not None and user is not None and name is not None:
-            self.ledgers.set_limits(limits, (app, user, name))
-        elif session == (None, None, None):
-            self.ledgers.limits = limits or self.policy.limits
-        else:
-            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {name!r}: give all three or none")
+        threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
     def last(self, context: CallbackContext) -> Last | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
@@ -191,16 +163,15 @@ class RequestPacker:
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
-    # the callbacks: whatever fails below them, the call goes on
+    # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on
 
-    async def before_model(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        """Packs one request in place. Returns an answer only where the policy gives one in the model's place.
-
-        That is where a plan is invalid, or where a limit would be passed.
-        """
-        self._go_on_mirroring(context)
+    async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
+        the policy gives one in the model's place."""
+        if self._mirror is not None:
+            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
-            return await self._pack(context, request)
+            return await self._pack(callback_context, llm_request)
         except (InvalidPlan, BudgetExceededError):
             raise
         except StepTooLarge as error:
@@ -209,29 +180,27 @@ class RequestPacker:
             return _answer("step_too_large", f"This step does not fit the model's window: {error}.")
         except Exception as error:
             self._failures.caught(error)
-            return await self._pack_plainly(context, request, type(error).__name__)
+            return await self._pack_plainly(callback_context, llm_request, type(error).__name__)
 
-    async def after_model(self, context: CallbackContext, response: LlmResponse) -> None:
+    async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
-        self._go_on_mirroring(context)
+        if self._mirror is not None:
+            self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
-            await self._after(context, response)
+            if llm_response.partial is not True:
+                await self._after(callback_context, llm_response)
         except Exception as error:
             self._failures.caught(error)
 
     async def after_tool(
-        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
+        self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
         try:
-            return await self._offloader.after_tool(tool, arguments, context, result)
+            return await self._offloader.after_tool(tool, args, tool_context, tool_response)
         except Exception as error:
             self._failures.caught(error)
             return None
-
-    def _go_on_mirroring(self, context: CallbackContext) -> None:
-        if (mirror := self._mirror) is not None:
-            self._failures.guarded(lambda: mirror.go_on(context), None)
 
     # the way of a model call
 
@@ -239,19 +208,19 @@ class RequestPacker:
         call = self._read(context, request)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
-        call = self._within_limits(call)
         enriched: ReadCall | None = None
         while True:
-            pick = await self._builder.pick(call.model)
+            pick = self._counters.ready(call.model)
+            if pick is None:
+                pick = await asyncio.to_thread(self._counters.pick, call.model)
             try:
                 packed = await self._extend(call, pick)
                 if packed is None:
                     enriched = enriched or await self._enrich(call)
-                    read, pack = await self._build(enriched, pick)
-                    packed = await self._summarize(read, pack, pick)
+                    packed = await self._build(enriched, pick)
                 break
             except TokenCountingError as error:  # the next best counter then
-                self._builder.failed(call.model, pick, error)
+                self._counters.fail(call.model, pick, error)
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
@@ -259,31 +228,38 @@ class RequestPacker:
         return self._settle(*packed)
 
     def _read(self, context: CallbackContext, request: LlmRequest) -> Call:
-        """The call with its plan and policy; extracts stand in its request, and the readers of what they are of."""
-        invocation = context.get_invocation_context()
-        call = Call(context=context, request=request, invocation=invocation, policy=self.policy)
-        with self._lock:
-            last = self._last.get(call.key)
-        call = replace(call, last=last, planned=self._gatherer.planned(call))
+        """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
+
+        The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
+        economical one, with a note, where a limit is near.
+        """
+        call = call_of(context, request, self.policy)
+        planned = self._gatherer.planned(call)
+        for problem in planned.problems:
+            if problem.startswith("state "):
+                self._failures.warn_once(problem)
+        if planned.invalid_reason:
+            self._failures.warn_once(f"the plan is invalid: {planned.invalid_reason}")
+        problems: tuple[str, ...] = ()
         keeps = bool(self._records.of(context).readings())
         if not call.passthrough_reason and (self.policy.offload.mode != "off" or keeps):
             self._offloader.show(context, request)
             if not declare(request, self._readers) and keeps:
                 conceal(request)
-            call = call.noting(*self._offloader.take_problems(session_key(context)))
-        for problem in call.planned.problems:
-            if problem.startswith("state "):
-                self._failures.warn_once(problem)
-        if call.planned.invalid_reason:
-            self._failures.warn_once(f"the plan is invalid: {call.planned.invalid_reason}")
-        return replace(call, policy=self._policies.of(call.planned.profile, context.agent_name))
-
-    def _within_limits(self, call: Call) -> Call:
-        """The call under an economical policy, with a note, where a limit is near."""
+            problems = self._offloader.take_problems(session_key(context))
         pressure = self._failures.guarded(lambda: self.ledgers.enter(call), None)
-        if pressure is None:
-            return call
-        return replace(call, policy=self._policies.economical(call.policy, pressure.level)).noting(note(pressure))
+        if pressure is not None:
+            problems = (*problems, note(pressure))
+        if problems:
+            planned = replace(planned, problems=planned.problems + problems)
+        profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
+        key = (profile, pressure.level if pressure is not None else 0)
+        policy = self._policies.get(key)
+        if policy is None:
+            policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
+        with self._lock:
+            last = self._last.get(call.key)
+        return replace(call, policy=policy, planned=planned, last=last)
 
     async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
         """The last pack with what was appended since, where nothing else happened."""
@@ -294,7 +270,8 @@ class RequestPacker:
         if grown is None:
             return None
         grown = self._calibrated(grown, pick)
-        pack = await self._builder.extend(last.pack, grown.source, call.policy, pick)
+        extend = partial(extend_pack, last.pack, grown.source, call.policy, counter=pick.counter, cache=self._cache)
+        pack = await asyncio.to_thread(extend) if pick.remote else extend()
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
@@ -303,37 +280,39 @@ class RequestPacker:
         read = await self._recall.rank(read)
         if not read.source.first_call or not read.source.epoch.cut_count:
             return read
-        return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.read)
+        return await self._recall.turns(read, frozenset(read.source.request.positions), self._gatherer.reader.content)
 
     async def _build(self, read: ReadCall, pick: Pick) -> tuple[ReadCall, Pack]:
-        """The pack; where it cuts turns, it is built again with those of them that answer the request."""
+        """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
+        with what a model writes for it, where the policy names one."""
         policy, last = read.call.policy, read.call.last
         await self._meters.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         read = self._calibrated(read, pick)
-        pack = await self._builder.build(read.source, policy, pick)
+
+        async def build(source: PackInput) -> Pack:
+            """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
+            for the first time, or with a provider that is asked."""
+            large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
+            many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
+            made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache)
+            return await asyncio.to_thread(made) if large > _INSTANT_CHARACTERS or many or pick.remote else made()
+
+        pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
         if pack.chose and (cut or pack.stands_in) and read.source.searched is None:
             whole = {read.source.request.positions[at] for at in pack.whole}
             # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
             budget = pack.allocation.budget
             free = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
-            read = await self._recall.turns(read, whole, self._gatherer.read, most=free)
+            read = await self._recall.turns(read, whole, self._gatherer.reader.content, most=free)
             if read.source.searched is not None:
-                pack = await self._builder.build(read.source, policy, pick)
+                pack = await build(read.source)
+        if self._asks_models and pack.summary_requests:
+            pack, cost = await self._summarizer.summarize(pack, policy, build)
+            read = replace(read, summary_cost=cost)
         return read, pack
-
-    async def _summarize(self, read: ReadCall, pack: Pack, pick: Pick) -> tuple[ReadCall, Pack]:
-        """The pack with what a model writes for it, where the policy names one."""
-        if not self._asks_models:
-            return read, pack
-
-        async def build(source: PackInput) -> Pack:
-            return await self._builder.build(source, read.call.policy, pick)
-
-        pack, cost = await self._summarizer.summarize(pack, read.call.policy, build)
-        return replace(read, summary_cost=cost), pack
 
     def _calibrated(self, read: ReadCall, pick: Pick) -> ReadCall:
         """The call with what its counts are corrected by."""
@@ -358,7 +337,7 @@ class RequestPacker:
             if pack.appended is not None and call.last is not None:
                 stored = call.last.stored
             else:
-                stored = epochs.save(call.context.state, source.identity, read.epoch, pack.epoch)
+                stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch)
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
@@ -376,7 +355,19 @@ class RequestPacker:
             self._last[call.key] = last
         if call.policy.record != "off":
             self._recorder.pack(pack, call.policy, read.counter)
-        self._failures.guarded(lambda: self._log(pack, name), None)
+        if pack.over_window:
+            logger.warning(
+                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
+                name,
+                source.window,
+                pack.over_window,
+            )
+        if logger.isEnabledFor(logging.INFO):
+            identity, shares = source.identity, pack.allocation.layers.items()
+            place = self.store.uri_of(identity.app, identity.user, identity.session, name)
+            place = place if self.policy.record != "off" else "not recorded"
+            used = " ".join(f"{layer}={share.used}" for layer, share in shares if layer != "slack")
+            logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
         return None
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
@@ -384,15 +375,11 @@ class RequestPacker:
         with self._lock:
             self._last.pop(agent_key_of(context), None)
         try:
-            call = Call(
-                context=context,
-                request=request,
-                invocation=context.get_invocation_context(),
-                policy=self.policy.changed(
-                    on_invalid="warn", conversation={"strategy": _SIMPLE}, tools={"scope": "off"}
-                ),
-                planned=Planned(problems=(f"packed plainly after {reason}",)),
+            policy = self.policy.changed(
+                on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
+            planned = Planned(problems=(f"packed plainly after {reason}",))
+            call = replace(call_of(context, request, policy), planned=planned)
             read = await Gatherer(SessionRecords()).gather(call)
             counter = counter_for("")
             pack = build_pack(read.source, call.policy, counter=counter)
@@ -402,22 +389,6 @@ class RequestPacker:
         except Exception as error:
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
-
-    def _log(self, pack: Pack, name: str) -> None:
-        if pack.over_window:
-            logger.warning(
-                "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
-                name,
-                pack.source.window,
-                pack.over_window,
-            )
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        identity = pack.identity
-        place = self.store.uri_of(identity.app, identity.user, identity.session, name)
-        place = place if self.policy.record != "off" else "not recorded"
-        used = " ".join(f"{layer}={share.used}" for layer, share in pack.allocation.layers.items() if layer != "slack")
-        logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
 
     # what tools ask of the latest pack
 
@@ -431,71 +402,86 @@ class RequestPacker:
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""
         last = self.last(context)
-        most = READ_TOKENS
         if last is None:
-            return most
+            return READ_TOKENS
         budget = last.pack.allocation.budget
         free = budget - last.pack.request_tokens
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
-        return max(1, min(most, max(free // 2, budget // 10) // calls))
+        return max(1, min(READ_TOKENS, max(free // 2, budget // 10) // calls))
 
     # after the call
 
     async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
-        if response.partial is True:
-            return
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response), {})
         last = self.last(context)
-        if last is not None and last.pack.identity.invocation != context.invocation_id:
-            last = None
         usage = reported(response.usage_metadata)
-        review = await self._reviewed(last, response) if last is not None else None
-        if last is not None:
+        outcome: dict[str, Any] = {
+            **asdict(usage),
+            "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
+            "error_code": str(response.error_code) if response.error_code is not None else None,
+            "model_version": response.model_version,
+        }
+        if last is not None and last.pack.identity.invocation == context.invocation_id:
+            pack = last.pack
+            review = None
+            try:
+                review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
+            except Exception as error:  # the rest is recorded all the same
+                self._failures.caught(error, "acceptance: ")
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
-                self._meters.reported(last.pack, last.counter, usage.input_tokens)
+                self._meters.reported(pack, last.counter, usage.input_tokens)
             # Where the model began to read: the last event that it did not.
-            model = last.pack.source.request.model
-            unread = last_unread(last.pack, context.session.events, lambda one: self._gatherer.read(one, model))
+            model = pack.source.request.model
+            reader = self._gatherer.reader
+            unread = last_unread(pack, context.session.events, lambda content: reader.content(content, model))
             cutoff = {"cutoff": unread.id} if unread is not None else {}
-            metadata = {"pack_id": last.name, **self._meters.note(last.pack), **cutoff, **metadata}
-            if review is not None and last.pack.source.step.acceptance:
-                verdict = review.verdict
-                metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
+            metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
+            if review is not None and pack.source.step.acceptance:
+                metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
+            if last.summarizer:
+                outcome["summarizer"] = last.summarizer
+            if review is not None:
+                outcome[ACCEPTANCE] = review.to_json()
+            if self.policy.record != "off":
+                self._recorder.outcome(pack.identity, outcome)
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
-        if last is None or self.policy.record == "off":
-            return
-        self._recorder.outcome(
-            last.pack.identity,
-            {
-                "input_tokens": usage.input_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "cache_write_tokens": usage.cache_write_tokens,
-                "tool_use_tokens": usage.tool_use_tokens,
-                "output_tokens": usage.output_tokens,
-                "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
-                "error_code": str(response.error_code) if response.error_code is not None else None,
-                "model_version": response.model_version,
-                **({"summarizer": last.summarizer} if last.summarizer else {}),
-                **({ACCEPTANCE: review.to_json()} if review is not None else {}),
-            },
-        )
 
-    async def _reviewed(self, last: Last, response: LlmResponse) -> Review | None:
-        """The review of a final answer; none where it fails, so that the rest is recorded all the same."""
-        try:
-            return await self._reviewer.review(last.pack, response, last.policy.acceptance, last.planned.candidates)
-        except Exception as error:
-            self._failures.caught(error, "acceptance: ")
-            return None
+
+def _own_policy(
+    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | None, critic: BaseLlm | None
+) -> PackPolicy:
+    """The policy that a packer begins with, with the names of the packer's own models, where it has any.
+
+    Raises:
+        PolicyError: the policy is wrong, or ``AETHER_CONTEXT_SLIDING_TOKENS`` is no whole number.
+    """
+    if not isinstance(policy, PackPolicy):
+        policy = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None)
+    sliding = os.environ.get(_SLIDING_TOKENS, "").strip()
+    if sliding and not sliding.isdecimal():
+        raise PolicyError(
+            f"{_SLIDING_TOKENS} = {sliding!r}: give a number of tokens, or 0 for off",
+            field="conversation.sliding_turns.tokens",
+            source=_SLIDING_TOKENS,
+        )
+    if sliding:
+        policy = policy.changed(conversation={"sliding_turns": {"tokens": int(sliding)}})
+    if summarizer is not None:
+        policy = policy.changed(compress={"summarizer": summarizer.model})
+    if critic is not None:
+        policy = policy.changed(acceptance={"critic": critic.model})
+    return policy
+
+
+def _warm() -> None:
+    """Loads what the first model call would otherwise wait for: numpy, the token table, the list of models."""
+    counter_for("gemini").count("warm")
+    model_window("gemini-2.5-flash")
 
 
 def _invalid(call: Call) -> LlmResponse:
-    """The answer that names what a plan lacks.
-
-    Raises:
-        InvalidPlan: the policy's ``on_invalid`` is ``raise``.
-    """
+    """The answer that names what a plan lacks, or the error where the policy's ``on_invalid`` is ``raise``."""
     planned = call.planned
     if call.policy.on_invalid == "raise":
         raise InvalidPlan(f"{planned.invalid_reason}: restate it in state['plan']", field="plan")

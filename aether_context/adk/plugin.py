@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -18,10 +18,9 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.bounds import OnError
-from aether_context.adk.packer import RequestPacker
+from aether_context.adk.packer import OnError, RequestPacker
 from aether_context.adk.usage import calling
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, PolicyError
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
 from aether_context.usage import LedgerReport
@@ -130,7 +129,15 @@ class ContextPackPlugin(BasePlugin):
         Raises:
             PolicyError: a limit is wrong, or the session is named in part.
         """
-        self._packer.set_limits(limits, (app, user, session))
+        if limits is not None and not isinstance(limits, LimitSettings):
+            limits = PackPolicy(limits=limits).limits
+        ledgers = self._packer.ledgers
+        if app is not None and user is not None and session is not None:
+            ledgers.set_limits(limits, (app, user, session))
+        elif (app, user, session) == (None, None, None):
+            ledgers.limits = limits or self.policy.limits
+        else:
+            raise PolicyError(f"app = {app!r}, user = {user!r}, session = {session!r}: give all three or none")
 
     def usage(self, *, app: str, user: str, session: str) -> LedgerReport | None:
         """What a session has used so far, in all, by invocation and by agent; None before this process serves it."""
@@ -172,18 +179,6 @@ class ContextPackPlugin(BasePlugin):
         await self._packer.flush(timeout_seconds=4.0)
 
 
-class AgentCallbacks(TypedDict):
-    """Arguments of ``LlmAgent``."""
-
-    before_model_callback: Callable[[CallbackContext, LlmRequest], Awaitable[LlmResponse | None]]
-    after_model_callback: Callable[[CallbackContext, LlmResponse], Awaitable[LlmResponse | None]]
-    before_tool_callback: Callable[[BaseTool, dict[str, Any], ToolContext], Awaitable[None]]
-    after_tool_callback: Callable[
-        [BaseTool, dict[str, Any], ToolContext, dict[str, Any]], Awaitable[dict[str, Any] | None]
-    ]
-    after_agent_callback: Callable[[CallbackContext], Awaitable[types.Content | None]]
-
-
 def context_pack_callbacks(
     policy: PackPolicy | str | Path | None = None,
     store: PackStore | str | None = None,
@@ -192,7 +187,7 @@ def context_pack_callbacks(
     checks: Sequence[AcceptanceCheck] = (),
     critic: BaseLlm | None = None,
     mirror_artifacts: bool = False,
-) -> AgentCallbacks:
+) -> dict[str, Any]:
     """The plugin's work as callbacks of a single agent.
 
         LlmAgent(name="…", model="…", **context_pack_callbacks(policy="research"))
@@ -208,29 +203,16 @@ def context_pack_callbacks(
         policy, store, on_error, summarizer, checks=checks, critic=critic, mirror_artifacts=mirror_artifacts
     )
 
-    async def before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
-        return await packer.before_model(callback_context, llm_request)
-
-    async def after_model(callback_context: CallbackContext, llm_response: LlmResponse) -> LlmResponse | None:
-        await packer.after_model(callback_context, llm_response)
-        return None
-
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
         calling(tool_context.get_invocation_context())
 
-    async def after_tool(
-        tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, tool_response: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        return await packer.after_tool(tool, args, tool_context, tool_response)
-
-    async def after_agent(callback_context: CallbackContext) -> types.Content | None:
+    async def after_agent(callback_context: CallbackContext) -> None:
         await packer.flush(invocation=callback_context.get_invocation_context())
-        return None
 
     return {
-        "before_model_callback": before_model,
-        "after_model_callback": after_model,
+        "before_model_callback": packer.before_model,
+        "after_model_callback": packer.after_model,
         "before_tool_callback": before_tool,
-        "after_tool_callback": after_tool,
+        "after_tool_callback": packer.after_tool,
         "after_agent_callback": after_agent,
     }

@@ -40,7 +40,7 @@ from typing_extensions import override
 
 from aether_context.adk.call import Last
 from aether_context.adk.packer import InvalidPlan, RequestPacker
-from aether_context.adk.request.marks import cut_request, last_unread
+from aether_context.adk.request.inputs import CUT, last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import Recorder
 from aether_context.conversation import strategy_names
@@ -186,7 +186,7 @@ def preview_strategies(
     names = strategies if strategies is not None else [own, *(name for name in strategy_names() if (name,) != own)]
     copy = session.model_copy(deep=True)
     if by_hand:
-        copy.state.update(cut_request(copy.id, "preview"))
+        copy.state[CUT] = {"session": copy.id, "id": "preview"}
     previews = []
     for named in names:
         strategy = (named,) if isinstance(named, str) else tuple(named)

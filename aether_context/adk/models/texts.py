@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
-from aether_context.adk.session.epochs import storable
+from aether_context.adk.session import storable
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import AetherContextError, PolicyError
 from aether_context.pack import Identity, Pack, PackInput, SummaryRequest

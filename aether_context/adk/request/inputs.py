@@ -3,57 +3,56 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
-from google.adk.models.llm_request import LlmRequest
+from google.adk.events.event_actions import EventActions
+from google.adk.sessions.session import Session
 from google.genai import types
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import Call, Known, ReadCall, Seen, words_of
-from aether_context.adk.request.marks import asked_of, has_rules, is_marked, marked, marks_of, ruled
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
-    Authors,
     Preloaded,
     Reader,
+    attributed_to,
+    declared_tools,
     essential_names,
     found_memories,
     human_index,
     memory_candidate,
     mirror,
-    other_tools,
     preloaded,
     structure,
     system_text,
     unchanged,
 )
-from aether_context.adk.request.writer import can_find
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import epochs
-from aether_context.adk.session.records import Records, SessionRecords
+from aether_context.adk.session import Records, SessionRecords, align, holds_epoch, load_epoch, reset
 from aether_context.canonical import hash_text
-from aether_context.conversation import ranked
-from aether_context.conversation.turns import torn
+from aether_context.conversation import ranked, registered_anchors, selected
+from aether_context.conversation.turns import is_human, live_positions, torn
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
-from aether_context.pack import Candidate, Content, Epoch, Identity, PackInput, Request
+from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Pack, PackInput, Request, valid
 from aether_context.packing.payload import TOOL
-from aether_context.policy import MEMORY_FILL, PackPolicy
+from aether_context.policy import MEMORY_FILL
 from aether_context.retrieval.call_indexes import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.model_limits import model_window, shares_window
 from aether_context.usage.prices import cached_share
 
-_KEYS = ("plan", "tools", "knowledge")
 _MOST_PLANS = 256
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
+_RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
 class Gatherer:
@@ -63,22 +62,29 @@ class Gatherer:
     """
 
     def __init__(self, records: SessionRecords) -> None:
+        self.reader = Reader()
         self._records = records
-        self._reader = Reader()
         self._plans: LRUCache[object, Planned] = LRUCache(_MOST_PLANS)
         self._lock = threading.Lock()
-
-    def read(self, content: types.Content, model: str) -> Content:
-        """The frozen form of a content, as it would be sent to a model."""
-        return self._reader.known(content, model).frozen
 
     def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state.
 
-        A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools.
+        A plan that ADK copied there for an agent that runs as a tool is its caller's, and so are its tools, until it
+        makes one of its own, or claims the step that the plan is at.
         """
         agent = call.context.agent_name
-        state = {key: call.state.get(key) for key in (("knowledge",) if _has_callers_plan(call) else _KEYS)}
+        keys: Sequence[str] = ("plan", "tools", "knowledge")
+        if (
+            type(call.invocation.artifact_service).__name__ == _CHILDS_ARTIFACTS
+            and call.state.get("plan") is not None
+            and not any({"plan", "tools"} & event.actions.state_delta.keys() for event in call.context.session.events)
+        ):
+            plan = read_plan(call.state.get("plan"), Problems()).plan
+            step = current_step(plan, agent) if plan is not None else None
+            if step is None or step.claimed_by != agent:
+                keys = ("knowledge",)
+        state = {name: call.state.get(name) for name in keys}
         key = (agent, structure(state))
         with self._lock:
             found = self._plans.get(key)
@@ -103,21 +109,19 @@ class Gatherer:
             or last.planned != call.planned
             or previous.model != call.model
             or previous.system != system_text(call.request.config)[0]
-            or source.output_tokens != _output_limit(call.request)
-            or source.can_mask != _can_mask(call.request)
-            or source.can_find != can_find(call.request)
             or call.passthrough_reason
-            or not epochs.holds(call.state, source.identity, last.stored)
+            or not holds_epoch(call.state, source.identity, last.stored)
         ):
             return None
-        identity = _next_identity(call, source.identity, before.events)
         seen, block = _seen(call)
         if (
-            identity is None
+            not _is_plain(call.context.session.events[before.events :], source.identity)
+            or call.invocation.invocation_id != source.identity.invocation
             or seen.essential != before.essential
-            or before.tools != call.tools
+            or before.tools != declared_tools(call.request)
+            or seen.terms != before.terms
             or seen.marks != before.marks
-            or has_rules()
+            or registered_anchors(call.policy.conversation.anchors)  # which have to see every content
             or seen.contents <= before.contents
             or (block is not None and block.position < before.contents)
             or previous.positions[-1:] != (before.contents - 1,)
@@ -125,11 +129,11 @@ class Gatherer:
         ):
             return None
         positions = range(before.contents, seen.contents)
-        added = tuple(self._reader.known(raw[at], previous.model) for at in positions)
+        added = tuple(self.reader.known(raw[at], previous.model) for at in positions)
         records = self._records.of(call.context)
         grown = replace(
             source,
-            identity=identity,
+            identity=_identity(call, source.identity, before.events),
             request=replace(
                 previous,
                 contents=previous.contents + tuple(known.frozen for known in added),
@@ -140,7 +144,7 @@ class Gatherer:
             rewritten=False,
             previous=last.pack.sent,
             previous_pack=last.name,
-            problems=(*call.planned.problems, *_unloaded(call, raw)),
+            problems=(*call.planned.problems, *_unloaded(call, raw)[1]),
             summaries={},
             evidence=records.readings(),
             tools_kept=records.tools(),
@@ -150,85 +154,85 @@ class Gatherer:
 
     async def gather(self, call: Call) -> ReadCall:
         """The input of any request."""
-        request, planned, last, policy = call.request, call.planned, call.last, call.policy
-        model, asked = call.model, call.context.user_content
-        identity = identity_of(call)
-        untouched = call.passthrough_reason
+        request, planned, last, policy, model = call.request, call.planned, call.last, call.policy, call.model
+        events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
+        identity = _identity(call)
         seen, block = _seen(call)
+        output_tokens, can_mask, can_find = seen.terms
         raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
-        stored = epochs.load(call.state, identity)
-        authors = Authors(call.context.session.events, asked)
+
+        def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
+            """Contents as they were read, and as their authors'."""
+            contents = [raw[at] for at in positions]
+            known = tuple(self.reader.known(content, model) for content in contents)
+            return known, attributed_to(contents, [content.frozen for content in known], events, asked)
+
+        stored = load_epoch(call.state, identity)
+        epoch = Epoch(number=0) if untouched else stored
         human = human_index(raw, asked)
-        answered = authors.attributed(raw[human], self.read(raw[human], model)) if human is not None else None
+        answered = read([human])[1][0] if human is not None else None
         # An agent that ADK shows nothing but what it answers: its epochs last no longer than that.
         alone = getattr(call.invocation.agent, "include_contents", "default") == "none"
-        alone = alone and _opens(identity, stored, answered)
-        aligned, known, live = self._live(raw, Epoch(number=0) if untouched else stored, model, authors, alone=alone)
+        if alone and epoch.number and _opens(identity, stored, answered):
+            aligned = reset(epoch, "")
+        else:
+            aligned = align(epoch, len(raw), lambda at: self.reader.content(raw[at], model).digest)
+        positions = live_positions(aligned.epoch, len(raw))
+        known, live = read(positions)
+        # Where the host took contents away so that an exchange would be torn, everything is live again.
+        if aligned.epoch.cut_count and torn(live):
+            aligned = reset(epoch, "the host rewrote history inside an exchange")
+            positions = tuple(range(len(raw)))
+            known, live = read(positions)
         opens = identity.call == 1 if untouched else _opens(identity, aligned.epoch, answered)
-        positions = aligned.positions
-        if human is not None and human not in positions:
-            positions = tuple(sorted((*positions, human)))
-            known, live = self._read(raw, positions, model, authors)
-        if (headless := _headless(call, raw)) and not untouched:
-            positions = tuple(at for at in positions if at >= headless)
-            known, live = self._read(raw, positions, model, authors)
-        system, is_text = system_text(request.config)
-        problems = [*planned.problems, *filter(None, (aligned.note,)), *_unloaded(call, raw)]
-        settings = policy.conversation.anchors
-        marks = marked(call.context.session, live, positions, settings, lambda content: self.read(content, model))
-        anchors = ranked([*marks, *ruled(live, positions, settings, problems)])
+        headless, unloaded = _unloaded(call, raw)
+        if headless or (human is not None and human not in positions):
+            positions = tuple(at for at in sorted({*positions, *([] if human is None else [human])}) if at >= headless)
+            known, live = read(positions)
+        problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
+        anchors = self._anchors(call, live, positions, problems)
+        window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+        can_read = not {READ, SEARCH}.isdisjoint(seen.essential)
+        records = self._records.of(call.context)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
-        candidates, encoder = planned.candidates + (block.memories if block is not None else ()), ""
+        candidates, encoder = planned.candidates, ""
+        if block is not None:
+            candidates += block.memories
         if last is not None and goes_on:
             # What an earlier call of this invocation found.
             before = last.pack.source
             candidates += tuple(candidate for candidate in before.candidates if candidate.source == "memory")
             encoder = before.memory_encoder
-        if (
-            call.invocation.memory_service is not None
-            and not untouched
-            and (identity.call == 1 or (opens and not goes_on))
-        ):
-            candidates += await _preferences(call, problems)
-            if block is None:
-                found, encoder = await _search(call, problems)
-                candidates += found
-        records = self._records.of(call.context)
-        readings = records.readings()
-        candidates += _tool_results(records, planned)
-        can_read = not {READ, SEARCH}.isdisjoint(seen.essential)
-        hashes = {record.uri: record.digest for record in records.by_digits().values()}
-
-        def addressed(candidate: Candidate) -> Candidate:
-            """With what the session's records say of its address; without one that only a reader resolves where the
-            request declares none."""
-            uri = candidate.uri
-            if not can_read:
-                return replace(candidate, uri="") if evidence_key(uri) is not None else candidate
-            if not uri:
-                return candidate
-            content_hash = candidate.content_hash or hashes.get(uri, "")
-            return replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
-
+        is_asked = identity.call == 1 or (opens and not goes_on)
+        if call.invocation.memory_service is not None and not untouched and is_asked:
+            found, found_by = await _memories(call, window, problems, preloaded=block is not None)
+            candidates += found
+            encoder = found_by if block is None else encoder
+        candidates = _with_evidence(candidates, planned, records, can_read)
+        system, is_text = system_text(request.config)
+        tools, other_tools = self.reader.tools(declared_tools(request), seen.essential)
         cached = cached_share(model, identity.last_event_time)
+        by_hand = call.state.get(CUT)
+        if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
+            by_hand = {}
         source = PackInput(
             identity=identity,
             request=Request(
                 model=model,
                 system=system,
                 system_is_text=is_text,
-                tools=self._reader.tools(request.config, seen.essential),
-                other_tools=other_tools(request.config),
+                tools=tools,
+                other_tools=other_tools,
                 contents=live,
                 positions=positions,
                 human=positions.index(human) if human is not None else None,
             ),
-            window=_window(policy, model),
-            output_tokens=_output_limit(request),
+            window=window,
+            output_tokens=output_tokens,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
-            candidates=unique(map(addressed, candidates)),
+            candidates=unique(candidates),
             memory_encoder=encoder,
             epoch=aligned.epoch,
             first_call=opens,
@@ -236,65 +240,97 @@ class Gatherer:
             previous=last.pack.sent if last is not None else None,
             previous_pack=last.name if last is not None else "",
             cached_price=_USUAL_CACHED_PRICE if cached is None else round(cached, 4),
-            can_mask=_can_mask(request),
-            can_find=can_find(request),
+            can_mask=can_mask,
+            can_find=can_find,
             can_read=can_read,
             passthrough_reason=untouched,
             problems=tuple(problems),
             anchors=anchors,
-            asked=asked_of(call.state, identity.session),
-            evidence=readings,
+            asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+            evidence=records.readings(),
             tools_kept=records.tools(),
         )
-        seen = replace(seen, known=known, tools=mirror(call.tools))
+        seen = replace(seen, known=known, tools=mirror(declared_tools(request)))
         return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
 
-    def _live(
-        self, raw: Sequence[types.Content], epoch: Epoch, model: str, authors: Authors, *, alone: bool
-    ) -> tuple[epochs.Aligned, tuple[Known, ...], tuple[Content, ...]]:
-        """The epoch with its boundary found again, and the contents that are still sent, as they were read and as their
-        authors'.
+    def _anchors(
+        self, call: Call, contents: Sequence[Content], positions: Sequence[int], problems: list[str]
+    ) -> tuple[Anchor, ...]:
+        """The contents that the session's state, an event's metadata or a registered rule marks.
 
-        Where the host took contents away so that an exchange would be torn, everything is live again.
-
-        Args:
-            alone: whether none of the contents were in a request before; no boundary is looked for then.
+        A content is an event's where it holds all of the event's parts; of several the latest. An event whose content
+        is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
+        among the problems.
         """
-        if alone and epoch.number:
-            aligned = epochs.reset(epoch, len(raw), "")
-        else:
-            aligned = epochs.align(epoch, len(raw), lambda at: self.read(raw[at], model).digest)
-        known, live = self._read(raw, aligned.positions, model, authors)
-        if not aligned.epoch.cut_count or not torn(live):
-            return aligned, known, live
-        reset = epochs.reset(epoch, len(raw), "the host rewrote history inside an exchange")
-        return reset, *self._read(raw, range(len(raw)), model, authors)
-
-    def _read(
-        self, raw: Sequence[types.Content], positions: Sequence[int], model: str, authors: Authors
-    ) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
-        read = tuple(self._reader.known(raw[at], model) for at in positions)
-        return read, tuple(authors.attributed(raw[at], one.frozen) for at, one in zip(positions, read, strict=True))
+        settings, latest_first = call.policy.conversation.anchors, range(len(contents) - 1, -1, -1)
+        marked: list[tuple[_Mark, int | None]] = []
+        if settings.instruction_anchor:
+            values = call.state.get(ANCHORS)
+            items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
+            read = (valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items)
+            marks = [mark for mark in read if mark is not None]
+            for mark in marks:
+                if mark.contains:
+                    marked.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
+            by_event = {mark.event: mark for mark in marks if mark.event}
+            for event in call.context.session.events:
+                value = (event.custom_metadata or {}).get(ANCHORS)
+                mark_of = by_event.get(event.id) or ((valid(_MARK, value) or _Mark()) if value else None)
+                if mark_of is not None and event.content is not None and event.content.parts:
+                    sent = self.reader.content(_without_client_ids(event.content), call.model)
+                    wires = {part.wire for part in sent.parts}
+                    places = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
+                    marked.append((mark_of, next(places, None)))
+        found = [
+            Anchor(
+                place=positions[at],
+                kind="instruction_anchor",
+                priority=settings.instruction_anchor if mark.priority is None else mark.priority,
+                description=mark.description or mark.contains[:80] or "marked message",
+            )
+            for mark, at in marked
+            if at is not None
+        ]
+        for rule in registered_anchors(settings):
+            try:
+                found += selected(rule, contents, positions)
+            except Exception as error:
+                problems.append(f"anchor rule {rule.description!r} failed: {type(error).__name__}")
+        return ranked(found)
 
 
 def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
-    contents = call.request.contents
-    block = preloaded(contents, call.context.user_content)
+    request, config = call.request, call.request.config
+    block = preloaded(request.contents, call.context.user_content)
+    limit = config.max_output_tokens if config is not None else None
+    chosen = config.tool_config if config is not None else None
+    calling = chosen.function_calling_config if chosen is not None else None
+    is_free = calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
+    marks = call.state.get(ANCHORS), call.state.get(CUT)
     seen = Seen(
         events=len(call.context.session.events),
-        contents=len(contents) - (block is not None),
-        marks=marks_of(call.state),
-        essential=essential_names(call.request),
+        contents=len(request.contents) - (block is not None),
+        marks=None if marks == (None, None) else structure(marks),
+        essential=essential_names(request),
+        terms=(
+            limit if limit and shares_window(request.model) else None,
+            "gemini" in call.model and chosen is None,
+            config is not None and is_free,
+        ),
     )
     return seen, block
 
 
-def identity_of(call: Call) -> Identity:
-    """Whose model call this is; the call's number is read off the session's events."""
+def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Identity:
+    """Whose model call this is; the call's number is read off the session's events.
+
+    Args:
+        before: the identity of an earlier call of the same invocation, when the session had ``known`` events.
+    """
     invocation, events = call.invocation.invocation_id, call.context.session.events
     app, user, session, branch, agent = call.key
-    number = 1
-    for event in reversed(events):
+    number = 1 if before is None else before.call
+    for event in reversed(events[known:]):
         if event.invocation_id != invocation:
             break
         number += _is_answer(event, agent, branch)
@@ -312,56 +348,33 @@ def identity_of(call: Call) -> Identity:
     )
 
 
-def _has_callers_plan(call: Call) -> bool:
-    """Whether the session is that of an agent that runs as a tool, with the plan of the agent that called it.
-
-    The plan is its own where it made one, or has claimed the step that the plan is at.
-    """
-    if type(call.invocation.artifact_service).__name__ != _CHILDS_ARTIFACTS or call.state.get("plan") is None:
-        return False
-    if any(key in event.actions.state_delta for event in call.context.session.events for key in ("plan", "tools")):
-        return False
-    plan = read_plan(call.state.get("plan"), Problems()).plan
-    step = current_step(plan, call.context.agent_name) if plan is not None else None
-    return step is None or step.claimed_by != call.context.agent_name
-
-
-def _loads_part(call: Call) -> str:
-    """How much the host loads of a session's events, in words; empty where it has them all."""
-    loads = getattr(call.invocation.run_config, "get_session_config", None)
-    most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
-    if most is not None:
-        # The message that began this invocation is appended to those that were loaded.
-        before = sum(event.invocation_id != call.invocation.invocation_id for event in call.context.session.events)
-        if before >= most:
-            return f"only the last {most} events"
-    return "only later events" if after is not None else ""
+def _is_plain(events: Sequence[Event], identity: Identity) -> bool:
+    """Whether there are events, and nothing but a call's own: its agent's calls and answers, none of them marked."""
+    asked: set[str | None] = set()
+    for event in events:
+        if (
+            event.invocation_id != identity.invocation
+            or event.author != identity.agent
+            or event.partial
+            or (event.branch or "") != identity.branch
+            or event.actions.compaction
+            or event.actions.rewind_before_invocation_id
+            or (event.custom_metadata or {}).get(ANCHORS)
+        ):
+            return False
+        asked |= {requested.id for requested in event.get_function_calls()}
+        if not asked.issuperset(response.id for response in event.get_function_responses()):
+            return False
+    return bool(events)
 
 
-def _headless(call: Call, contents: Sequence[types.Content]) -> int:
-    """How many contents stand first without the user message that they answer, since the host did not load it.
-
-    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
-    """
-    if not _loads_part(call) or any(event.actions.compaction for event in call.context.session.events):
-        return 0
-    asked = (
-        at
-        for at, content in enumerate(contents)
-        if content.role == "user" and not any(part.function_response for part in content.parts or ())
-    )
-    return next(asked, 0)
-
-
-def _unloaded(call: Call, contents: Sequence[types.Content]) -> list[str]:
-    """What is missing where the host loads a part of a session's events."""
-    part = _loads_part(call)
-    if not part:
-        return []
-    missing = [f"the host loaded {part}: nothing before them is sent or recalled"]
-    if (headless := _headless(call, contents)) and not call.passthrough_reason:
-        missing.append(f"{headless} contents are not sent: the host did not load the user message before them")
-    return missing
+def _is_answer(event: Event, agent: str, branch: str) -> bool:
+    """Whether an event is what a model call of this agent gave."""
+    if event.content is not None:
+        spoke = event.content.role == "model"
+    else:
+        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
+    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
 
 
 def _opens(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:
@@ -401,126 +414,104 @@ def _rewrote(call: Call, epoch: Epoch) -> bool:
     return bool(posted)
 
 
-def _is_answer(event: Event, agent: str, branch: str) -> bool:
-    """Whether an event is what a model call of this agent gave."""
-    if event.content is not None:
-        spoke = event.content.role == "model"
+def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
+    """What is missing where the host loads a part of a session's events, in words; and how many contents, which are not
+    sent then, stand first without the user message that they answer.
+
+    Strict providers refuse a request that begins with them. What ADK compacted stands first by right.
+    """
+    loads, events = getattr(call.invocation.run_config, "get_session_config", None), call.context.session.events
+    most, after = getattr(loads, "num_recent_events", None), getattr(loads, "after_timestamp", None)
+    # The message that began this invocation is appended to those that were loaded.
+    before = sum(event.invocation_id != call.invocation.invocation_id for event in events) if most is not None else 0
+    if most is not None and before >= most:
+        part = f"only the last {most} events"
+    elif after is not None:
+        part = "only later events"
     else:
-        spoke = event.error_code is not None or event.usage_metadata is not None or event.finish_reason is not None
-    return spoke and event.author == agent and (event.branch or "") == branch and not event.partial
+        return 0, []
+    problems = [f"the host loaded {part}: nothing before them is sent or recalled"]
+    if call.passthrough_reason or any(event.actions.compaction for event in events):
+        return 0, problems
+    headless = 0
+    for at, content in enumerate(contents):
+        if content.role == "user" and not any(part.function_response for part in content.parts or ()):
+            headless = at
+            break
+    if headless:
+        problems.append(f"{headless} contents are not sent: the host did not load the user message before them")
+    return headless, problems
 
 
-def _next_identity(call: Call, before: Identity, events: int) -> Identity | None:
-    """The identity of a call that follows another, None where anything but plain events came between."""
-    session = call.context.session
-    if call.invocation.invocation_id != before.invocation or len(session.events) <= events:
-        return None
-    asked: set[str | None] = set()
-    number = before.call
-    for event in session.events[events:]:
-        actions = event.actions
-        plain = event.invocation_id == before.invocation and event.author == before.agent and not event.partial
-        if (
-            not plain
-            or (event.branch or "") != before.branch
-            or actions.compaction
-            or actions.rewind_before_invocation_id
-            or is_marked(event)
-        ):
-            return None
-        asked |= {requested.id for requested in event.get_function_calls()}
-        if not asked.issuperset(response.id for response in event.get_function_responses()):
-            return None
-        number += _is_answer(event, before.agent, before.branch)
-    last = session.events[-1]
-    return replace(before, call=number, last_event_id=last.id, last_event_time=last.timestamp)
+async def _memories(
+    call: Call, window: int, problems: list[str], *, preloaded: bool
+) -> tuple[tuple[Candidate, ...], str]:
+    """The app's memories, under a deadline each, and what compared their meanings where they have a score.
 
-
-async def _preferences(call: Call, problems: list[str]) -> tuple[Candidate, ...]:
-    """What the user wants always, as our own service keeps it: a search for something else would not find it."""
-    service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    if not isinstance(service, HybridMemoryService) or settings.memory_k == 0:
-        return ()
-    try:
-        found = await within(settings.memory_timeout_seconds, service.preferences(session.app_name, session.user_id))
-    except Exception as error:
-        problems.append(f"preferences could not be read: {type(error).__name__}")
-        return ()
-    return tuple(
-        memory_candidate(memory.text, author=None, timestamp=memory.timestamp, name=memory.name, standing=True)
-        for memory in found
-    )
-
-
-async def _search(call: Call, problems: list[str]) -> tuple[tuple[Candidate, ...], str]:
-    """The app's memories for request and step, under a deadline, and what compared their meanings where they have a
-    score. A failure is noted and costs nothing else."""
-    query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
-    settings = call.policy.retrieval
-    if not query or settings.memory_k == 0:
-        return (), ""
-    try:
-        return await within(settings.memory_timeout_seconds, _found(call, query, problems))
-    except Exception as error:
-        problems.append(f"memory search failed: {type(error).__name__}")
-        return (), ""
-
-
-async def _found(call: Call, query: str, problems: list[str]) -> tuple[tuple[Candidate, ...], str]:
-    """What the app's memory service finds; one of ours gives as many as may enter, and its scores count.
-
-    Those are the best, as many as their room could take were a token five characters long, and ``memory_k`` at least.
+    They are what the user wants always, as our own service keeps it, since a search for something else would not find
+    it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
+    nothing else. A service of ours gives the best, as many as their room could take were a token five characters long,
+    and ``memory_k`` at least; their scores count.
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    window = _window(call.policy, call.model)
-    room = int(MEMORY_FILL * window) * _TOKEN_CHARACTERS
-    if not isinstance(service, HybridMemoryService):
-        entries = (await call.context.search_memory(query)).memories
-        if len(entries) > MOST_MEMORIES:
-            problems.append(f"memory search: only the first {MOST_MEMORIES} of {len(entries)} entries were looked at")
-        return tuple(found_memories(entries, room, preferences=True)), ""
-    best = await service.find(session.app_name, session.user_id, query, settings.most_memories(window))
+    seconds = settings.memory_timeout_seconds
     candidates: list[Candidate] = []
-    for remembered in best:
-        if room <= 0 and len(candidates) >= settings.memory_k:
-            break
-        memory = remembered.memory
-        room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
-        candidates.append(
-            memory_candidate(
-                memory.text,
-                author=memory.author,
-                timestamp=memory.timestamp,
-                name=memory.name,
-                similarity=similarity(remembered.score),
-                standing=is_preference(memory.metadata),
+    if settings.memory_k == 0:
+        return (), ""
+    if isinstance(service, HybridMemoryService):
+        try:
+            for memory in await within(seconds, service.preferences(session.app_name, session.user_id)):
+                candidates.append(
+                    memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
+                )
+        except Exception as error:
+            problems.append(f"preferences could not be read: {type(error).__name__}")
+    query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
+    if preloaded or not query:
+        return tuple(candidates), ""
+    room = int(MEMORY_FILL * window) * _TOKEN_CHARACTERS
+    found: list[Candidate] = []
+    try:
+        if not isinstance(service, HybridMemoryService):
+            entries = (await within(seconds, call.context.search_memory(query))).memories
+            if len(entries) > MOST_MEMORIES:
+                looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
+                problems.append(f"memory search: {looked}")
+            return (*candidates, *found_memories(entries, room, preferences=True)), ""
+        most = settings.most_memories(window)
+        for remembered in await within(seconds, service.find(session.app_name, session.user_id, query, most)):
+            if room <= 0 and len(found) >= settings.memory_k:
+                break
+            memory = remembered.memory
+            room -= len(memory.text) + len(memory.author or "") + _LINE_CHARACTERS
+            found.append(
+                memory_candidate(
+                    memory.text,
+                    author=memory.author,
+                    timestamp=memory.timestamp,
+                    name=memory.name,
+                    similarity=similarity(remembered.score),
+                    standing=is_preference(memory.metadata),
+                )
             )
-        )
-    return tuple(candidates), service.memories.encoder if candidates else ""
+        return (*candidates, *found), service.memories.encoder if found else ""
+    except Exception as error:
+        problems.append(f"memory search failed: {type(error).__name__}")
+        return tuple(candidates), ""
 
 
-def _window(policy: PackPolicy, model: str) -> int:
-    """The policy's word where it has one, else what is known of the model."""
-    return policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+def _with_evidence(
+    candidates: Sequence[Candidate], planned: Planned, records: Records, can_read: bool
+) -> tuple[Candidate, ...]:
+    """Candidates with what tools gave to the current step and is kept whole elsewhere, as evidence of that step.
 
-
-def _output_limit(request: LlmRequest) -> int | None:
-    """The answer's limit where answer and input share one window."""
-    limit = request.config.max_output_tokens if request.config is not None else None
-    return limit if limit and shares_window(request.model) else None
-
-
-def _can_mask(request: LlmRequest) -> bool:
-    return "gemini" in (request.model or "") and (request.config is None or request.config.tool_config is None)
-
-
-def _tool_results(records: Records, planned: Planned) -> tuple[Candidate, ...]:
-    """What tools gave to the current step and is kept whole elsewhere, as evidence of that step."""
-    if planned.validity == "unplanned":
-        return ()
+    All have what the session's records say of their addresses, and none has an address that only a reader resolves
+    where the request declares none.
+    """
+    readings, hashes = records.readings(), {record.uri: record.digest for record in records.by_digits().values()}
     recorded = {candidate.uri for candidate in planned.candidates}
     results: list[Candidate] = []
-    for record in records.of_step(planned.step.key):
+    for record in records.of_step(planned.step.key) if planned.validity != "unplanned" else ():
         if record.uri in recorded:
             continue
         text = f"{record.source}: {record.summary or f'{record.media_type}, {size_words(record.size_bytes)}'}"
@@ -536,4 +527,86 @@ def _tool_results(records: Records, planned: Planned) -> tuple[Candidate, ...]:
                 content_hash=record.digest,
             )
         )
-    return tuple(results)
+    found: list[Candidate] = []
+    for candidate in (*candidates, *results):
+        uri = candidate.uri
+        if uri and can_read:
+            content_hash = candidate.content_hash or hashes.get(uri, "")
+            candidate = replace(candidate, superseded_by=readings.get(uri, ""), content_hash=content_hash)
+        elif uri and evidence_key(uri) is not None:
+            candidate = replace(candidate, uri="")
+        found.append(candidate)
+    return tuple(found)
+
+
+# What people and tools mark in a session: contents that outlive others, and cuts asked for by hand.
+#
+#     state["aether:anchors"] = ["event-id", {"contains": "Never touch the ledger", "priority": 90}]
+#     event.custom_metadata = {"aether:anchors": True}
+#     state["aether:cut"] = {"session": "…", "id": "…"}
+#
+# What does not fit these forms is ignored.
+
+ANCHORS = "aether:anchors"
+CUT = "aether:cut"
+_MOST_MARKS = 200
+_CLIENT_ID = "adk-"
+
+
+class _Mark(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event: str = ""
+    contains: str = ""
+    priority: int | None = None
+    description: str = ""
+
+
+_MARK = TypeAdapter(_Mark)
+
+
+def cut_now(session: Session) -> Event:
+    """The event that asks for a cut at the session's next model call, whatever its size.
+
+        await service.append_event(session, cut_now(session))
+
+    Every agent of the session cuts once. Asking twice without an event in between is asking once.
+    """
+    last = session.events[-1].id if session.events else "start"
+    return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
+
+
+def _without_client_ids(content: types.Content) -> types.Content:
+    """The content as most models are sent it: without the ids that ADK itself gave to calls."""
+    parts = []
+    for part in content.parts or ():
+        for name in ("function_call", "function_response"):
+            inside = getattr(part, name)
+            if inside is not None and (inside.id or "").startswith(_CLIENT_ID):
+                part = part.model_copy(update={name: inside.model_copy(update={"id": None})})
+        parts.append(part)
+    return types.Content(role=content.role, parts=parts)
+
+
+def last_unread(pack: Pack, events: Sequence[Event], read: Callable[[types.Content], Content]) -> Event | None:
+    """Where the model begins to read: the event before the first human message that a pack sends; None where nothing
+    before that message is missing.
+
+    Args:
+        read: the frozen form of an event's content.
+    """
+    request = pack.source.request
+    sent = {origin for made in pack.contents for origin in (made.origin, *(origin for origin, _ in made.members))}
+    first = next((at for at, content in enumerate(request.contents) if at in sent and is_human(content)), None)
+    if first is None or (request.positions[first] == first and sent.issuperset(range(first))):
+        return None
+    digest = request.contents[first].digest
+    left = sum(content.digest == digest for content in request.contents[first:])
+    for event in reversed(events):
+        if event.content is None:
+            continue
+        if left == 0:
+            return event
+        is_message = event.author == "user" and not event.get_function_responses()
+        left -= is_message and read(event.content).digest == digest
+    return None

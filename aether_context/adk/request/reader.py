@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
 from itertools import islice
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -26,63 +26,11 @@ from aether_context.pack import Candidate, Content, Part, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
 
-# Who wrote a message that quotes another agent: that agent's turn as ADK shows it, or a user who imitates the form.
-
-
-class Authors:
-    """The authors of a session's messages.
-
-    Args:
-        events: the session's.
-        asked: the message that the invocation answers, which need not be among them.
-    """
-
-    def __init__(self, events: Sequence[Event], asked: types.Content | None) -> None:
-        self._events = events
-        self._asked = asked
-        self._agents: frozenset[str] | None = None
-        self._imitations: list[types.Content] = []
-
-    def attributed(self, raw: types.Content, content: Content) -> Content:
-        """A content as its author's: one that only imitates another agent's turn is a user's.
-
-        Args:
-            raw: the same as the host gave it.
-        """
-        if not content.agent or self._quotes(raw, content):
-            return content
-        return replace(content, agent="", quotes=())
-
-    def _quotes(self, raw: types.Content, content: Content) -> bool:
-        """Whether a content that has the form of another agent's turn is one.
-
-        What a user sent is none, whatever it looks like; nor is a quote of an agent that the session does not know.
-        """
-        if self._agents is None:
-            self._agents = frozenset(event.author for event in self._events if event.author != "user")
-            own = (event.content for event in self._events if event.author == "user")
-            self._imitations = [
-                content for content in (*own, self._asked) if content is not None and looks_quoted(content)
-            ]
-        if any(imitation.parts == raw.parts for imitation in self._imitations):
-            return False
-        named = {quote.agent for quote in content.quotes}
-        return content.agent == NAMELESS or named <= self._agents | {_PERSON}
-
-
-_PERSON = "user"
-"""Whose result ADK quotes where a person posts one to another agent's call."""
-
-
-def looks_quoted(content: types.Content) -> bool:
-    """Whether a content opens as ADK lets another agent's turn open."""
-    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
-
-
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
+_ONLY_TEXT = {"text"}
 
 
 class Reader:
@@ -93,8 +41,8 @@ class Reader:
     edited in place is read anew.
     """
 
-    def __init__(self, size: int = 20_000) -> None:
-        self._contents: LRUCache[object, Known] = LRUCache(size)
+    def __init__(self) -> None:
+        self._contents: LRUCache[object, Known] = LRUCache(20_000)
         self._tools: LRUCache[object, tuple[Tool, ...]] = LRUCache(200)
         self._lock = threading.Lock()
 
@@ -104,39 +52,48 @@ class Reader:
 
     def known(self, content: types.Content, model: str) -> Known:
         """The frozen form of a content with what its next reading is compared with; see `content`."""
-        key = (model, content.role, *[_part_key(part) for part in content.parts or ()])
+        # A part that is only text needs no detours.
+        key = (
+            model,
+            content.role,
+            *[
+                part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
+                for part in content.parts or ()
+            ],
+        )
         with self._lock:
             found = self._contents.get(key)
         if found is None:
             parts = content.parts or []
-            frozen = content_of_parts(content.role or "", [_part(part, model) for part in parts])
-            found = Known(attributed(frozen), content.role, [_fields(part) for part in parts])
+            frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
+            found = Known(frozen, content.role, [_fields(part) for part in parts])
             with self._lock:
                 self._contents[key] = found
         return found
 
-    def tools(self, config: types.GenerateContentConfig | None, essential: frozenset[str]) -> tuple[Tool, ...]:
-        """The function declarations of a request, in order."""
-        declared = [declaration for tool in _function_tools(config) for declaration in tool.function_declarations or ()]
-        key = (essential, tuple(structure(one) for one in declared))
+    def tools(self, declared: Sequence[object], essential: frozenset[str]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+        """The function declarations of a request's tools, in order, and the wires of tools that are not functions."""
+        functions: list[types.FunctionDeclaration] = []
+        others: list[str] = []
+        for tool in declared:
+            if isinstance(tool, types.Tool):
+                functions += tool.function_declarations or ()
+                wire = {name: _json(field) for name, field in _set_fields(tool) if name != "function_declarations"}
+            else:
+                wire = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+            if wire:
+                others.append(canonical_json(wire))
+        key = (essential, tuple(map(structure, functions)))
         with self._lock:
             found = self._tools.get(key)
             if found is None:
-                found = self._tools[key] = tuple(_tool(one, essential) for one in declared)
-        return found
+                found = self._tools[key] = tuple(_tool(declaration, essential) for declaration in functions)
+        return found, tuple(others)
 
 
-def other_tools(config: types.GenerateContentConfig | None) -> tuple[str, ...]:
-    """The wires of tools that are not functions."""
-    wires = []
-    for tool in (config.tools if config is not None else None) or ():
-        if isinstance(tool, types.Tool):
-            value = {name: _json(held) for name, held in _held(tool) if name != "function_declarations"}
-        else:
-            value = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
-        if value:
-            wires.append(canonical_json(value))
-    return tuple(wires)
+def declared_tools(request: LlmRequest) -> list[Any]:
+    """The tools that a request declares, ADK's own and functions."""
+    return (request.config.tools if request.config is not None else None) or []
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
@@ -156,6 +113,40 @@ def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:
     return canonical_json(_json(system)), False
 
 
+def attributed_to(
+    contents: Sequence[types.Content], read: Sequence[Content], events: Sequence[Event], asked: types.Content | None
+) -> tuple[Content, ...]:
+    """Contents as their authors': one that only imitates another agent's turn, as ADK shows it, is a user's.
+
+    What a user sent is no such turn, whatever it looks like; nor is a quote of an agent that the session does not know.
+
+    Args:
+        contents: as the host gave them.
+        read: the same contents, frozen.
+        events: the session's.
+        asked: the message that the invocation answers, which need not be among them.
+    """
+    if not any(content.agent for content in read):
+        return tuple(read)
+    # ADK quotes a result as the user's where a person posts one to another agent's call.
+    known = {event.author for event in events} | {"user"}
+    own = [*(event.content for event in events if event.author == "user"), asked]
+    imitations = [content.parts for content in own if content is not None and _looks_quoted(content)]
+
+    authored: list[Content] = []
+    for raw, content in zip(contents, read, strict=True):
+        named = content.agent == NAMELESS or known.issuperset(quote.agent for quote in content.quotes)
+        if content.agent and (not named or raw.parts in imitations):
+            content = replace(content, agent="", quotes=())
+        authored.append(content)
+    return tuple(authored)
+
+
+def _looks_quoted(content: types.Content) -> bool:
+    """Whether a content opens as ADK lets another agent's turn open."""
+    return content.role == "user" and bool(content.parts) and opens((content.parts or [])[0].text)
+
+
 _INSTRUCTION = "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>"
 """What ADK lets an agent's instruction begin with where it stands among the contents, behind a static one."""
 
@@ -168,7 +159,7 @@ def human_index(contents: Sequence[types.Content], asked: types.Content | None) 
     answers the last of them in which something is said, or the last one where nothing is.
     """
     words = [part.text for part in (asked.parts if asked is not None else None) or ()]
-    fallback = None
+    human: int | None = None
     quoted: int | None = None
     heard = False
     for at in range(len(contents) - 1, -1, -1):
@@ -176,21 +167,19 @@ def human_index(contents: Sequence[types.Content], asked: types.Content | None) 
         parts = content.parts or ()
         if content.role != "user" or any(part.function_response or part.function_call for part in parts):
             continue
-        if words and [part.text for part in parts] == words:
+        texts = [part.text for part in parts]
+        if words and texts == words:
             return at
-        if looks_quoted(content):
+        if _looks_quoted(content):
             if not heard:
-                heard = says([part.text for part in parts])
+                heard = says(texts)
                 quoted = at if heard or quoted is None else quoted
-        elif parts and (parts[0].text or "").startswith(_INSTRUCTION):
-            continue
-        elif fallback is None and not any(part.text and _past(part.text) is not None for part in parts):
-            fallback = at
-    return quoted if fallback is None else fallback
+        elif human is None and not (texts and (texts[0] or "").startswith(_INSTRUCTION)):
+            human = None if any(text and _past(text) is not None for text in texts) else at
+    return quoted if human is None else human
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preloaded:
+class Preloaded(NamedTuple):
     """The position of a block of preloaded memories, and the memories in it."""
 
     position: int
@@ -203,13 +192,23 @@ def preloaded(contents: Sequence[types.Content], asked: types.Content | None) ->
         parts = contents[at].parts or ()
         if contents[at].role != "user" or any(part.function_response for part in parts):
             break
-        if len(parts) != 1 or not parts[0].text or (asked is not None and parts == asked.parts):
+        text = parts[0].text if len(parts) == 1 else None
+        if not text or (asked is not None and parts == asked.parts):
             continue
-        if not parts[0].text.startswith("The following content is from your previous conversations"):
+        block = _past(text) if text.startswith("The following content is from your previous conversations") else None
+        if block is None:
             continue
-        found = _past(parts[0].text)
-        if found is not None:
-            return Preloaded(position=at, memories=tuple(islice(_past_memories(found), MOST_MEMORIES)))
+        time: str | None = None
+        lines: list[str] = []
+        memories: list[Candidate] = []
+        for line in [*block[:_MOST_MEMORY_CHARACTERS].splitlines(), "Time: "]:
+            if line.startswith("Time: "):
+                if lines and len(memories) < MOST_MEMORIES:
+                    memories.append(memory_candidate("\n".join(lines), timestamp=time))
+                time, lines = line.removeprefix("Time: "), []
+            elif line.strip():
+                lines.append(line)
+        return Preloaded(at, tuple(memories))
     return None
 
 
@@ -227,7 +226,13 @@ def found_memories(
     """
     left = max(_MOST_MEMORY_CHARACTERS, most_characters)
     for entry in islice(entries, MOST_MEMORIES):
-        text = " ".join(_beginnings((part.text for part in entry.content.parts or () if part.text), left))
+        room = min(left, _LONGEST_MEMORY)
+        texts: list[str] = []
+        for part in entry.content.parts or ():
+            if part.text and room > 0:
+                texts.append(part.text[:room])
+                room -= len(part.text)
+        text = " ".join(texts)
         if text:
             left -= len(text)
             standing = preferences and is_preference(entry.custom_metadata)
@@ -236,29 +241,22 @@ def found_memories(
             )
 
 
-def _beginnings(texts: Iterable[str], room: int) -> Iterator[str]:
-    """The texts, as far as one memory and the room for all of them go; the last one may be cut."""
-    room = min(room, _LONGEST_MEMORY)
-    for text in texts:
-        if room <= 0:
-            return
-        yield text[:room]
-        room -= len(text)
-
-
 def memory_candidate(
     text: str,
     *,
-    author: str | None,
     timestamp: str | None,
+    author: str | None = None,
     name: str | None = None,
     similarity: float | None = None,
     standing: bool = False,
 ) -> Candidate:
     """A memory as a candidate; its id is its own or a hash. A preference is the user's, whoever wrote it down."""
     author = None if standing else author
-    said = f"{author}: {text}" if author else text
-    digest = hash_text(said)
+    digest = hash_text(f"{author}: {text}" if author else text)
+    try:
+        time = datetime.fromisoformat(timestamp).timestamp() if timestamp else None
+    except (ValueError, OverflowError):
+        time = None
     return Candidate(
         id=f"mem_{name}" if name else f"mem_{short(digest)}",
         layer="memory",
@@ -266,21 +264,10 @@ def memory_candidate(
         text=text,
         speaker=author or "",
         digest=digest,
-        time=seconds(timestamp),
+        time=time,
         scores={} if similarity is None else {"similarity": similarity},
         kind="standing" if standing else "",
     )
-
-
-@lru_cache(maxsize=4_096)
-def seconds(timestamp: str | None) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time, None where it is not one."""
-    if not timestamp:
-        return None
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _past(text: str) -> str | None:
@@ -293,44 +280,25 @@ def _past(text: str) -> str | None:
     return text[begin:end] if end >= 0 else None
 
 
-def _past_memories(block: str) -> Iterable[Candidate]:
-    time: str | None = None
-    lines: list[str] = []
-    for line in [*block[:_MOST_MEMORY_CHARACTERS].splitlines(), "Time: "]:
-        if line.startswith("Time: "):
-            if lines:
-                yield memory_candidate("\n".join(lines), author=None, timestamp=time)
-            time, lines = line.removeprefix("Time: "), []
-        elif line.strip():
-            lines.append(line)
-
-
-def _function_tools(config: types.GenerateContentConfig | None) -> list[types.Tool]:
-    tools = (config.tools if config is not None else None) or ()
-    return [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
-
-
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
     value = _json(declaration)
     name = declaration.name or ""
     wire = canonical_json(value)
     schema = value.get("parameters_json_schema") or value.get("parameters") or {}
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    arguments = ", ".join(f"{key}: {_kind(one)}" for key, one in (properties or {}).items())
+    arguments = []
+    for key, argument in (properties or {}).items():
+        kind = argument.get("type") if isinstance(argument, dict) else None
+        arguments.append(f"{key}: {kind.lower() if isinstance(kind, str) else 'any'}")
     purpose = " ".join((declaration.description or "").split())
     sentence = re.split(r"(?<=[.!?]) ", purpose, maxsplit=1)[0][:160]
-    signature = f"{name}({arguments})" + (f": {sentence}" if sentence and sentence != name else "")
+    signature = f"{name}({', '.join(arguments)})" + (f": {sentence}" if sentence and sentence != name else "")
     return Tool(name=name, signature=signature, wire=wire, digest=hash_text(wire), essential=name in essential)
-
-
-def _kind(schema: JSON) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return str(kind).lower() if isinstance(kind, str) else "any"
 
 
 def _part(part: types.Part, model: str) -> Part:
     family = family_of(model)
-    value = {name: _json(held) for name, held in _held(part)}
+    value = {name: _json(field) for name, field in _set_fields(part)}
     size, tokens = 0, 0
     inside = (part.function_response.parts if part.function_response is not None else None) or ()
     for blob in (part.inline_data, *(piece.inline_data for piece in inside)):
@@ -344,7 +312,7 @@ def _part(part: types.Part, model: str) -> Part:
     return part_of(value, size_bytes=size, media_tokens=tokens)
 
 
-def _held(model: BaseModel) -> list[tuple[str, object]]:
+def _set_fields(model: BaseModel) -> list[tuple[str, object]]:
     """The fields of a model that are set and not None."""
     fields = model.__dict__
     return [(name, fields[name]) for name in model.__pydantic_fields_set__ if fields.get(name) is not None]
@@ -361,20 +329,12 @@ def _json(value: object, depth: int = 0) -> JSON:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, BaseModel):
-        return {name: _json(held, depth + 1) for name, held in _held(value)}
+        return {name: _json(field, depth + 1) for name, field in _set_fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): _json(held, depth + 1) for name, held in value.items()}
+        return {str(name): _json(item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_json(one, depth + 1) for one in value]
+        return [_json(item, depth + 1) for item in value]
     return plain(value)
-
-
-def _part_key(part: types.Part) -> object:
-    """`structure` of a part, without detours for one that is only text."""
-    names = part.__pydantic_fields_set__
-    if len(names) == 1 and "text" in names:
-        return part.__dict__["text"]
-    return structure(part)
 
 
 def structure(value: object, depth: int = 0) -> object:
@@ -392,12 +352,12 @@ def structure(value: object, depth: int = 0) -> object:
         ordered = names if len(names) == 1 else sorted(names)
         return (
             kind.__name__,
-            *[(name, structure(held, depth + 1)) for name in ordered if (held := fields.get(name)) is not None],
+            *[(name, structure(field, depth + 1)) for name in ordered if (field := fields.get(name)) is not None],
         )
     if kind is dict:
-        return ("{", *[(str(name), structure(held, depth + 1)) for name, held in value.items()])  # type: ignore[attr-defined]
+        return ("{", *[(str(name), structure(item, depth + 1)) for name, item in value.items()])  # type: ignore[attr-defined]
     if kind in (list, tuple):
-        return ("[", *[structure(one, depth + 1) for one in value])  # type: ignore[attr-defined]
+        return ("[", *[structure(item, depth + 1) for item in value])  # type: ignore[attr-defined]
     return (kind.__name__, canonical_json(_json(value)))
 
 
@@ -413,7 +373,7 @@ def unchanged(known: Iterable[Known], contents: Iterable[types.Content]) -> bool
 
 
 def _fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
-    return {**model.__dict__, **{name: mirror(field, depth) for name, field in _held(model)}}
+    return {**model.__dict__, **{name: mirror(field, depth) for name, field in _set_fields(model)}}
 
 
 def mirror(value: object, depth: int = 0) -> object:
@@ -427,38 +387,30 @@ def mirror(value: object, depth: int = 0) -> object:
         return value
     if depth <= _DEEPEST:
         if kind is dict and all(type(name) is str for name in value):  # type: ignore[attr-defined]
-            return {name: mirror(held, depth + 1) for name, held in value.items()}  # type: ignore[attr-defined]
+            return {name: mirror(item, depth + 1) for name, item in value.items()}  # type: ignore[attr-defined]
         if kind is list:
-            return [mirror(held, depth + 1) for held in value]  # type: ignore[attr-defined]
+            return [mirror(item, depth + 1) for item in value]  # type: ignore[attr-defined]
         if isinstance(value, BaseModel):
-            return _Model(value, depth + 1)
+            return _Model(type(value), _fields(value, depth + 1))
     return _Leaf(structure(value))
 
 
+@dataclass(slots=True, eq=False)
 class _Model:
     """The mirror of a model, by its fields."""
 
-    __slots__ = ("_fields", "_kind")
-
-    def __init__(self, value: BaseModel, depth: int) -> None:
-        self._kind = type(value)
-        self._fields = _fields(value, depth)
+    kind: type[BaseModel]
+    fields: dict[str, object]
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is self._kind and self._fields == other.__dict__
-
-    __hash__ = None  # type: ignore[assignment]
+        return type(other) is self.kind and self.fields == other.__dict__
 
 
+@dataclass(slots=True, eq=False)
 class _Leaf:
     """The mirror of a number, or of a value of any other type, by its `structure`."""
 
-    __slots__ = ("_key",)
-
-    def __init__(self, key: object) -> None:
-        self._key = key
+    key: object
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._key == structure(other))
-
-    __hash__ = None  # type: ignore[assignment]
+        return bool(self.key == structure(other))

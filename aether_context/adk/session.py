@@ -1,0 +1,339 @@
+"""What session state holds between calls: small, plain JSON under ``aether:`` keys, written only where it changed.
+
+    aether:epoch:{scope}                 boundary, marks, extract ceilings, the number of packed messages
+    aether:summary:{scope}               the summary of what was cut, written once an epoch
+    aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
+    aether:payload:{scope}:{number}      a packed message, written once an invocation
+    aether:evidence:{digits}             what is known of a result that is not shown whole, by the digits of its address
+
+``scope`` stands for agent and branch. An epoch that another session left there (ADK copies a parent's state into child
+sessions) is not this session's and is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cachetools import LRUCache
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.sessions.state import State
+from pydantic import BaseModel, TypeAdapter
+
+from aether_context.adk.call import SessionKey, session_key
+from aether_context.canonical import hash_json, short
+from aether_context.errors import StateError
+from aether_context.evidence import EvidenceRecord, evidence_key, superseded
+from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
+
+# The epoch.
+
+_MOST_PAYLOADS = 64
+_EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
+_ELSEWHERE = {"summary", "tools", "payloads"}
+"""Fields of an epoch that have keys of their own."""
+_ESCAPE = "json:"
+
+
+def load_epoch(state: Mapping[str, Any], identity: Identity) -> Epoch:
+    """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound."""
+    scope = _scope(identity.branch, identity.agent)
+    fields = _fields(state, f"aether:epoch:{scope}", identity)
+    count = fields.pop("payloads", 0)
+    if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
+        return Epoch(number=0)
+    if not fields.get("cut_count"):
+        fields["summary_place"] = 0
+    slots = (_fields(state, f"aether:payload:{scope}:{slot}", identity) for slot in range(count))
+    messages = (valid(_MESSAGE, slot) for slot in slots)
+    fields["payloads"] = tuple(
+        replace(message, text=_plain(message.text), covers=tuple(map(_plain, message.covers)))
+        for message in messages
+        if message is not None
+    )
+    fields["tools"] = valid(_TOOLS, _fields(state, f"aether:tools:{scope}", identity).get("kept")) or {}
+    epoch = valid(_EPOCH, fields)
+    if epoch is None:
+        return Epoch(number=0)
+    # What is kept has to ascend below the boundary, so that no content can be sent twice.
+    ends = [0, *(end for pair in epoch.kept for end in pair), epoch.cut_count]
+    if ends != sorted(ends) or any(start >= stop for start, stop in epoch.kept):
+        return Epoch(number=0)
+    summary = state.get(f"aether:summary:{scope}") if epoch.cut_count else ""
+    return replace(epoch, summary=_plain(summary)) if isinstance(summary, str) and summary else epoch
+
+
+def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str, Any]:
+    """What stands in a key of a session's state beside the session's name; nothing where that is another's."""
+    value = state.get(key)
+    if not isinstance(value, Mapping) or value.get("session") != identity.session:
+        return {}
+    return {name: field for name, field in value.items() if name not in ("session", "summary")}
+
+
+def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
+    """Whether a session's state still holds what `save_epoch` put there."""
+    return bool(state.get(f"aether:epoch:{_scope(identity.branch, identity.agent)}") == stored)
+
+
+def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch) -> Mapping[str, Any]:
+    """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
+    payloads = after.payloads[-_MOST_PAYLOADS:]
+    value = {
+        "session": identity.session,
+        **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE),
+        "payloads": len(payloads),
+    }
+    if before == after:
+        return value
+    scope = _scope(identity.branch, identity.agent)
+    for slot, message in enumerate(payloads):
+        if before.payloads[slot : slot + 1] != (message,):
+            written = _MESSAGE.dump_python(message, mode="json")
+            written |= {"text": _escaped(message.text), "covers": [*map(_escaped, message.covers)]}
+            state[f"aether:payload:{scope}:{slot}"] = {"session": identity.session, **written}
+    for slot in range(len(payloads), len(before.payloads)):
+        state[f"aether:payload:{scope}:{slot}"] = None
+    if after.tools != before.tools:
+        state[f"aether:tools:{scope}"] = {"session": identity.session, "kept": dict(after.tools)}
+    if after.summary != before.summary:
+        state[f"aether:summary:{scope}"] = _escaped(after.summary)
+    state[f"aether:epoch:{scope}"] = value
+    return value
+
+
+class Aligned(NamedTuple):
+    """An epoch whose boundary fits the host's list.
+
+    ``rewritten`` is set where the boundary was not found again and everything is live.
+    """
+
+    epoch: Epoch
+    rewritten: bool = False
+    note: str = ""
+
+
+def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
+    """Finds the boundary in the host's list by the hash of the last content cut.
+
+    Args:
+        total: length of the host's list.
+        digest_at: the digest of the content at a position.
+    """
+    if not epoch.cut_count:
+        return Aligned(epoch)
+    last = epoch.cut_count - 1
+
+    def stands(shift: int) -> bool:
+        """Whether the last content cut, and the other anchors that are still in the list, stand ``shift`` further."""
+        return digest_at(last + shift) == epoch.cut_hash and all(
+            short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
+        )
+
+    if last < total and stands(0):
+        return Aligned(epoch)
+    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and stands(at - last)]
+    if len(shifts) != 1:
+        return reset(epoch, "the boundary of the last cut is gone")
+    shift = shifts[0]
+    moved = replace(
+        epoch,
+        cut_count=epoch.cut_count + shift,
+        kept=tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0),
+        anchors=tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0),
+        summary_place=max(0, epoch.summary_place + shift) if epoch.summary_place else 0,
+        payloads=tuple(
+            replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
+            for message in epoch.payloads
+        ),
+    )
+    return Aligned(moved, note=f"the boundary of the last cut moved by {shift}")
+
+
+def reset(epoch: Epoch, note: str) -> Aligned:
+    """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
+    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
+    return Aligned(fresh, rewritten=True, note=note)
+
+
+@lru_cache(maxsize=1_000)
+def _scope(branch: str, agent: str) -> str:
+    return short(hash_json([branch, agent]))
+
+
+def _escaped(text: str) -> str:
+    """A text that any session store takes, from which `_plain` gives the same text again."""
+    sound = storable(text) == text and not text.startswith(_ESCAPE)
+    return text if sound else _ESCAPE + json.dumps(text)
+
+
+def _plain(stored: str) -> str:
+    if not stored.startswith(_ESCAPE):
+        return stored
+    try:
+        text = json.loads(stored.removeprefix(_ESCAPE))
+    except ValueError:
+        return stored
+    return text if isinstance(text, str) else stored
+
+
+def storable(text: str) -> str:
+    """Text that any session store takes: lone surrogates and NUL become replacement characters."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+
+
+# The records of evidence.
+
+_STATE = "aether:evidence:"
+_RECORD = TypeAdapter(EvidenceRecord)
+_MOST_SESSIONS = 64
+_MOST_OF_STEP = 50
+
+
+class Records:
+    """The records of one session, and which of them a later reading supersedes.
+
+    `read` works only on what changed since it was called last. A value that is the same object counts as unchanged:
+    ADK keeps what is put into a state, not what is edited in one.
+    """
+
+    def __init__(self) -> None:
+        self._names: Set[str] = frozenset()
+        self._values: dict[str, object] = {}
+        self._records: dict[str, EvidenceRecord] = {}
+        self._calls: dict[str, dict[str, EvidenceRecord]] = {}
+        self._later: dict[str, str] = {}
+
+    def read(self, state: Mapping[str, Any]) -> None:
+        """Takes over what a state says now."""
+        if state.keys() == self._names:
+            found = {key: state[key] for key in self._values}
+        else:
+            found = {key: value for key, value in state.items() if key.startswith(_STATE)}
+            self._names = frozenset(state)
+        before, self._values = self._values, found
+        if found == before:
+            return
+        changed = [key for key, value in found.items() if before.get(key) is not value and before.get(key) != value]
+        changed += before.keys() - found.keys()
+        calls: set[str] = set()
+        for key in changed:
+            digits = key.removeprefix(_STATE)
+            gone = self._records.pop(digits, None)
+            if gone is not None:
+                self._later.pop(gone.uri, None)
+                self._calls.get(gone.call, {}).pop(digits, None)
+                calls.add(gone.call)
+            record = valid(_RECORD, found.get(key))
+            if record is not None:
+                self._records[digits] = record
+                self._later[record.uri] = ""
+                if record.source:
+                    self._calls.setdefault(record.call, {})[digits] = record
+                    calls.add(record.call)
+        for call in calls:
+            answers = sorted(self._calls.get(call, {}).values(), key=_moment)
+            later = superseded(answers)
+            self._later.update((answer.uri, later.get(answer.uri, "")) for answer in answers)
+
+    def by_digits(self) -> dict[str, EvidenceRecord]:
+        """The records by the digits of their addresses."""
+        return dict(self._records)
+
+    def readings(self) -> dict[str, str]:
+        """The addresses, each with that of a later reading that differs, empty where there is none."""
+        return dict(self._later)
+
+    def tools(self) -> frozenset[str]:
+        """The tools of whose results the session keeps some."""
+        return frozenset(record.source for record in list(self._records.values()) if record.arguments)
+
+    def of_step(self, step: str) -> list[EvidenceRecord]:
+        """The latest results that tools gave to a step, in their order, each the last answer to its call."""
+        found = [record for record in list(self._records.values()) if record.arguments and record.step == step]
+        return sorted((record for record in found if not self._later.get(record.uri)), key=_moment)[-_MOST_OF_STEP:]
+
+    def latest(self, call: str) -> EvidenceRecord | None:
+        """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""
+        return max(list(self._calls.get(call, {}).values()), key=_moment, default=None)
+
+    def earlier(self, uri: str) -> str:
+        """The address of the last reading before that of an address, which differs; empty where there is none."""
+        record = self._records.get(evidence_key(uri) or "")
+        if record is None:
+            return ""
+        answers = list(self._calls.get(record.call, {}).values())
+        before = [answer for answer in answers if _moment(answer) < _moment(record)]
+        return max(before, key=_moment).uri if before else ""
+
+
+class SessionRecords:
+    """The records of the sessions that were looked at last. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._sessions: LRUCache[SessionKey, Records] = LRUCache(_MOST_SESSIONS)
+        self._lock = threading.Lock()
+
+    def of(self, context: CallbackContext) -> Records:
+        """Those of a session, as its state has them now."""
+        scope = session_key(context)
+        with self._lock:
+            found = self._sessions.get(scope)
+            if found is None:
+                found = self._sessions[scope] = Records()
+            found.read(context.session.state)
+        return found
+
+
+def state_record(state: Mapping[str, Any], digits: str) -> EvidenceRecord | None:
+    """The record of an address in a session's state; None where the session has none."""
+    return valid(_RECORD, state.get(f"{_STATE}{digits}"))
+
+
+def put_record(context: CallbackContext, record: EvidenceRecord) -> None:
+    """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
+
+    An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
+    extracts in a request are found by their tool.
+    """
+    digits = evidence_key(record.uri) or ""
+    earlier = state_record(context.session.state, digits)
+    kept = record
+    if earlier is not None and (earlier.arguments or not record.arguments):
+        kept = earlier.model_copy(update={"time": record.time}) if earlier.call == record.call else earlier
+    if kept != earlier:
+        context.state[f"{_STATE}{digits}"] = kept.model_dump(mode="json", exclude_defaults=True)
+
+
+def _moment(record: EvidenceRecord) -> tuple[float, str]:
+    return record.time or 0.0, record.uri
+
+
+class Declared:
+    """A session's state that refuses keys which the agent's schema lacks: ADK itself does so only after the tool.
+
+    Args:
+        dry: writes go to a copy, to see whether they would be refused.
+    """
+
+    def __init__(self, context: CallbackContext, *, dry: bool = False) -> None:
+        self._state: State | dict[str, Any] = context.state.to_dict() if dry else context.state
+        agent = context.get_invocation_context().agent
+        self._schema: type[BaseModel] | None = None
+        while agent is not None and self._schema is None:
+            self._schema = agent.state_schema
+            agent = getattr(agent, "parent_agent", None)
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self._state.get(key, default)
+
+    def __setitem__(self, key: str, value: Any, /) -> None:
+        if self._schema is not None and key not in self._schema.model_fields:
+            raise StateError(f"the application has to declare {key!r} in the agent's state_schema first")
+        self._state[key] = value
