@@ -40,7 +40,7 @@ class _Guarded:
 
 def _fault(conversation: Conversation, result: Trimmed) -> str:
     """What is wrong with what a result removes; empty where nothing is."""
-    gone = {one.index for one in result.removed}
+    gone = {removed.index for removed in result.removed}
     if not gone:
         return ""
     parts = units(conversation.contents)

@@ -206,10 +206,10 @@ def _ended(text: str, size: int, most: int) -> str:
 def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]]) -> JSON:
     made = json.loads(canonical_json(value))
     for path, text in texts:
-        held: Any = made
+        parent: Any = made
         for step in path[:-1]:
-            held = held[step]
-        held[path[-1]] = text
+            parent = parent[step]
+        parent[path[-1]] = text
     return made
 
 

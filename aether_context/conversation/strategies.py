@@ -68,7 +68,7 @@ def cut_to(
     }
     repeated = superseded(parts, conversation.raws)
     stands_at = outliving(parts, conversation.raws, tokens)
-    held, notes = hold(
+    anchored, notes = hold(
         anchors,
         parts,
         conversation.positions,
@@ -94,7 +94,7 @@ def cut_to(
                 superseded=repeated,
                 spare=spare,
                 stands_at=stands_at,
-                stay=held.union(stay),
+                stay=anchored.union(stay),
             )
             kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess
             if kept <= budget.ceiling:

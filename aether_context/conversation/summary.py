@@ -69,12 +69,12 @@ def _composed(
     known: str = "",
 ) -> str:
     bullets = split_bullets(earlier)
-    entries = "\n".join(one for one in bullets if is_entry(one))
-    said = "\n".join(one for one in bullets if not is_entry(one))
+    entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
+    sentences = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
     table = entity_table(
         gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
     )
     left = room - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=said)
-    summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=said)
+    summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=sentences)
+    summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=sentences)
     return "\n".join(filter(None, (summary, table)))
