@@ -26,6 +26,8 @@ RECAP_SHARE = 0.5
 """The recap's most beside turns that were recalled, as a share of what a cut leaves."""
 _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as much as it frees"
 _BULLET = "- a"
+_WORTHWHILE = 0.9
+"""Share of the tokens that are asked for under which a cut is made only where the window or a hand demands it."""
 _SUMMARY_SHARE = 0.12
 """The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
@@ -48,7 +50,7 @@ def cut_to(
     What stays takes at most ``target`` tokens, summary included, where what may leave holds enough. The unit that would
     free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they fit under
     the ceiling with what stays anyway. Messages beside the final one go only where the ceiling demands it. A cut that
-    frees less than half of what is asked for is made only where the window or a hand demands it.
+    frees less than nine tenths of what is asked for is made only where the window or a hand demands it.
 
     Args:
         parts: the conversation's units; ``stay`` are places in it.
@@ -134,7 +136,7 @@ def cut_to(
     if conversation.forced:
         return result if result.freed_tokens > 0 else decided(conversation, strategy, note=_FREES_NOTHING)
     asked_for = conversation.used - target
-    return result if 2 * result.freed_tokens >= asked_for else decided(conversation, strategy)
+    return result if result.freed_tokens >= _WORTHWHILE * asked_for else decided(conversation, strategy)
 
 
 def _fitting(
