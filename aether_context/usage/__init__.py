@@ -276,6 +276,15 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The three budgets that a call falls under, at one moment."""
+
+    session: TokenBudget
+    invocation: TokenBudget
+    agent: TokenBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
     """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
 
@@ -460,6 +469,10 @@ class TokenLedger:
             for measure, used in totals.amounts.items()
         }
         return TokenBudget(scope=scope, name=name, totals=totals, **gauges)
+
+    def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
+        """The budgets that a call of this agent in this invocation falls under."""
+        return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
 
     def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
         """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""
