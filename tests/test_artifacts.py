@@ -188,10 +188,11 @@ def test_parts_keep_what_else_they_hold(place):
     service = FsspecArtifactService(url, **options)
     blob = types.Blob(data=b"\n\x00", mime_type="image/png", display_name="a")
     part = types.Part(inline_data=blob, thought_signature=b"\xff\x00")
+    titled = types.Part(text="a caption", inline_data=types.Blob(data=b"\xff\x00", mime_type="image/png"))
     file = types.Part(file_data=types.FileData(file_uri="gs://bucket/x.pdf", mime_type="application/pdf"))
 
     async def work():
-        for saved in (part, file):
+        for saved in (part, titled, file):
             await service.save_artifact(**HERE, filename="a", artifact=saved)
             assert await service.load_artifact(**HERE, filename="a") == saved
         found = await service.get_artifact_version(**HERE, filename="a")

@@ -16,9 +16,10 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from scripted import Chat, Failure, big_file, call, look_up, new_store
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
 from aether_context.adk.preview import PLACEHOLDER, fetch_session, make_preview, preview, read_session
+from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import canonical_json
 from aether_context.cli import main
 from aether_context.conversation import (
@@ -68,11 +69,14 @@ def exported(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
-def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None:
+def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
     chat, session = chatted(*messages, state=state, script=["hi", call("look_up", key="a"), "found"])
-    pack = preview(session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file])
-    assert not PackStore("memory://aether-context-preview").folders()
+    queued: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Recorder, "later", lambda _, job: queued.append(job))
+        pack = preview(session, policy=POLICY, message="Which rules?", system="You help.", tools=[look_up, big_file])
+    assert not queued
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]
     assert pack.checksum == manifest.checksum

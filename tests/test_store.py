@@ -42,6 +42,10 @@ def test_a_pack_comes_back_as_it_was_written(store):
     assert read == written
     read.verify()
     assert store.manifest(written.pack_id[:-3]) == written
+    assert store.manifest(written.pack_id, app=written.app, user=written.user) == written
+    for other in ({"user": "somebody"}, {"app": "another"}):
+        with pytest.raises(PackNotFound):
+            store.manifest(written.pack_id, **other)
 
 
 def test_writing_again_changes_nothing(store):
@@ -301,6 +305,14 @@ def test_files_are_listed_with_size_and_time(place):
     assert files.below(f"{files.root}/a/c") == []
     with pytest.raises(FileNotFoundError):
         files.read(f"{files.root}/a/c/d")
+
+
+def test_drafts_are_no_files_but_a_folder_may_be_named_like_one(tmp_path):
+    files = Files(tmp_path / ".draft-2" / "store")
+    files.create(f"{files.root}/a/b", b"1")
+    (tmp_path / ".draft-2" / "store" / "a" / ".draft-x").write_bytes(b"unfinished")
+    for found in (files.below(files.root), files.files(f"{files.root}/a")):
+        assert [file.path for file in found] == [f"{files.root}/a/b"]
 
 
 def test_what_a_backend_raises_becomes_an_error_of_ours():

@@ -99,9 +99,10 @@ class _Copying:
             self.copy(path)
         self.copy(f"{folder}/outcome.json")
         path = f"{folder}/manifest.json"
-        if not self.copy(path):
+        data = store.files.get(path)
+        if data is None or not self.copy(path):
             raise BlobNotFound(f"{manifest.pack_id} is not in {store.url} any more")
-        if self.target.files.read(self._there(path)) != store.files.read(path):
+        if self.target.files.read(self._there(path)) != data:
             raise StoreError(f"{self.target.url} holds another pack {manifest.pack_id}: export to an empty place")
 
     def evidence(self, manifest: Manifest, digits: str, records: dict[str, EvidenceRecord]) -> bool:

@@ -223,7 +223,7 @@ class Files:
             while folders:
                 found = self._entries(folders.pop())
                 entries += found
-                folders += [entry["name"] for entry in found if entry["type"] == "directory"]
+                folders += [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
         return sorted(_files_of(entries), key=lambda file: file.path)
 
     def _entries(self, path: str, *, find: bool = False) -> list[Mapping[str, Any]]:
@@ -238,6 +238,7 @@ class Files:
                     found = [
                         {"name": name, "type": "file", "size": file.size, "created": file.created}
                         for name, file in self.fs.store.copy().items()
+                        if name.startswith(path)
                     ]
                 else:
                     found = self._call("find", path, detail=True).values()
@@ -310,9 +311,9 @@ def _scanned(path: str) -> list[Mapping[str, Any]]:
 def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
     """The files among what fsspec lists, folders, symbolic links and drafts left out."""
     for entry in entries:
-        path = entry["name"]
-        if entry["type"] == "file" and not path.endswith("/") and f"/{_DRAFT}" not in path:
-            yield File(path=path, size=int(entry.get("size") or 0), modified=_modified(entry))
+        name = entry["name"].rsplit("/", 1)[-1]
+        if entry["type"] == "file" and name and not name.startswith(_DRAFT):
+            yield File(path=entry["name"], size=int(entry.get("size") or 0), modified=_modified(entry))
 
 
 def _modified(entry: Mapping[str, Any]) -> float | None:

@@ -138,18 +138,20 @@ class PackStore:
                     continue
             yield from sorted(found, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
-    def manifest(self, pack_id: str) -> Manifest:
+    def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of a pack, by whatever `find` takes."""
-        return self.read(self.find(pack_id))
+        return self.read(self.find(pack_id, app=app, user=user))
 
-    def find(self, pack_id: str) -> str:
+    def find(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> str:
         """The folder of a pack by its id, the beginning of its id, or the hash at the end of it.
+
+        With an app or a user it is one of theirs.
 
         Raises:
             PackNotFound: there is none, or more than one.
         """
         begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        known = (self.folders(begins=begins) if HOUR.match(begins) else []) or self.folders()
+        known = (self.folders(app, user, begins=begins) if HOUR.match(begins) else []) or self.folders(app, user)
         found = [folder for folder in known if _name(folder) == pack_id] or [
             folder
             for folder in known

@@ -128,12 +128,12 @@ class FsspecArtifactService(BaseArtifactService):
                 owner, name = _placed(target.app_name, target.user_id, target.session_id, target.filename)
                 version = target.version
                 continue
-            if part.text is not None:
-                part.text = found.data.decode("utf-8", "surrogatepass")
             if (blob := part.inline_data) is not None:
                 blob.data, blob.mime_type = found.data, blob.mime_type or _BINARY
                 if not blob.data and blob.mime_type == _BINARY and blob.display_name is None:
                     return None  # ADK saves this in a rewind where an artifact is to be gone
+            elif part.text is not None:
+                part.text = found.data.decode("utf-8", "surrogatepass")
             return part
         raise AssertionError("resolve_artifact_reference ends every chain")
 
