@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from pathlib import Path
 
 import pytest
+from google.adk.agents import LlmAgent
 from plans import NARROW, PLAN, planned
 from scripted import Chat, call, look_up, new_store, send_mail, set_state
 
@@ -132,3 +134,10 @@ def test_a_steps_profile_holds_for_that_step_only() -> None:
     assert [manifest.profile for manifest in chat.manifests()] == ["research", "test_cases"]
     assert chat.manifests()[1].epoch_reason == "step_changed"
     chat.replays()
+
+
+def test_a_deep_copy_of_an_agent_shares_its_callbacks_work() -> None:
+    store = new_store()
+    agent = LlmAgent(name="clerk", model="gemini-2.5-flash", **context_pack_callbacks(store=store))
+    copied = copy.deepcopy(agent)
+    assert copied.before_model_callback == agent.before_model_callback

@@ -151,6 +151,10 @@ class RequestPacker:
         self._lock = threading.Lock()
         threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
 
+    def __deepcopy__(self, memo: object) -> RequestPacker:
+        """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
+        return self
+
     def last(self, context: CallbackContext) -> Last | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
         with self._lock:
