@@ -230,7 +230,7 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
     return mentioned
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=20_000)  # a first cut of a long session asks for all of them twice
 def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each in its strongest rank.
 
