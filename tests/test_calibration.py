@@ -215,6 +215,16 @@ def test_the_byte_net_cuts_what_the_count_lets_pass_where_nothing_was_reported()
     assert not build_pack(pack_input(contents, window=4_000, calibration=reported), PackPolicy()).events
 
 
+@pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "summarize", "sliding_turns", "stable_prefix", "none"])
+def test_a_cut_of_the_byte_net_brings_contents_under_it_under_every_strategy(strategy: str):
+    contents = [said("=" * 600, "user" if at % 2 == 0 else "model") for at in range(41)]
+    settings = {"strategy": strategy, "heads_tails": {"head": 1, "tail": 2}}
+    policy = PackPolicy(usage={"net_bytes_per_token": 2.0}, conversation=settings)
+    pack = build_pack(pack_input(contents, window=8_000), policy)
+    assert [event.reason for event in pack.events if event.stage == "cut"] == ["byte_net"]
+    assert sum(len(item.content.wire.encode()) for item in pack.contents) < 2.0 * 8_000
+
+
 def test_unseen_tokens_take_room_from_the_window():
     contents = [said(f"{at}: {lines('refunds', 10)}", "user" if at % 2 == 0 else "model") for at in range(21)]
     known = Calibration(ratio=1.0, offset=2_000.0, anchored=True, unseen=2_000)

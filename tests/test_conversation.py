@@ -10,6 +10,7 @@ from pack_inputs import answers, calls, human, says
 
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import BEGIN, END, OPENING, attributed
 from aether_context.conversation.turns import (
     Cut,
     as_ranges,
@@ -141,6 +142,18 @@ def test_what_calls_quote_from_ages_more_slowly():
     assert outliving(parts, contents, tokens) == {1: 4}
     assert cut(parts, tokens, target=80, human=9, last_turns=2, stands_at={1: 4}).gone == (3, 4)
     assert cut(parts, tokens, target=80, human=9, last_turns=2).gone == (1, 2)
+
+
+def test_quoted_calls_of_another_agent_stand_beside_tools_that_are_quoted():
+    line = "def approve(refund): return refund.total < 200"
+    head = part_of({"text": f"{OPENING} what stands between {BEGIN} and {END} was written by another agent."})
+    found = part_of({"text": f"[reader] called tool `find` with parameters:\n{BEGIN}\n{{}}\n{END}"})
+    handed = attributed(content_of_parts("user", [head, found]))
+    read = content_of_parts("user", [part_of({"function_response": {"name": "read", "response": {"result": line}}})])
+    edit = content_of_parts("model", [part_of({"function_call": {"name": "edit", "args": {"old_text": line}}})])
+    contents = [human("go"), handed, calls("read"), read, edit, answers("edit"), human("and now?")]
+    assert [unit.kind for unit in units(contents)].count("exchange") == 3
+    assert outliving(units(contents), contents, [10] * 7) == {2: 3}
 
 
 def test_without_quotes_age_alone_counts():

@@ -32,15 +32,15 @@ def asked(contents: Sequence[Content], index: int) -> str:
     """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
     person's words before them, which stay for as long as it does."""
     agent = contents[index].agent
-    before = contents[index - 1 :: -1] if index else ()
+    before = range(index - 1, -1, -1)
     calls = (
-        [quote.text for quote in content.quotes if quote.kind == "call" and quote.agent == agent]
+        [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
         if agent
-        else [part.text for part in content.calls]
-        for content in before
+        else [part.text for part in contents[at].calls]
+        for at in before
     )
     called = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    said = next((content.text for content in before if is_human(content)), "")
+    said = next((contents[at].text for at in before if is_human(contents[at])), "")
     return f"{called}\n{said}"
 
 

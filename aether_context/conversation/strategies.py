@@ -28,6 +28,8 @@ _FREES_NOTHING = "the cut that was asked for was not made: its summary takes as 
 _BULLET = "- a"
 _WORTHWHILE = 0.9
 """Share of the tokens that are asked for under which a cut is made only where the window or a hand demands it."""
+_SCARCE = 0.02
+"""Share of the input budget under which not even the byte net makes a cut: it would at each call."""
 _SUMMARY_SHARE = 0.12
 """The ceiling of the summary that ``summarize`` writes, as a share of the input budget."""
 
@@ -50,7 +52,7 @@ def cut_to(
     What stays takes at most ``target`` tokens, summary included, where what may leave holds enough. The unit that would
     free more than is asked for stays with its responses as extracts. Anchors stay, by priority, while they fit under
     the ceiling with what stays anyway. Messages beside the final one go only where the ceiling demands it. A cut that
-    frees less than nine tenths of what is asked for is made only where the window or a hand demands it.
+    frees less than nine tenths of what is asked for is made only where the window, the byte net, or a hand demands it.
 
     Args:
         parts: the conversation's units; ``stay`` are places in it.
@@ -135,8 +137,8 @@ def cut_to(
         return result
     if conversation.forced:
         return result if result.freed_tokens > 0 else decided(conversation, strategy, note=_FREES_NOTHING)
-    asked_for = conversation.used - target
-    return result if result.freed_tokens >= _WORTHWHILE * asked_for else decided(conversation, strategy)
+    least = _SCARCE * budget.input if conversation.heavy else _WORTHWHILE * (conversation.used - target)
+    return result if result.freed_tokens >= least else decided(conversation, strategy)
 
 
 def _fitting(
@@ -307,7 +309,7 @@ class Summarize:
             parts,
             anchors=conversation.anchors,
             stay=_fitting(conversation, parts, latest, target),
-            target=min(target, budget.low) if conversation.forced else target,
+            target=min(target, budget.low) if conversation.forced or conversation.heavy else target,
             summary_share=_SUMMARY_SHARE,
             last_turns=1,
             reason=conversation.reason(budget.mark(settings.trigger), "high_water"),

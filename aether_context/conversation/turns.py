@@ -303,7 +303,7 @@ def outliving(parts: Sequence[Unit], contents: Sequence[Content], tokens: Sequen
     return {
         at: bisect_left(ends, ends[-1] - _AGEING * (ends[-1] - ends[at]))
         for at, called in names.items()
-        if max(rates[name] for name in called) >= _MUCH_QUOTED * most
+        if max((rates[name] for name in called), default=0.0) >= _MUCH_QUOTED * most
     }
 
 

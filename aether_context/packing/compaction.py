@@ -75,11 +75,13 @@ def compact(draft: Draft) -> None:
         if not strategy.early:
             _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
     forced = forced and not draft.acts
+    conversation = _as_sent(draft, budget, forced=forced)
     if not forced:
-        low = budget.low + int(_NET_SHARE * (budget.ceiling - budget.low))
-        budget = replace(budget, high=budget.ceiling, low=low)
-    net = Epochs(settings=settings, name=NET)
-    _apply(draft, net.trim(_as_sent(draft, budget, forced=forced)))
+        # Past the byte net, only the low-water mark brings the rest under it again.
+        above = 0 if conversation.heavy else int(_NET_SHARE * (budget.ceiling - budget.low))
+        budget = replace(budget, high=budget.ceiling, low=budget.low + above)
+        conversation = replace(conversation, budget=budget)
+    _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
 
 
 def _apply(draft: Draft, result: Trimmed) -> None:
