@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -93,6 +94,14 @@ def test_an_address_with_a_blank_is_read_whole_on_both_sides(shown: str):
         verdict = examined(f"Proven: {cited}")
         assert [finding.passed for finding in verdict.findings] == [False, False]
         assert verdict.fabricated
+
+
+def test_many_addresses_with_blanks_are_read_fast():
+    uris = [f"artifact://tasks/my report {number}.md" for number in range(1_500)]
+    began = time.process_time()
+    verdict = examine(f"Proven: {uris[7]}", [NEEDS], shown=uris, covers={uri: ["a"] for uri in uris}, judged={})
+    assert time.process_time() - began < 2
+    assert (verdict.passed, verdict.cited) == (True, (uris[7],))
 
 
 def test_a_uri_that_was_never_shown_is_fabricated():

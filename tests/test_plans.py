@@ -38,6 +38,8 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("risk with a blank", {"constraints": {"risk": "HIGH "}}, ""),
     ("half a risk", {"constraints": {"risk": "med"}}, ""),
     ("no risk", {"constraints": {"risk": "huge"}}, "plan.constraints.risk"),
+    ("a risk that is denied", {"constraints": {"risk": "not high"}}, "plan.constraints.risk"),
+    ("a risk in a range", {"constraints": {"risk": "Risk level: medium to high"}}, ""),
     ("latency", {"constraints": {"latency_seconds": "8s"}}, ""),
     ("a vague latency", {"constraints": {"latency_seconds": "soon"}}, "plan.constraints.latency_seconds"),
     ("no constraints", {"constraints": None}, ""),
@@ -406,6 +408,17 @@ def test_hostile_plans_are_read_fast_and_reported_briefly() -> None:
         assert sum(map(len, read.problems)) < 20_000
 
 
+class Phase(BaseModel):
+    name: str = "search"
+    tools: list[str] = ["look_up"]
+
+
+@dataclasses.dataclass
+class Stage:
+    name: str = "search"
+    tools: tuple[str, ...] = ("look_up",)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -414,13 +427,38 @@ def test_hostile_plans_are_read_fast_and_reported_briefly() -> None:
         {"step": {"current": {**STEP, "tools": ["look_up"]}}},
         "step:\n  text: Find the rule\n  tools:\n    - look_up\n",
         "## Step\nFind the rule\n## Allowed tools\n- look_up\n",
+        {"goal": "A letter", "agenda": "Find the rule\ntools: look_up\n"},
+        {"goal": "A letter", "phases": [{"toolsToUse": ["look_up"]}]},
+        {"goal": "A letter", "phases": [{"tolls": ["look_up"]}]},
+        {"goal": "A letter", "phases": [Phase()]},
+        {"goal": "A letter", "phases": [Stage()]},
+        {"goal": "A letter", "phases": [{"name": n} for n in range(3_000)]},
     ],
-    ids=["steps by another name", "JSON by another name", "a step in a step", "YAML", "Markdown"],
+    ids=[
+        "steps by another name",
+        "JSON by another name",
+        "a step in a step",
+        "YAML",
+        "Markdown",
+        "YAML in a text of a mapping",
+        "tools by another name",
+        "tools with a slip",
+        "a model",
+        "a dataclass",
+        "more than is looked at",
+    ],
 )
 def test_a_list_of_tools_in_a_place_that_is_not_read_closes_the_scope(plan: Any) -> None:
     chat = planned(plan)
     assert chat.manifests()[0].validity == "invalid"
     assert chat.sent[0].declared == ()
+
+
+@pytest.mark.parametrize("label", [{"kind": "cost"}, ["cost"], 7], ids=["a mapping", "a list", "a number"])
+def test_a_limit_whose_name_is_no_text_is_shown_as_it_stands(label: Any) -> None:
+    read = read_state({"plan": {"step": STEP, "constraints": {"name": label, "value": "below 5 USD"}}})
+    assert read.validity == "valid"
+    assert "value: below 5 USD" in read.step.constraints
 
 
 def test_a_plan_in_a_mapping_of_its_own_is_read() -> None:

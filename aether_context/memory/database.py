@@ -341,6 +341,13 @@ def located(path: str | os.PathLike[str]) -> Path:
     return found / FILE_NAME if found.is_dir() or not (found.suffix or found.exists()) else found
 
 
+class _Connection(sqlite3.Connection):
+    """Closed with the last reference to it: services of an app that ends are not all closed by hand."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _connected(path: Path | None) -> sqlite3.Connection:
     """A connection to the file, with its tables made.
 
@@ -350,7 +357,11 @@ def _connected(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(
-        path or ":memory:", timeout=_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+        path or ":memory:",
+        timeout=_TIMEOUT_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=_Connection,
     )
     try:
         database.execute("PRAGMA journal_mode = WAL")

@@ -87,7 +87,8 @@ def examine(
         covers: for each URI the ids of the items that its evidence proves; evidence that names none proves any.
         judged: what checks and the critic say, by item.
     """
-    known = {uri for text in shown for uri in artifact_uris(text, covers)} if SCHEME in answer else set()
+    # The texts are read at once: what makes an address unusual is looked for once, however many texts there are.
+    known = set(artifact_uris("\n".join(shown), covers)) if SCHEME in answer else set()
     cited = tuple(dict.fromkeys(artifact_uris(answer, known)))
     findings = []
     for item in items:

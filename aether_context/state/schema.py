@@ -32,14 +32,15 @@ _MOST_PROBLEMS = 50
 _MOST_KEY = 60
 _MOST_ENTRIES = 200
 _MOST_ITEMS = 1_000
+_MOST_VALUES = 2_000
 _TOOLS_KEY = re.compile(
     r"(?:allowed|available|required|needed)?tools?(?:names?|list|set|scope|needed|required|touse)?|tool[sz]|to+l+s"
 )
 """A key, folded, by which models name a list of tools; none of them may be taken for no list at all."""
 _NAMES_TOOLS = re.compile(
     r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?tool[sz]?"""
-    r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to.use))?[^\w\n]{0,4}"""
-    r"""(?:[:=](?!\s{0,4}(?:None|null|\[\]|""|''))|$)"""
+    r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to[ _-]?use))?[^\w\n]{0,4}"""
+    r"""(?:[:=](?!\s{0,4}(?:(?:None|null)\b|\[\]|\{\}|""|''))|$)"""
 )
 """Where a text names tools after it: ``tools: …``, ``"tools": […]``, ``## Tools``, ``- **Allowed tools**:``."""
 _MEANT = {
@@ -445,11 +446,27 @@ def plan_mapping(value: object) -> dict[str, Any]:
 
 
 def _lists_tools(plan: object) -> bool:
-    """Whether a plan without a step that can be read lists tools somewhere, by whatever name models give the list."""
-    try:
-        return _NAMES_TOOLS.search(plan if isinstance(plan, str) else repr(plan)) is not None
-    except RecursionError:
-        return True
+    """Whether a plan without a step that can be read lists tools somewhere, by whatever name models give the list.
+
+    Of what is large 2,000 values are looked at, and it is taken to list some in the rest.
+    """
+    left = [plan]
+    for _ in range(_MOST_VALUES):
+        if not left:
+            return False
+        value = left.pop()
+        if isinstance(value, str):
+            if _NAMES_TOOLS.search(value):
+                return True
+            value = spellings.as_json(value, whole=False)[0] if "{" in value or "[" in value else None
+        fields = as_mapping(value)
+        for key, listed in fields.items() if fields is not None else ():
+            if _TOOLS_KEY.fullmatch(folded(str(key))) and listed not in (None, "", [], {}):
+                return True
+            left.append(listed)
+        if isinstance(value, (list, tuple)):
+            left += value[:_MOST_VALUES]
+    return bool(left)
 
 
 def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
@@ -699,7 +716,8 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
             lines += [] if means_nothing(item) else [_shown(item)]
             continue
         named = _named(ConstraintShape, fields)
-        label = next((named[key] for key in ("name", "type", "key", "constraint") if named.get(key)), None)
+        labels = (named.get(key) for key in ("name", "type", "key", "constraint"))
+        label = next((label for label in labels if label and isinstance(label, str)), None)
         content = next((named[key] for key in ("value", "text", "description", "limit") if key in named), None)
         if label is not None and content is not None:
             named = _named(ConstraintShape, {label: content})

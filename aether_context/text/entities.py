@@ -385,6 +385,8 @@ def _said(content: Content) -> Iterator[tuple[_Kind, str, JSON, Rank]]:
 _URI = re.compile(rf"""(?<="){SCHEME}[^"\\\n]{{1,200}}\.\w{{1,8}}(?=")|{SCHEME}\w[^\s"'`<>()\[\]{{}}|\\^,;#]*""")
 """An address as a whole JSON string, which may hold blanks, or up to the next character that no address has."""
 
+_GOES_ON = re.compile(r"[./-]?\w")
+
 
 def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
     """Every address of an artifact in a text, whoever made it, in their order; a repeated one each time.
@@ -394,11 +396,24 @@ def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
     """
     if SCHEME not in text:
         return []
-    unusual = [uri for uri in set(known) if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]]
-    whole = "".join(rf"{re.escape(uri)}(?!\w|[./-]\w)|" for uri in sorted(unusual, key=lambda uri: (-len(uri), uri)))
-    pattern = re.compile(whole + _URI.pattern) if whole else _URI
-    found = (match.group() for match in pattern.finditer(text))
-    return [uri if uri in unusual else uri.rstrip(".:!?*_~…") for uri in found]
+    unusual = {uri for uri in known if uri.startswith(SCHEME) and artifact_uris(uri) != [uri]}
+    lengths = sorted(set(map(len, unusual)), reverse=True)
+    found: list[str] = []
+    at = text.find(SCHEME)
+    while at >= 0:
+        end = next((at + size for size in lengths if text[at : at + size] in unusual and _ends(text, at + size)), 0)
+        if end:
+            found.append(text[at:end])
+        elif (match := _URI.match(text, at)) is not None:
+            end = match.end()
+            found.append(match.group().rstrip(".:!?*_~…"))
+        at = text.find(SCHEME, end or at + len(SCHEME))
+    return found
+
+
+def _ends(text: str, at: int) -> bool:
+    """Whether an address that ends at a place of a text does not go on there."""
+    return _GOES_ON.match(text, at) is None
 
 
 def entities_of(text: str) -> Iterator[str]:

@@ -204,12 +204,15 @@ def _number(value: object) -> tuple[Any, str | None]:
 
 
 def as_risk(value: object) -> object:
-    """``low``, ``medium`` or ``high`` by the words for it in a text; of several the highest."""
+    """``low``, ``medium`` or ``high`` where a text begins with a word for it; of several the highest."""
     if means_nothing(value):
         return None
     words = _FOLDED.split(value.casefold()) if isinstance(value, str) and len(value) <= _MOST_NAME else ()
+    words = [word for word in words if word and word not in ("risk", "level", "very", "to", "or", "impact")]
+    if not words or words[0] not in _RISKS:
+        return value
     named = {_RISKS[word] for word in words if word in _RISKS}
-    return next((risk for risk in ("high", "medium", "low") if risk in named), value)
+    return next(risk for risk in ("high", "medium", "low") if risk in named)
 
 
 def as_status(value: object) -> object:
