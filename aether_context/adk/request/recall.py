@@ -9,8 +9,8 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -18,10 +18,9 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import ReadCall, agent_key
+from aether_context.adk.call import Outline, ReadCall, agent_key
 from aether_context.adk.request.reader import found_memories
 from aether_context.canonical import hash_text
-from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
 from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Identity, recalled_id
@@ -149,7 +148,10 @@ class Recall:
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
         earlier = read.history[: source.request.positions[human]]
-        outlines = [outline_of(content) for content in earlier]
+        outlines = read.outlines
+        if outlines is None:  # else an earlier look of this call has read them
+            outlines = tuple(outline_of(content) for content in earlier)
+            read = replace(read, outlines=outlines)
         room = _room(earlier, outlines, MEMORY_FILL * source.window)
         room = room if most is None else min(room, max(most, _LEAST_TOKENS))
         entries = spoken_turns(outlines, read.call.context.session.events) if room else []
@@ -320,20 +322,6 @@ def passages(text: str, most: int = _LONG_TURN) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-class Outline(NamedTuple):
-    """What of a content is seen at a glance.
-
-    ``words`` are its text without thoughts, nothing where it calls or answers a call; ``quoted`` is what they quote of
-    another agent. ``least_characters`` is its length, of calls and answers only the texts that stand at their top.
-    ``loads`` is whether it holds what ``load_memory`` found.
-    """
-
-    words: str
-    quoted: Said | None
-    least_characters: int
-    loads: bool
-
-
 def outline_of(content: types.Content) -> Outline:
     size, exchanges, loads = 1, False, False
     texts: list[str] = []
@@ -348,7 +336,9 @@ def outline_of(content: types.Content) -> Outline:
         exchanges = True
         loads = loads or (response is not None and response.name == _LOADER)
         for values in (call and call.args, response and response.response):
-            size += sum(len(value) for value in values.values() if isinstance(value, str)) if values else 0
+            for value in values.values() if values else ():
+                if isinstance(value, str):
+                    size += len(value)
     if exchanges or not texts:
         return Outline("", None, size, loads)
     return Outline("\n".join(texts).strip(), quoted_words(texts), size, loads)
