@@ -165,8 +165,8 @@ class ReadCall:
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
     ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
-    identity of the token counter; ``outlines`` are those of the contents before the human message, None where nothing has
-    asked for them yet; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    identity of the token counter; ``outlines`` are those of the contents before the human message, None where nothing
+    has asked for them yet; ``summary_cost`` is what a model's summaries cost: requests and tokens.
     """
 
     call: Call
