@@ -77,9 +77,12 @@ def compact(draft: Draft) -> None:
     forced = forced and not draft.acts
     conversation = _as_sent(draft, budget, forced=forced)
     if not forced:
-        # Past the byte net, only the low-water mark brings the rest under it again.
-        above = 0 if conversation.heavy else int(_NET_SHARE * (budget.ceiling - budget.low))
-        budget = replace(budget, high=budget.ceiling, low=budget.low + above)
+        most = budget.ceiling
+        if conversation.heavy:  # contents have to come under the byte net, too
+            netted = draft.net_share(item.content for item in draft.items)
+            most = max(budget.low, min(most, int(netted * conversation.used)))
+        low = budget.low + int(_NET_SHARE * (most - budget.low))
+        budget = replace(budget, high=budget.ceiling, low=low)
         conversation = replace(conversation, budget=budget)
     _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
 
