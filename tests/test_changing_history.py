@@ -294,3 +294,25 @@ def test_it_logs_one_line_a_pack_without_content(caplog: pytest.LogCaptureFixtur
     assert chat.manifests()[0].pack_id in lines[0]
     assert "secret" not in lines[0]
     assert "tax" not in lines[0]
+
+
+def test_a_log_that_fails_leaves_the_request_as_it_was_packed(caplog: pytest.LogCaptureFixture) -> None:
+    class Strict(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if record.levelno == logging.INFO:
+                raise ValueError("this host's logs are structured")
+            return True
+
+    logger, strict = logging.getLogger("aether_context"), Strict()
+    quiet = Chat(state=planned())
+    chat = Chat(state=planned(), on_error="passthrough")
+    quiet.say("hello")
+    logger.addFilter(strict)
+    try:
+        with caplog.at_level(logging.INFO, logger="aether_context"):
+            chat.say("hello")
+    finally:
+        logger.removeFilter(strict)
+    assert chat.llm.sent[0].wires == quiet.llm.sent[0].wires
+    assert len(chat.manifests()) == 1
+    chat.replays()

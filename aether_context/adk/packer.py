@@ -359,20 +359,23 @@ class RequestPacker:
             self._last[call.key] = last
         if call.policy.record != "off":
             self._recorder.pack(pack, call.policy, read.counter)
+        self._failures.guarded(partial(self._log, pack, name), None)
+        return None
+
+    def _log(self, pack: Pack, name: str) -> None:
         if pack.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
                 name,
-                source.window,
+                pack.source.window,
                 pack.over_window,
             )
         if logger.isEnabledFor(logging.INFO):
-            identity, shares = source.identity, pack.allocation.layers.items()
+            identity, shares = pack.identity, pack.allocation.layers.items()
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
             place = place if self.policy.record != "off" else "not recorded"
             used = " ".join(f"{layer}={share.used}" for layer, share in shares if layer != "slack")
             logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
-        return None
 
     async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
