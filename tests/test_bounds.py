@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -155,6 +156,29 @@ def test_what_is_late_is_forgotten_whatever_it_ends_with() -> None:
             await within(5, breaks())
 
     asyncio.run(run())
+
+
+def test_what_fails_as_its_caller_is_cancelled_is_forgotten() -> None:
+    logged: list[Mapping[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+        caller = asyncio.current_task()
+        assert caller is not None
+
+        async def fails() -> None:
+            work = asyncio.current_task()
+            assert work is not None
+            work.add_done_callback(lambda _: caller.cancel())
+            raise ValueError("nobody waits for this")
+
+        with pytest.raises(asyncio.CancelledError):
+            await within(5, fails())
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    gc.collect()
+    assert logged == []
 
 
 def one_id(count: int, *, together: bool, id: str = "x") -> list[Content]:

@@ -31,7 +31,7 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
         if not task.done():
             task.cancel()
             _left.add(task)
-            task.add_done_callback(_forget)
+        task.add_done_callback(_forget)
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:
