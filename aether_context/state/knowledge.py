@@ -205,7 +205,7 @@ def _plan(state: SessionState) -> PlanShape:
 def _check_given(what: str, **texts: str) -> None:
     for field, text in texts.items():
         if not text.strip():
-            raise KnowledgeError(f"{what} needs a {field}", field=field)
+            raise KnowledgeError(f"{what} needs a {field}: give one that says something", field=field)
 
 
 def _shape(kind: type[_Shape], what: str, **fields: Any) -> _Shape:
