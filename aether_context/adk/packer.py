@@ -421,16 +421,11 @@ class RequestPacker:
     async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response), {})
         last = self.last(context)
-        usage = reported(response.usage_metadata)
-        outcome: dict[str, Any] = {
-            **asdict(usage),
-            "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
-            "error_code": str(response.error_code) if response.error_code is not None else None,
-            "model_version": response.model_version,
-        }
-        if last is not None and last.pack.identity.invocation == context.invocation_id:
+        if last is not None and last.pack.identity.invocation != context.invocation_id:
+            last = None
+        usage, review = reported(response.usage_metadata), None
+        if last is not None:
             pack = last.pack
-            review = None
             try:
                 review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
             except Exception as error:  # the rest is recorded all the same
@@ -445,14 +440,19 @@ class RequestPacker:
             metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
-            if last.summarizer:
-                outcome["summarizer"] = last.summarizer
-            if review is not None:
-                outcome[ACCEPTANCE] = review.to_json()
-            if self.policy.record != "off":
-                self._recorder.outcome(pack.identity, outcome)
         if metadata:
             response.custom_metadata = {**(response.custom_metadata or {}), METADATA: metadata}
+        if last is None or self.policy.record == "off":
+            return
+        outcome = {
+            **asdict(usage),
+            "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
+            "error_code": str(response.error_code) if response.error_code is not None else None,
+            "model_version": response.model_version,
+            **({"summarizer": last.summarizer} if last.summarizer else {}),
+            **({ACCEPTANCE: review.to_json()} if review is not None else {}),
+        }
+        self._recorder.outcome(last.pack.identity, outcome)
 
 
 def _own_policy(
