@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.errors import PolicyError, near_names
-from aether_context.pack import FLEXIBLE_LAYERS
+from aether_context.pack import FLEXIBLE_LAYERS, describe
 from aether_context.redaction import masker
 
 Measure: TypeAlias = Literal["input", "output", "total", "cost"]
@@ -29,7 +29,7 @@ Amount: TypeAlias = int | Decimal
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False)
 
 
 class Range(_Settings):

@@ -220,10 +220,11 @@ def _paths(model: type, path: str, known: _Paths | None = None) -> _Paths:
 
 def _fields(model: type, paths: _Paths, *, with_defaults: bool) -> str:
     columns = ["field", "type", "default", "what it is"] if with_defaults else ["field", "type", "what it is"]
+    described = TypeAdapter(model).json_schema()["properties"]
     rows = []
     for name, field in _fields_of(model).items():
         kind = _kind(field.annotation, paths) + _bounds(field)
-        about = field.description or next(map(_paragraph, _models(field.annotation)), "")
+        about = described[name].get("description") or next(map(_paragraph, _models(field.annotation)), "")
         rows.append([f"`{name}`", kind, *([_default(field)] if with_defaults else []), _line(about)])
     return _table(columns, rows)
 
@@ -236,9 +237,8 @@ def _fields_of(model: type) -> Mapping[str, FieldInfo]:
     """The fields of a model, or of a dataclass."""
     if issubclass(model, BaseModel):
         return model.model_fields
-    described = TypeAdapter(model).json_schema()["properties"]
     hints = get_type_hints(model)
-    return {name: FieldInfo(annotation=hints[name], description=one["description"]) for name, one in described.items()}
+    return {name: FieldInfo(annotation=hints[name]) for name in TypeAdapter(model).json_schema()["properties"]}
 
 
 def _paragraph(model: type) -> str:

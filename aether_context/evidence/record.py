@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from aether_context.canonical import JSON, hash_json, short
+from aether_context.pack import describe
 from aether_context.text.entities import SCHEME
 
 Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
@@ -25,7 +26,7 @@ _Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 class EvidenceRecord(BaseModel):
     """A piece of evidence: a tool's result, a file, or another text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe)
 
     uri: str
     """Its address within the session."""

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeV
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aether_context.canonical import canonical_json, hash_text, plain, short
-from aether_context.pack import AcceptanceItem, Candidate, Step, Validity
+from aether_context.pack import AcceptanceItem, Candidate, Step, Validity, describe
 from aether_context.text import spellings
 from aether_context.text.spellings import as_mapping, folded, means_nothing
 
@@ -74,7 +74,7 @@ class SessionState(Protocol):
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=describe, coerce_numbers_to_str=True)
 
     lists: ClassVar[Mapping[str, type[_Shape]]] = {}
     """The shapes of the items of lists."""

@@ -30,13 +30,14 @@ from aether_context.pack import (
     Prefix,
     TruncationEvent,
     Validity,
+    describe,
 )
 
 SCHEMA_VERSION = 1
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe)
 
 
 class LayerBudget(_Record):
