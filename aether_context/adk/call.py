@@ -87,6 +87,7 @@ class Last:
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
     ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
+    ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
 
@@ -97,6 +98,7 @@ class Last:
     stored: Mapping[str, Any] | None
     seen: Seen
     counter: str
+    cutoff: str = ""
     summarizer: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -320,10 +320,11 @@ class RequestPacker:
 
     def _calibrated(self, read: ReadCall, pick: Pick) -> ReadCall:
         """The call with what its counts are corrected by."""
-        read = replace(read, counter=pick.counter.name)
-        events = read.call.context.session.events
-        known = self._meters.calibration(read.source, read.counter, read.call.policy.usage, events)
-        return read if known is None else read.with_source(calibration=known)
+        source, counter, call = read.source, pick.counter.name, read.call
+        known = self._meters.calibration(source, counter, call.policy.usage, call.context.session.events)
+        if known is not None and known != source.calibration:
+            source = replace(source, calibration=known)
+        return replace(read, source=source, counter=counter)
 
     def _settle(self, read: ReadCall, pack: Pack) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
@@ -335,6 +336,9 @@ class RequestPacker:
         if refused is not None:
             return refused
         stored: Mapping[str, Any] | None = None
+        cutoff = call.last.cutoff if call.last is not None else ""
+        if pack.appended is None:
+            cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
             write(pack, call.request, contents, call.policy.retrieval.redact_before_retrieval)
@@ -353,6 +357,7 @@ class RequestPacker:
             stored=stored,
             seen=read.seen,
             counter=read.counter,
+            cutoff=cutoff,
             summarizer=read.summary_cost,
         )
         with self._lock:
@@ -361,6 +366,12 @@ class RequestPacker:
             self._recorder.pack(pack, call.policy, read.counter)
         self._failures.guarded(partial(self._log, pack, name), None)
         return None
+
+    def _cutoff(self, call: Call, pack: Pack) -> str:
+        """The id of the last event that the model does not read."""
+        reader, model = self._gatherer.reader, pack.source.request.model
+        unread = last_unread(pack, call.context.session.events, lambda content: reader.content(content, model))
+        return unread.id if unread is not None else ""
 
     def _log(self, pack: Pack, name: str) -> None:
         if pack.over_window:
@@ -432,11 +443,7 @@ class RequestPacker:
                 self._failures.caught(error, "acceptance: ")
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
-            # Where the model began to read: the last event that it did not.
-            model = pack.source.request.model
-            reader = self._gatherer.reader
-            unread = last_unread(pack, context.session.events, lambda content: reader.content(content, model))
-            cutoff = {"cutoff": unread.id} if unread is not None else {}
+            cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
             metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
@@ -445,7 +452,7 @@ class RequestPacker:
         if last is None or self.policy.record == "off":
             return
         outcome = {
-            **asdict(usage),
+            **usage._asdict(),
             "finish_reason": response.finish_reason.value if response.finish_reason is not None else None,
             "error_code": str(response.error_code) if response.error_code is not None else None,
             "model_version": response.model_version,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -51,8 +52,7 @@ _CALLER: ContextVar[tuple[SessionKey, str] | None] = ContextVar("aether_context_
 """The session and the invocation whose tool is running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class Reported(NamedTuple):
     """What a provider says that a call used; None is unknown.
 
     Attributes:
@@ -532,8 +532,13 @@ class Meters:
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:
-    by = f"{source.request.model}-{short(hash_text(counter), 6)}"
+    by = _by(source.request.model, counter)
     return _Owner(source.identity.app, source.identity.user, by)
+
+
+@lru_cache(maxsize=100)
+def _by(model: str, counter: str) -> str:
+    return f"{model}-{short(hash_text(counter), 6)}"
 
 
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:

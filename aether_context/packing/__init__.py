@@ -189,7 +189,7 @@ def extend_pack(
         return None
     if before.scope_mode == "relevant" and asks(before.tools_kept, added):
         return None
-    if _request_was_shortened(before, source):
+    if before.appended is None and _request_was_shortened(before, source):
         return None
     tokens = cached.contents(added)
     used = {layer: account.used for layer, account in before.allocation.layers.items()}

@@ -74,6 +74,9 @@ class ToolSelection:
         return self.mode == "relevant" and not self.scores
 
 
+_ALL_TOOLS, _NO_STEP, _UNKNOWN = ToolSelection(), Step(), Signals()
+
+
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """A pack in the making.
@@ -95,7 +98,7 @@ class Draft:
     at_cut: bool = False
 
     # Tools.
-    scope: ToolSelection = field(default_factory=ToolSelection)
+    scope: ToolSelection = _ALL_TOOLS
 
     # What the epoch carries into this call. `changed` is why a new epoch has to begin, None where nothing calls for
     # one. `keeps` says that this invocation has made its choices at an earlier call; `packed` is what it then made of
@@ -142,9 +145,9 @@ class Draft:
 
     # The window. `tightened` are the events of tools and step that became shorter for it; `too_large` is set where the
     # given layers exceed the budget and have to shrink.
-    step: Step = field(default_factory=Step)
+    step: Step = _NO_STEP
     tightened: tuple[TruncationEvent, ...] = ()
-    signals: Signals = field(default_factory=Signals)
+    signals: Signals = _UNKNOWN
     allocation: Allocation | None = None
     too_large: StepTooLarge | None = None
 
