@@ -21,15 +21,29 @@ from aether_context.errors import MissingExtra, StoreError
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("google", "numpy", "torch", "genai_prices")
+LATER = (
+    "google.adk.agents.llm_agent",
+    "google.adk.agents.loop_agent",
+    "numpy",
+    "aether_context.adk.preview",
+    "aether_context.adk.services.artifacts",
+    "aether_context.adk.tools",
+    "aether_context.memory",
+    "aether_context.retrieval.index",
+    "aether_context.store.vectors",
+    "aether_context.tokens.estimate",
+)
+"""What the plugin loads where it is used, if at all."""
 NAMELESS = {"utils", "util", "helpers", "common", "misc", "base", "manager", "core"}
 
 
-def loaded_by(code):
-    """Top-level packages in `sys.modules` after the code ran in a fresh interpreter."""
-    script = f"{code}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+def loaded_by(code, after=""):
+    """Modules that the code loads in a fresh interpreter, and their packages, beyond what ``after`` loads before."""
+    script = f"import sys\n{after}\nknown = set(sys.modules)\n{code}\nprint(*set(sys.modules) - known)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    names = done.stdout.split()
+    return {*names, *(name.partition(".")[0] for name in names)}
 
 
 def modules():
@@ -68,6 +82,13 @@ def test_unknown_name_is_an_attribute_error():
 @pytest.mark.parametrize("code", ["import aether_context", "from aether_context import PackPolicy"])
 def test_importing_loads_nothing_heavy(code):
     assert loaded_by(code).isdisjoint(HEAVY)
+
+
+def test_importing_the_plugin_loads_only_what_every_run_uses():
+    adk = "import google.adk.agents, google.adk.apps, google.adk.plugins.base_plugin, google.adk.runners"
+    loaded = loaded_by("from aether_context.adk import ContextPackPlugin", after=adk)
+    assert "aether_context.adk.packer" in loaded
+    assert loaded.isdisjoint(LATER)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("aether_context.cli") is None, reason="there is no command line yet")

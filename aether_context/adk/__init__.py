@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
-from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.preview import cutoff, preview_strategies
-from aether_context.adk.request.inputs import cut_now
-from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
-from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
-from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
+    from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
+    from aether_context.adk.preview import cutoff, preview_strategies
+    from aether_context.adk.request.inputs import cut_now
+    from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
+    from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
+    from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
 
 __all__ = [
     "AcceptanceCheck",
@@ -28,3 +32,35 @@ __all__ = [
     "register_artifact_service",
     "register_memory_service",
 ]
+
+_HOMES = {
+    "AcceptanceCheck": "acceptance",
+    "AcceptanceGate": "acceptance",
+    "ContextPackPlugin": "plugin",
+    "FsspecArtifactService": "services.artifacts",
+    "HybridMemoryService": "services.memory",
+    "context_pack_callbacks": "plugin",
+    "context_tools": "tools",
+    "cut_now": "request.inputs",
+    "cutoff": "preview",
+    "evidence_tools": "tools",
+    "keep_evidence": "tools",
+    "memory_tools": "tools",
+    "planning_tools": "tools",
+    "preview_strategies": "preview",
+    "register_artifact_service": "services.artifacts",
+    "register_memory_service": "services.memory",
+}
+"""The modules that names are loaded from when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

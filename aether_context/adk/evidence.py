@@ -22,11 +22,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
-from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
@@ -100,6 +98,8 @@ class Offloader:
         """What takes the result's place in the session's history; None where it stays."""
         if self._settings.mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
             return None
+        from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
+
         if (tool.is_long_running and not result) or isinstance(tool, ComputerUseTool):
             return None
         if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
@@ -321,6 +321,8 @@ def _medium_of(part: types.Part | types.FunctionResponsePart) -> Medium | None:
 
 def _model_of(context: CallbackContext) -> str:
     """The name of the model of the agent at work; empty where it has none."""
+    from google.adk.agents import LlmAgent
+
     agent = context.get_invocation_context().agent
     return agent.canonical_model.model if isinstance(agent, LlmAgent) else ""
 

@@ -16,7 +16,6 @@ from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.agents.loop_agent import LoopAgent
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
@@ -402,6 +401,8 @@ def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
 
 def _stopped(call: Call, error: BudgetExceededError) -> LlmResponse:
     """The answer in the model's place. A loop around the agent would ask again for ever, so it is left."""
+    from google.adk.agents.loop_agent import LoopAgent
+
     agent = call.invocation.agent
     while isinstance(agent, BaseAgent) and not isinstance(agent, LoopAgent):
         agent = agent.parent_agent

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from aether_context.evidence.lines import View
-from aether_context.retrieval import HybridIndex
 from aether_context.text.compression import Counts
+
+if TYPE_CHECKING:
+    from aether_context.retrieval import HybridIndex
 
 _AROUND = 2
 _MOST_HITS = 200
@@ -134,6 +137,8 @@ class Searcher:
     @cached_property
     def _index(self) -> HybridIndex | None:
         """The passages by words and meaning; None for an output of too many of them."""
+        from aether_context.retrieval import HybridIndex
+
         if len(self._passages) > _MOST_PASSAGES:
             return None
         texts = ["\n".join(map(self.view.line, range(*passage))) for passage in self._passages]

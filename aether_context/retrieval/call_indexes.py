@@ -14,6 +14,7 @@ from aether_context.pack import Candidate, Layer, Tool
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import Entry, Hit, HybridIndex
+from aether_context.retrieval.ranking import similarity
 
 # Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 
@@ -96,11 +97,6 @@ def scores_of(hit: Hit) -> dict[str, float]:
     """A hit's scores as a candidate carries them: ``similarity`` is what it is ranked by, on a scale of 0 to 1."""
     names = ("bm25", "cosine", "neighbours", "time", "recency")
     return {name: hit.scores[name] for name in names if hit.scores.get(name)} | {"similarity": similarity(hit.score)}
-
-
-def similarity(score: float) -> float:
-    """A score on a scale of 0 to 1, in the same order."""
-    return round(score / (1 + score), 6)
 
 
 @dataclass(slots=True)

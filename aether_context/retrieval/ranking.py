@@ -172,6 +172,11 @@ def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
     return tuple((score, min(1.0, score / most)) for score in scores.tolist())
 
 
+def similarity(score: float) -> float:
+    """A score on a scale of 0 to 1, in the same order."""
+    return round(score / (1 + score), 6)
+
+
 def diversify(candidates: Sequence[Candidate], *, weight: float, k: int) -> list[Candidate]:
     """At most ``k`` candidates by maximal marginal relevance, best first.
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from google.genai import Client, types
 
 from aether_context.errors import EmbeddingError, MissingExtra, TokenCountingError
 from aether_context.policy import TokenSettings
-from aether_context.retrieval.embedders import CachedEmbedder, Purpose, Vectors, unit
-from aether_context.retrieval.embedders import register as register_embedder
 from aether_context.tokens import CachedCounter, Offer, TokenCounter, counter_for, family_of, register
 from aether_context.tokens.choice import require_network
 from aether_context.tokens.counters import REMOTE_SECONDS, Ask, RemoteCounter, TokenizerCounter, sound
 from aether_context.tokens.model_limits import bare_model_name
+
+if TYPE_CHECKING:
+    from aether_context.retrieval.embedders import Purpose, Vectors
 
 
 def register_counters() -> None:
@@ -94,7 +94,9 @@ def _client(timeout_seconds: float) -> Client:
 
 def register_embedders() -> None:
     """Puts Google's embeddings on offer as ``gemini`` and ``gemini:MODEL``."""
-    register_embedder("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model or _EMBEDDING_MODEL)))
+    from aether_context.retrieval.embedders import CachedEmbedder, register
+
+    register("gemini", lambda model: CachedEmbedder(GeminiEmbedder(model or _EMBEDDING_MODEL)))
 
 
 _EMBEDDING_MODEL = "gemini-embedding-001"
@@ -125,6 +127,10 @@ class GeminiEmbedder:
             raise EmbeddingError(self.name, f"it needs a key, set GOOGLE_API_KEY: {error}") from error
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        import numpy as np
+
+        from aether_context.retrieval.embedders import unit
+
         batches = [list(map(sound, texts[first : first + _BATCH])) for first in range(0, len(texts), _BATCH)]
         pool = ThreadPoolExecutor(4, thread_name_prefix="aether-context-embedding")
         try:

@@ -41,7 +41,7 @@ from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Pack, PackInput, Request, valid
 from aether_context.packing.payload import TOOL
 from aether_context.policy import MEMORY_FILL
-from aether_context.retrieval.call_indexes import similarity
+from aether_context.retrieval.ranking import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.model_limits import model_window, shares_window

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -26,12 +27,15 @@ from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Identity, recalled_id
 from aether_context.policy import MEMORY_FILL, PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, query_for
-from aether_context.retrieval.call_indexes import SessionIndexes, ranked, scores_of
-from aether_context.retrieval.embedders import CachedEmbedder, Embedder, Purpose, StoredVectors, Vectors, embedder_for
+from aether_context.retrieval import query_for
 from aether_context.state import unique
 from aether_context.store import PackStore
-from aether_context.store.vectors import UserVectors
+
+if TYPE_CHECKING:
+    from aether_context.retrieval import Entry
+    from aether_context.retrieval.call_indexes import SessionIndexes
+    from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
+    from aether_context.store.vectors import UserVectors
 
 _MOST_VECTORS, _MOST_SHELVES = 50_000, 512
 _MOST_QUERIES = 64
@@ -59,6 +63,9 @@ class Shelves:
 
     def of(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> Embedder:
         """An embedder as it is where it remembers nothing, else one that remembers for this user alone."""
+        from aether_context.retrieval.embedders import CachedEmbedder, StoredVectors
+        from aether_context.store.vectors import UserVectors
+
         if not isinstance(embedder, CachedEmbedder):
             return embedder
         key = (identity.app, identity.user, embedder.name, policy.record)
@@ -101,8 +108,13 @@ class Recall:
 
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
-        self._sessions = SessionIndexes()
-        self._embedder = cache(embedder_for)
+        self._embedder = cache(_embedder)
+
+    @cached_property
+    def _sessions(self) -> SessionIndexes:
+        from aether_context.retrieval.call_indexes import SessionIndexes
+
+        return SessionIndexes()
 
     def check(self, name: str) -> None:
         """Raises what is wrong with an embedder's name, or with what it needs."""
@@ -118,6 +130,8 @@ class Recall:
             return read
 
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
+            from aether_context.retrieval.call_indexes import ranked
+
             asked, redact = source.identity.last_event_time, read.call.policy.retrieval.redact_before_retrieval
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
@@ -165,6 +179,8 @@ class Recall:
         asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
+            from aether_context.retrieval.call_indexes import ranked, scores_of
+
             turns: list[Candidate] = []
             characters = room * _TOKEN_CHARACTERS
             hits = []
@@ -230,6 +246,12 @@ class Recall:
         return candidates, encoder, tuple(dict.fromkeys(failures))
 
 
+def _embedder(name: str) -> Embedder | None:
+    from aether_context.retrieval.embedders import embedder_for
+
+    return embedder_for(name)
+
+
 class _Watched:
     """A remote embedder whose failures are noted: an index covers for them, and a manifest has to say so.
 
@@ -284,6 +306,8 @@ def spoken_turns(history: Sequence[Outline], events: Sequence[Event]) -> list[En
 @lru_cache(maxsize=16_384)
 def _turn(place: int, text: str, time: float, author: str) -> tuple[Entry, ...]:
     """One turn, in passages where it is long. A history that grew gives the same entries, not only equal ones."""
+    from aether_context.retrieval import Entry
+
     pieces = passages(text)
     names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
     return tuple(

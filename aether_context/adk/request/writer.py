@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from aether_context.adk.call import ESSENTIAL_MARK
 from aether_context.pack import Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS
-from aether_context.retrieval import tool_scores
 
 
 def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
@@ -182,6 +181,8 @@ class FindTools(BaseTool):
             return {"error": f"no tools could be looked up: {type(error).__name__}"}
 
     def _find(self, query: str) -> dict[str, Any]:
+        from aether_context.retrieval import tool_scores
+
         scores = tool_scores(self._tools, query, self._redact)
         hidden = [tool for tool in self._tools if tool.name not in self._declared]
         named = [tool for tool in hidden if tool.name == query.strip()]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from google.adk.events.event import Event
@@ -18,9 +19,11 @@ from typing_extensions import override
 
 from aether_context.canonical import hash_json, plain, short
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Memories, Memory, Remembered
-from aether_context.retrieval.call_indexes import similarity
-from aether_context.retrieval.embedders import Embedder
+from aether_context.retrieval.ranking import similarity
+
+if TYPE_CHECKING:
+    from aether_context.memory import Memory, Remembered
+    from aether_context.retrieval.embedders import Embedder
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -62,6 +65,8 @@ class HybridMemoryService(BaseMemoryService):
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
+        from aether_context.memory import Memories
+
         path, options = _parsed(os.fspath(uri), agents_dir)
         if (number := options.get("limit")) is not None:
             if not number.isdecimal() or int(number) < 1:
@@ -89,6 +94,8 @@ class HybridMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Adds events beside those of the session that are there; the metadata comes back with each of them."""
+        from aether_context.memory import Memory
+
         found = {}
         for event in events:
             # Thoughts are left out, and partial events, which come whole later.
@@ -122,6 +129,8 @@ class HybridMemoryService(BaseMemoryService):
 
         One without an id is known by its content, so that writing it twice leaves one; without text it is an error.
         """
+        from aether_context.memory import Memory
+
         found = {}
         for entry in memories:
             text = _text(entry.content)
