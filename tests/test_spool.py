@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import sqlite3
@@ -104,7 +105,7 @@ def test_the_next_process_writes_what_one_left_behind(url):
     FailingFileSystem.down = False
     assert list(store.manifests()) == []
     recorder = Recorder(PackStore(url))
-    assert recorder.flush()
+    assert asyncio.run(recorder.flush())
     assert list(store.manifests()) == [manifest]
 
 
@@ -313,7 +314,7 @@ def test_what_a_slow_store_lacks_at_the_end_is_on_the_disk(url):
     recorder = Recorder(store)
     FailingFileSystem.delay_seconds = 0.2
     put_evidence(recorder, 20)
-    assert not recorder.flush(0.5)
+    assert not asyncio.run(recorder.flush(0.5))
     wait_until(lambda: not recorder._waiting)
     FailingFileSystem.delay_seconds = 0.0
     wait_until(spool_of(store.files).is_empty)
@@ -337,7 +338,7 @@ def test_a_full_disk_is_left_alone(url, tmp_path, monkeypatch):
         files.create(f"{url}/one", b"text")
     recorder = Recorder(PackStore(url))
     put_evidence(recorder, 1)
-    assert not recorder.flush(1)
+    assert not asyncio.run(recorder.flush(1))
     assert recorder._waiting
 
 

@@ -161,8 +161,8 @@ class RequestPacker:
             return self._last.get(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
-        """Waits, off the event loop, until every pack so far is in the store, and those of an invocation mirrored."""
-        if not await asyncio.to_thread(self._recorder.flush, timeout_seconds):
+        """Waits until every pack so far is in the store, and those of an invocation mirrored."""
+        if not await self._recorder.flush(timeout_seconds):
             self._failures.warn_once(f"packs are still waiting for {self.store.url}")
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +45,6 @@ _MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
-_POLL_SECONDS = 0.001
 _QUIET_SECONDS = 10.0
 
 
@@ -65,6 +65,7 @@ class Recorder:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
+        self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[tuple[str | int, ...], Manifest] = LRUCache(_MOST_CHAINS)
         self._fails = False
@@ -121,24 +122,33 @@ class Recorder:
             logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
         self._ensure_thread()
 
-    def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Waits until everything queued is written; False where that took too long or the store failed meanwhile.
+    async def flush(self, timeout_seconds: float = 5.0) -> bool:
+        """Waits until all that is queued by now is written; False where that took too long or the store failed.
 
-        For the last half of the time a slow store is spared, so that what it lacks is on the disk, and not lost with
-        the process.
+        What is queued meanwhile is not waited for. For the last half of the time a slow store is spared, so that what
+        it lacks is on the disk, and not lost with the process.
         """
-        began = time.monotonic()
-        deadline = began + timeout_seconds
-        self._fails = False
+        deadline = time.monotonic() + timeout_seconds
+        reached: Future[bool | None] = Future()
+        """Whether the store itself has all; None where it failed, or there is no room for what it lacks."""
+
+        def reach() -> None:
+            if reached in self._flushes:
+                self._flushes.discard(reached)
+                reached.set_result(self._spooled is None or self._spooled.flush(0))
+
+        self._flushes.add(reached)
+        self.later(reach)
         self._hurry.set()
-        while self._waiting:
-            self._ensure_thread()
-            if time.monotonic() - began > timeout_seconds / 2:
-                self._spare_store(True)
-            time.sleep(_POLL_SECONDS)
-            if self._waiting and (self._fails or time.monotonic() > deadline):
-                return False
-        return self._spooled is None or self._spooled.flush(deadline - time.monotonic())
+        written = asyncio.wrap_future(reached)
+        await asyncio.wait({written}, timeout=timeout_seconds / 2)
+        if not written.done():
+            self._spare_store(True)
+            await asyncio.wait({written}, timeout=timeout_seconds / 2)
+        if not written.done() or written.result() is None:
+            return False
+        left = deadline - time.monotonic()
+        return self._spooled is None or written.result() is True or await asyncio.to_thread(self._spooled.flush, left)
 
     def _ensure_thread(self) -> None:
         if self._thread is not None and self._thread.is_alive():  # a forked process has no threads of its parent
@@ -153,6 +163,7 @@ class Recorder:
         quiet = 0.0
         while quiet < _QUIET_SECONDS:
             self._hurry.wait(_LOOK_SECONDS)
+            self._hurry.clear()
             quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
             while self._waiting:
                 job = self._waiting[0]
@@ -165,12 +176,17 @@ class Recorder:
                 else:
                     self._hurry.clear()
                     self._fails = True
+                    while self._flushes:
+                        self._flushes.pop().set_result(None)
                     self._hurry.wait(_RETRY_SECONDS)
             self._spare_store(False)
-            self._hurry.clear()
+        self._thread = None
+        if self._waiting:  # it was queued at the last moment, for a thread that ends
+            self._ensure_thread()
 
     def _spare_store(self, spares: bool) -> None:
-        if self._spooled is not None:
+        """Lets the spool take what comes, but for a local folder: that is as fast as the spool."""
+        if self._spooled is not None and not self._spooled.is_local:
             self._spooled.spares_store = spares
 
     def _attempt(self, job: Callable[[], object]) -> bool:

@@ -1,0 +1,197 @@
+"""What the plugin takes of a process that many sessions share on one event loop, none of which ever waits.
+
+    python tests/bench/saturated.py [--sessions 200] [--turns 4] [--rounds 5]
+
+All sessions talk at once through one runner of ADK's, with its services in memory and a scripted model that answers at
+once. A turn has two model calls: one calls a plain function, the other answers. A round is the same without the plugin
+and with it, with a store in a new temporary folder; rounds alternate in one process after a small one that warms up.
+What is recorded counts up to the last file.
+
+CPU          milliseconds of processor time a model call, all threads together; median of the rounds
+calls        model calls a second
+block        the longest time that one step of a task held the event loop, milliseconds: its own processor time, and
+             by the clock; median of the rounds
+throughput   what is left of ADK's calls a second, by processor time and by the clock
+
+The script fails where a call has no receipt, or a request holds a text of another session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import InMemoryRunner
+from google.genai import types
+
+from aether_context import PackStore
+from aether_context.adk import ContextPackPlugin
+
+CALLS = 2
+_MARK = re.compile(r"session-\d+-")
+_OWNER: ContextVar[str] = ContextVar("owner")
+
+
+class Scripted(BaseLlm):
+    """Calls the tool, then answers, and reports usage; keeps marks of other sessions that stand in a request."""
+
+    foreign: list[str] = []
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        owner, size = _OWNER.get(), 0
+        for content in llm_request.contents:
+            for part in content.parts or ():
+                answer = part.function_response
+                text = part.text or (str(answer.response) if answer is not None else "")
+                size += len(text)
+                self.foreign.extend(mark for mark in _MARK.findall(text) if mark != owner)
+        if any(part.function_response for part in llm_request.contents[-1].parts or ()):
+            part = types.Part(text=f"The order {owner} was shipped on Monday, and it costs 13.50 euros.")
+        else:
+            part = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": f"{owner}A"}))
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=100 + size // 3, candidates_token_count=20, total_token_count=120 + size // 3
+        )
+        yield LlmResponse(content=types.Content(role="model", parts=[part]), usage_metadata=usage)
+
+
+def look_up(key: str) -> dict[str, str]:
+    """Looks an order up."""
+    return {"result": "\n".join(f"row {row}: {key} total={row * 13}.50 status=shipped" for row in range(12))}
+
+
+class Step(Coroutine[Any, Any, Any]):
+    """A task's coroutine, each step of which is timed."""
+
+    def __init__(self, work: Generator[Any, Any, Any] | Coroutine[Any, Any, Any], blocks: Blocks) -> None:
+        self._work, self._blocks = work, blocks
+
+    def send(self, value: Any) -> Any:
+        began, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return self._work.send(value)
+        finally:
+            self._blocks.took(time.perf_counter() - began, time.thread_time() - cpu)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise NotImplementedError
+
+
+@dataclass
+class Blocks:
+    """The longest steps, in seconds."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def took(self, wall: float, cpu: float) -> None:
+        self.wall, self.cpu = max(self.wall, wall), max(self.cpu, cpu)
+
+
+@dataclass
+class Round:
+    """What one round took: seconds of processor time and by the clock, and what it did."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    blocks: Blocks = field(default_factory=Blocks)
+    calls: int = 0
+    receipts: int = 0
+    foreign: int = 0
+
+
+def run(sessions: int, turns: int, plugins: list[Any]) -> Round:
+    """All sessions at once, in a process that has nothing else to do."""
+    found = Round(calls=sessions * turns * CALLS)
+    model = Scripted(model="gemini-2.5-flash", foreign=[])
+    agent = LlmAgent(name="clerk", model=model, instruction="You look things up.", tools=[look_up])
+    runner = InMemoryRunner(app=App(name="saturated", root_agent=agent, plugins=plugins))
+
+    async def converse(number: int) -> None:
+        owner, session = f"session-{number}-", f"s{number}"
+        _OWNER.set(owner)
+        await runner.session_service.create_session(app_name="saturated", user_id=f"u{number % 7}", session_id=session)
+        for turn in range(turns):
+            message = types.UserContent(f"Question {turn}: what about the order {owner}A{turn}, and what does it cost?")
+            async for _ in runner.run_async(user_id=f"u{number % 7}", session_id=session, new_message=message):
+                pass
+
+    async def all_of_them() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, work, **more: asyncio.Task(Step(work, found.blocks), loop=loop, **more))
+        await asyncio.gather(*(converse(number) for number in range(sessions)))
+        await runner.close()
+
+    gc.collect()
+    began, cpu = time.perf_counter(), time.process_time()
+    asyncio.run(all_of_them())
+    found.cpu, found.wall = time.process_time() - cpu, time.perf_counter() - began
+    found.foreign = len(model.foreign)
+    return found
+
+
+def packed(sessions: int, turns: int) -> Round:
+    """The same with the plugin."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(sessions, turns, [ContextPackPlugin(store=folder)])
+        found.receipts = sum(1 for _ in PackStore(folder).manifests())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=200, help="sessions at once (default: 200)")
+    parser.add_argument("--turns", type=int, default=4, help="turns of each (default: 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    ways: dict[str, Callable[[int, int], Round]] = {
+        "ADK alone": lambda sessions, turns: run(sessions, turns, []),
+        "with plugin": packed,
+    }
+    rounds: dict[str, list[Round]] = {name: [] for name in ways}
+    for number in range(given.rounds + 1):
+        for name, way in ways.items():
+            done = way(given.sessions if number else 10, given.turns)
+            rounds[name] += [done] if number else []
+    median = statistics.median
+    print("| | CPU | calls | block, CPU | block |\n| --- | --- | --- | --- | --- |")
+    for name, done in rounds.items():
+        cpu, wall = (median(getattr(one, kind) / one.calls for one in done) for kind in ("cpu", "wall"))
+        blocks = [1_000 * median(getattr(one.blocks, kind) for one in done) for kind in ("cpu", "wall")]
+        print(f"| {name} | {1_000 * cpu:.2f} | {1 / wall:.0f} | {blocks[0]:.1f} | {blocks[1]:.1f} |")
+    pairs = list(zip(*rounds.values(), strict=True))
+    by_cpu, by_clock = (median(getattr(a, kind) / getattr(b, kind) for a, b in pairs) for kind in ("cpu", "wall"))
+    calls, receipts = (sum(getattr(one, name) for one in rounds["with plugin"]) for name in ("calls", "receipts"))
+    foreign = sum(one.foreign for one in rounds["with plugin"])
+    print(f"\nthroughput: {by_cpu:.2f} by processor time, {by_clock:.2f} by the clock")
+    print(f"{receipts:,} receipts of {calls:,} calls; texts of other sessions in requests: {foreign}")
+    return int(receipts != calls or foreign > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
