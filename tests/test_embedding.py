@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from google.genai import types
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aether_context.adk.models.gemini import GeminiEmbedder, register_embedders
 from aether_context.errors import EmbeddingError, MissingExtra
-from aether_context.retrieval.embedders import CachedEmbedder, StaticEmbedder, embedder_for, identity, unit
+from aether_context.retrieval.embedders import CachedEmbedder, StaticEmbedder, _model, embedder_for, identity, unit
+from aether_context.tokens.counters import sound
 
 static = StaticEmbedder()
 
@@ -47,6 +50,14 @@ def test_the_same_bits_on_every_machine():
 def test_only_the_beginning_of_a_long_text_counts():
     text = "one two three " * 600
     assert (static.embed([text + "unrelated words"]) == static.embed([text])).all()
+
+
+@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aé,- \t\n\r\f\x1c\x85\xa0\u0301\u2028\u3000中")))))
+def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(texts):
+    model = _model()
+    whole = model._tokenizer.encode_batch([sound(text) for text in texts], add_special_tokens=False)
+    sums = [model.rows[encoding.ids].sum(axis=0, dtype=np.int64) for encoding in whole]
+    assert model.sums(texts).tolist() == [row.tolist() for row in sums]
 
 
 class Counting:

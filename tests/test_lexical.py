@@ -40,6 +40,11 @@ def test_terms(text, expected):
     assert terms(text) == expected
 
 
+@given(st.text(st.one_of(st.characters(max_codepoint=127), st.sampled_from("aB1_./:-@# "))))
+def test_ascii_has_the_terms_that_it_has_beside_other_letters(text):
+    assert [*terms(text), "é"] == terms(f"{text} é")
+
+
 def test_an_underscored_name_is_found_by_its_parts_and_by_itself():
     assert set(query_terms("input tokens")) <= set(terms("max_input_tokens"))
     assert "max_input_tokens" in query_terms("what is max_input_tokens?")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -132,6 +133,8 @@ class StoredVectors:
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
 _BATCH = 1_024
+_BLANKS = str.maketrans("\t\n\r", "   ")
+"""What a tokenizer's normalizer takes for blanks; other white space is a control character to it, and no end."""
 
 
 class StaticEmbedder:
@@ -174,14 +177,16 @@ class _Model:
 
     def sums(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The sum of the rows of each text's tokens, of shape ``(texts, dimensions)``."""
-        beginnings = [sound(text[:_MOST_CHARACTERS]) for text in texts]
-        encoded = self._tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
-        tokens = [encoding.ids[:_MOST_TOKENS] for encoding in encoded]
+        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
+        words = [sound(text[:_MOST_CHARACTERS]).translate(_BLANKS).split(" ") for text in texts]
+        different = list(dict.fromkeys(chain.from_iterable(words)))
+        encoded = self._tokenizer.encode_batch_fast(different, add_special_tokens=False)
+        tokens = {word: encoding.ids for word, encoding in zip(different, encoded, strict=True)}
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
-        if telling := [number for number, ids in enumerate(tokens) if ids]:
-            together = np.concatenate([np.array(tokens[number], dtype=np.int32) for number in telling])
-            starts = np.cumsum([0, *(len(tokens[number]) for number in telling[:-1])])
-            result[telling] = np.add.reduceat(self.rows[together], starts, axis=0, dtype=np.int32)
+        for number, text_words in enumerate(words):
+            ids = list(islice(chain.from_iterable(map(tokens.__getitem__, text_words)), _MOST_TOKENS))
+            if ids:
+                self.rows[ids].sum(axis=0, dtype=np.int32, out=result[number])
         return result
 
 

@@ -37,6 +37,8 @@ _UNSPACED = (
     "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
 )
 _SPAN = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?P<name>[^\W{_UNSPACED}]+(?:[./\\:@#~-]+[^\W{_UNSPACED}]+)*)")
+_ASCII_NAME = re.compile(r"\w+(?:[./\\:@#~-]+\w+)*", re.ASCII)
+"""What is a name of `_SPAN` in a text that is all ASCII, which has nothing else, and is read twice as fast by this."""
 _WORD = re.compile(r"[^\W_]+")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\dA-Za-z_]+")
 _TELLING = re.compile(r"[\d_/\\@#]|[a-z][A-Z]|\w\.\w")
@@ -59,10 +61,13 @@ _local = threading.local()
 def terms(text: str) -> list[str]:
     """The terms of a text in its order, repeated as they are."""
     found: list[str] = []
-    for span in _SPAN.finditer(text):
-        run = span["run"]
-        if not run:
-            found += _of_name(span["name"])
+    if text.isascii():
+        for name in _ASCII_NAME.findall(text):
+            found += _of_name(name)
+        return found
+    for run, name in _SPAN.findall(text):
+        if name:
+            found += _of_name(name)
         elif len(run) == 1:
             found.append(run)
         else:
