@@ -32,9 +32,9 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
                 schema["properties"][name]["description"] = inspect.cleandoc(text)
 
 
-RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": describe}
-"""How pydantic reads and writes the values that manifests and session states hold: no field is unknown, and the
-docstring below a field describes it in schema and docs."""
+RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": describe, "defer_build": True}
+"""How pydantic reads and writes the values that manifests and session states hold: no field is unknown, the docstring
+below a field describes it in schema and docs, and a `TypeAdapter` takes its time at its first use, not at import."""
 
 _Value = TypeVar("_Value")
 

@@ -6,7 +6,6 @@ Every field says its unit and what "off" is. ``PackPolicy(...)`` starts from the
 
 from __future__ import annotations
 
-import tomllib
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
@@ -637,6 +636,8 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {"profile": source}, None
     if isinstance(source, str) and source in PRESETS:
         return {"preset": source}, None
+    import tomllib
+
     path = Path(source).expanduser()
     if path.suffix != ".toml" and not path.is_file():
         hint = near_names(str(source), [*PROFILES, *PRESETS])

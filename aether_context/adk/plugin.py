@@ -14,8 +14,6 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
-from google.genai import types
-from pydantic import PrivateAttr
 
 from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.packer import OnError, RequestPacker
@@ -24,28 +22,6 @@ from aether_context.errors import AetherContextError, PolicyError
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
 from aether_context.usage import LedgerReport
-
-
-class Refusal(LlmResponse):
-    """An answer in the model's place that raises its error where ADK's flow looks whether there is an answer.
-
-    ADK turns whatever a plugin's callback raises into a `RuntimeError`, but not what is raised there, so that a caller
-    catches the same error as with agent callbacks. A flow that does not look so gets the answer: no model is called.
-    """
-
-    _error: AetherContextError = PrivateAttr()
-
-    @classmethod
-    def of(cls, error: AetherContextError) -> Refusal:
-        made = cls(content=types.ModelContent(str(error)), error_code=type(error).__name__, error_message=str(error))
-        made._error = error
-        return made
-
-    def __bool__(self) -> bool:
-        error = self._error
-        raised = type(error).__new__(type(error), *error.args)
-        raised.__dict__.update(error.__dict__)
-        raise raised from error
 
 
 class ContextPackPlugin(BasePlugin):
@@ -151,6 +127,8 @@ class ContextPackPlugin(BasePlugin):
         try:
             return await self._packer.before_model(callback_context, llm_request)
         except AetherContextError as error:
+            from aether_context.adk.refusal import Refusal
+
             return Refusal.of(error)
 
     async def after_model_callback(

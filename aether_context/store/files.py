@@ -18,11 +18,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-from fsspec.asyn import AsyncFileSystem, sync
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
-
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
 
@@ -80,6 +75,11 @@ class Files:
         self._open()
 
     def _open(self) -> None:
+        import fsspec
+        from fsspec.asyn import AsyncFileSystem
+        from fsspec.implementations.local import LocalFileSystem
+        from fsspec.implementations.memory import MemoryFileSystem
+
         protocol = self.url.split("://", 1)[0] if "://" in self.url else "file"
         try:
             options = {**({"use_listings_cache": False} if protocol in _CACHING else {}), **self.options}
@@ -93,6 +93,7 @@ class Files:
         self.root: str = root.rstrip("/")
         self.is_local = isinstance(self._fs, LocalFileSystem)
         self.is_in_memory = isinstance(self._fs, MemoryFileSystem)
+        self._is_async = isinstance(self._fs, AsyncFileSystem)
         self._real_root = os.path.realpath(self.root) if self.is_local else ""
         self._process = os.getpid()
 
@@ -123,6 +124,8 @@ class Files:
             if self.is_local:
                 return _write_local(Path(path), data, is_new=True)
             if self.is_in_memory:  # its own way of writing walks over all files for each parent folder
+                from fsspec.implementations.memory import MemoryFile
+
                 with _memory_lock:
                     if path in self.fs.store:
                         return False
@@ -216,7 +219,7 @@ class Files:
     def below(self, path: str) -> list[File]:
         """All files below a folder, by path, symbolic links and unfinished ones left out."""
         entries: list[Mapping[str, Any]] = []
-        if self.is_in_memory or isinstance(self.fs, AsyncFileSystem):
+        if self.is_in_memory or self._is_async:
             entries = self._entries(path, find=True)
         else:  # `find` of other file systems passes over folders that cannot be listed
             folders = [path]
@@ -250,7 +253,7 @@ class Files:
     def at_once(self, act: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         """What ``act`` gives for each item, in order; several at a time where each is a request over the network."""
         items = list(items)
-        if len(items) < 2 or not isinstance(self.fs, AsyncFileSystem):
+        if len(items) < 2 or not self._is_async:
             return [act(item) for item in items]
         with ThreadPoolExecutor(min(_AT_ONCE, len(items)), thread_name_prefix="aether-context-store") as pool:
             return list(pool.map(act, items))
@@ -261,8 +264,10 @@ class Files:
     def _call(self, name: str, *args: Any, size: int = 0, **options: Any) -> Any:
         """Calls the file system, within the time limit where there is one: a second more for each megabyte."""
         fs = self.fs
-        if self.timeout_seconds is None or not isinstance(fs, AsyncFileSystem):
+        if self.timeout_seconds is None or not self._is_async:
             return getattr(fs, name)(*args, **options)
+        from fsspec.asyn import sync
+
         seconds = self.timeout_seconds + size / 1_000_000
         return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=seconds, **options)
 

@@ -25,7 +25,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
@@ -33,9 +33,11 @@ from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes,
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
 from aether_context.store.files import File, Files, segment
-from aether_context.store.manifest import Manifest
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
+
+if TYPE_CHECKING:
+    from aether_context.store.manifest import Manifest
 
 _NO_SESSIONS = ("blobs", "summaries", "vectors", "calibration", "evidence", "artifacts")
 _HOURS = "hours"
@@ -166,6 +168,8 @@ class PackStore:
 
     def read(self, folder: str) -> Manifest:
         """The manifest in a pack's folder; `PackNotFound` where there is none, `ManifestError` where it is damaged."""
+        from aether_context.store.manifest import Manifest
+
         path = f"{folder}/manifest.json"
         try:
             return Manifest.parse(self.files.read(path))

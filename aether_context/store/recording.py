@@ -7,14 +7,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import TypeAdapter
 
 from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
+from aether_context.pack import RECORDED, Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
 from aether_context.policy import PackPolicy
-from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
+
+if TYPE_CHECKING:
+    from aether_context.store.manifest import Manifest
 
 _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(known.name for known in fields(Candidate) if known.name not in _RARE)
@@ -62,6 +65,8 @@ class Recording:
 class Setting:
     """What a session's packs have in common, the step aside as their requests have it: a blob of its own."""
 
+    __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
+
     system: str
     system_is_text: bool
     tools: tuple[Tool, ...]
@@ -82,6 +87,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         counter: identity of the token counter.
         tip: the end of the chain to extend; None, a pack with a cut, or one that is counted otherwise begins a new one.
     """
+    from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
+
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
     begins = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aether_context.canonical import hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import Files
+
+if TYPE_CHECKING:
+    import sqlite3
 
 logger = logging.getLogger("aether_context")
 
@@ -87,6 +89,8 @@ class Spool:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """A transaction, committed at the end."""
+        import sqlite3
+
         try:
             with closing(self._connect()) as database, database:
                 yield database
@@ -94,6 +98,8 @@ class Spool:
             raise StoreError(f"{self.path} cannot be used: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
+        import sqlite3
+
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))

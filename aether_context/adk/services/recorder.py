@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -23,9 +23,12 @@ from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
-from aether_context.store import Manifest, PackStore, Recording, Tip, record
+from aether_context.store import PackStore, Recording, Tip, record
 from aether_context.store.spool import SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
+
+if TYPE_CHECKING:
+    from aether_context.store import Manifest
 
 # One thread a store writes in order. It starts with the first recording, ends when nothing was recorded for a while,
 # and starts again when it is needed, in a forked process, too. What the store cannot take, or not as fast as it comes,
