@@ -204,8 +204,8 @@ def test_nothing_of_it_is_in_the_sessions_state() -> None:
     chat.say(*messages(10))
     held = asyncio.run(chat.held()).state
     (epoch,) = (value for key, value in held.items() if key.startswith("aether:epoch:"))
-    assert epoch["strategies"] == {}
-    assert epoch["cut_count"] == 0
+    assert "strategies" not in epoch
+    assert "cut_count" not in epoch
     assert epoch["number"] == 1
     assert any(act.strategy == "sliding_turns" for one in chat.manifests() for act in one.strategy_acts)
 

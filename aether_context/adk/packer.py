@@ -345,7 +345,8 @@ class RequestPacker:
             if pack.appended is not None and call.last is not None:
                 stored = call.last.stored
             else:
-                stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch)
+                original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
+                stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)

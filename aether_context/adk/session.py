@@ -1,23 +1,29 @@
 """What session state holds between calls: small, plain JSON under ``aether:`` keys, written only where it changed.
 
-    aether:epoch:{scope}                 boundary, marks, extract ceilings, the number of packed messages
-    aether:summary:{scope}               the summary of what was cut, written once an epoch
-    aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
+    aether:epoch:{scope}                 boundary, marks, extract ceilings, how many of the next two there are
+    aether:summary:{scope}:{number}      a part of the summary of what was cut: what a cut added to it, or all of it
     aether:payload:{scope}:{number}      a packed message, written once an invocation
+    aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
     aether:evidence:{digits}             what is known of a result that is not shown whole, by the digits of its address
 
 ``scope`` stands for agent and branch. An epoch that another session left there (ADK copies a parent's state into child
 sessions) is not this session's and is ignored.
+
+Whatever a later call has to send again stands here in full, since a store can be away, or another worker's own. The
+long texts are compressed against what their reader knows already: a part of a summary against the parts before it, a
+packed message against the words of the message that it stands for.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -33,28 +39,35 @@ from aether_context.pack import Epoch, Identity, Keep, PackedMessage, valid
 # The epoch.
 
 _MOST_PAYLOADS = 64
+_MOST_PARTS = 16
 _EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
 _ELSEWHERE = {"summary", "tools", "payloads"}
 """Fields of an epoch that have keys of their own."""
 _ESCAPE = "json:"
 
+OriginalOf: TypeAlias = Callable[[PackedMessage], str]
+"""The text of the message that a packed one stands for, as the user wrote it; empty where the host does not show it."""
 
-def load_epoch(state: Mapping[str, Any], identity: Identity) -> Epoch:
-    """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound."""
+
+def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: OriginalOf) -> Epoch:
+    """The epoch that a session's state holds for an agent and branch; a new one where it holds none that is sound.
+
+    A packed message whose own message the host does not show now is left out: there is nothing that it could stand for.
+    """
     scope = _scope(identity.branch, identity.agent)
     fields = _fields(state, f"aether:epoch:{scope}", identity)
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
         return Epoch(number=0)
+    parts = fields.pop("summary_parts", None)
+    summary = _summary(state, scope, parts) if fields.get("cut_count") else ""
+    if summary is None:  # nothing would tell of what was cut: all of it is sent again instead
+        return Epoch(number=0)
+    fields["summary"] = summary
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
-    slots = (_fields(state, f"aether:payload:{scope}:{slot}", identity) for slot in range(count))
-    messages = (valid(_MESSAGE, slot) for slot in slots)
-    fields["payloads"] = tuple(
-        replace(message, text=_plain(message.text), covers=tuple(map(_plain, message.covers)))
-        for message in messages
-        if message is not None
-    )
+    slots = (_message(_fields(state, f"aether:payload:{scope}:{slot}", identity), original_of) for slot in range(count))
+    fields["payloads"] = tuple(message for message in slots if message is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, f"aether:tools:{scope}", identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
@@ -63,8 +76,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity) -> Epoch:
     ends = [0, *(end for pair in epoch.kept for end in pair), epoch.cut_count]
     if ends != sorted(ends) or any(start >= stop for start, stop in epoch.kept):
         return Epoch(number=0)
-    summary = state.get(f"aether:summary:{scope}") if epoch.cut_count else ""
-    return replace(epoch, summary=_plain(summary)) if isinstance(summary, str) and summary else epoch
+    return epoch
 
 
 def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str, Any]:
@@ -72,7 +84,43 @@ def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str,
     value = state.get(key)
     if not isinstance(value, Mapping) or value.get("session") != identity.session:
         return {}
-    return {name: field for name, field in value.items() if name not in ("session", "summary")}
+    return {name: field for name, field in value.items() if name != "session"}
+
+
+def _number(value: object, most: int) -> int:
+    """A number of keys that a state tells of; 0 where it can be none."""
+    return value if isinstance(value, int) and 0 <= value <= most else 0
+
+
+def _summary(state: Mapping[str, Any], scope: str, parts: object) -> str | None:
+    """The summary in so many parts; None where one of them is not what was written.
+
+    Without a number it is from a time when it was one text in a key of its own.
+    """
+    if parts is None:
+        whole = state.get(f"aether:summary:{scope}")
+        return _plain(whole) if isinstance(whole, str) else ""
+    if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
+        return None
+    summary = ""
+    for number in range(parts):
+        part = _unpacked(state.get(f"aether:summary:{scope}:{number}"), summary)
+        if part is None:
+            return None
+        summary += part
+    return summary
+
+
+def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage | None:
+    """A packed message from what state holds of it; the text stands there as it is where nothing is ``packed``."""
+    packed = fields.pop("packed", None)
+    if packed is not None:
+        fields["text"] = ""
+    message = valid(_MESSAGE, fields)
+    if message is None:
+        return None
+    text = _plain(message.text) if packed is None else _unpacked(packed, original_of(message))
+    return replace(message, text=text, covers=tuple(map(_plain, message.covers))) if text is not None else None
 
 
 def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
@@ -80,30 +128,58 @@ def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[st
     return bool(state.get(f"aether:epoch:{_scope(identity.branch, identity.agent)}") == stored)
 
 
-def save_epoch(state: State, identity: Identity, before: Epoch, after: Epoch) -> Mapping[str, Any]:
+def save_epoch(
+    state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf
+) -> Mapping[str, Any] | None:
     """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
-    payloads = after.payloads[-_MOST_PAYLOADS:]
-    value = {
-        "session": identity.session,
-        **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE),
-        "payloads": len(payloads),
-    }
-    if before == after:
-        return value
     scope = _scope(identity.branch, identity.agent)
+    stored: object = state.get(f"aether:epoch:{scope}")
+    held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
+    if before == after:
+        return held or None
+    payloads = after.payloads[-_MOST_PAYLOADS:]
+    # Where one could not be read, the others stand in slots other than theirs.
+    known = before.payloads if held.get("payloads") == len(before.payloads) else ()
     for slot, message in enumerate(payloads):
-        if before.payloads[slot : slot + 1] != (message,):
-            written = _MESSAGE.dump_python(message, mode="json")
-            written |= {"text": _escaped(message.text), "covers": [*map(_escaped, message.covers)]}
+        if known[slot : slot + 1] != (message,):
+            written = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
+            if message.text:
+                written |= {"packed": _packed(written.pop("text"), original_of(message))}
+            if message.covers:
+                written |= {"covers": [*map(_escaped, message.covers)]}
             state[f"aether:payload:{scope}:{slot}"] = {"session": identity.session, **written}
-    for slot in range(len(payloads), len(before.payloads)):
+    for slot in range(len(payloads), _number(held.get("payloads"), _MOST_PAYLOADS)):
         state[f"aether:payload:{scope}:{slot}"] = None
     if after.tools != before.tools:
         state[f"aether:tools:{scope}"] = {"session": identity.session, "kept": dict(after.tools)}
-    if after.summary != before.summary:
-        state[f"aether:summary:{scope}"] = _escaped(after.summary)
+    value = {
+        "session": identity.session,
+        **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
+        "summary_parts": _save_summary(state, scope, held, before.summary, after.summary),
+        "payloads": len(payloads),
+    }
     state[f"aether:epoch:{scope}"] = value
     return value
+
+
+def _save_summary(state: State, scope: str, held: Mapping[str, Any], before: str, after: str) -> int:
+    """Writes what a summary has more than the one before it, or all of it; returns in how many parts it is now."""
+    key = f"aether:summary:{scope}"
+    there = _number(held.get("summary_parts"), _MOST_PARTS)
+    known = there if before else 0  # else they are of something that could not be read
+    if after == before and (known or not after):
+        return known
+    if 0 < known < _MOST_PARTS and after.startswith(before):
+        state[f"{key}:{known}"] = _packed(after.removeprefix(before), before)
+        return known + 1
+    for number in range(bool(after), there):
+        state[f"{key}:{number}"] = None
+    if state.get(key) is not None:
+        state[key] = None
+    if not after:
+        return 0
+    state[f"{key}:0"] = _packed(after, "")
+    return 1
 
 
 class Aligned(NamedTuple):
@@ -163,6 +239,34 @@ def reset(epoch: Epoch, note: str) -> Aligned:
 @lru_cache(maxsize=1_000)
 def _scope(branch: str, agent: str) -> str:
     return short(hash_json([branch, agent]))
+
+
+_REACH = 32_768
+"""Bytes that deflate can refer back to."""
+_MOST_BYTES = 16_000_000
+"""No text that was packed is longer: what anybody may have written into a state must not fill the memory."""
+
+
+def _packed(text: str, known: str) -> str:
+    """Any text in ASCII, compressed; what ``known`` says, too, takes next to nothing."""
+    compressor = zlib.compressobj(level=6, zdict=_encoded(known)[-_REACH:])
+    return base64.b85encode(compressor.compress(_encoded(text)) + compressor.flush()).decode("ascii")
+
+
+def _unpacked(packed: object, known: str) -> str | None:
+    """The text that `_packed` was given; None where this is none of its results, or ``known`` is not what it was."""
+    if not isinstance(packed, str):
+        return None
+    try:
+        decompressor = zlib.decompressobj(zdict=_encoded(known)[-_REACH:])
+        text = decompressor.decompress(base64.b85decode(packed), _MOST_BYTES)
+        return text.decode("utf-8", "surrogatepass") if decompressor.eof else None
+    except (ValueError, zlib.error):
+        return None
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _escaped(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -38,7 +40,18 @@ from aether_context.conversation import ranked, registered_anchors, selected
 from aether_context.conversation.turns import is_human, live_positions, torn
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
-from aether_context.pack import Anchor, Candidate, Content, Epoch, Identity, Pack, PackInput, Request, valid
+from aether_context.pack import (
+    Anchor,
+    Candidate,
+    Content,
+    Epoch,
+    Identity,
+    Pack,
+    PackedMessage,
+    PackInput,
+    Request,
+    valid,
+)
 from aether_context.packing.payload import TOOL
 from aether_context.policy import MEMORY_FILL
 from aether_context.retrieval.ranking import similarity
@@ -167,7 +180,7 @@ class Gatherer:
             known = tuple(self.reader.known(content, model) for content in contents)
             return known, attributed_to(contents, [content.frozen for content in known], events, asked)
 
-        stored = load_epoch(call.state, identity)
+        stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
         epoch = Epoch(number=0) if untouched else stored
         human = human_index(raw, asked)
         answered = read([human])[1][0] if human is not None else None
@@ -252,6 +265,15 @@ class Gatherer:
         )
         seen = replace(seen, known=known, tools=mirror(declared_tools(request)))
         return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
+
+    def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
+        """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
+        for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
+            if 0 <= at < len(contents) and contents[at].role == "user":
+                content = self.reader.content(contents[at], model)
+                if content.digest == message.of:
+                    return content.text
+        return ""
 
     def _anchors(
         self, call: Call, contents: Sequence[Content], positions: Sequence[int], problems: list[str]
