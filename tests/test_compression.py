@@ -77,6 +77,29 @@ def test_a_summary_carries_the_one_before_it():
     assert second.splitlines() == ["- user: My dog is called Rex.", "- user: I live in Bern."]
 
 
+class Told:
+    """A counter that keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def count(self, text):
+        self.asked.append(text)
+        return COUNTER.count(text)
+
+
+def test_what_has_more_words_than_there_is_room_for_is_not_counted():
+    counter = Told()
+    contents = [
+        human("My dog is called Rex."),
+        *(says(f"Answer {at} is long. " * 15) for at in range(50)),
+        says("Yes."),
+    ]
+    summary = summarize(contents, max_tokens=30, counter=counter)
+    assert summary == "- user: My dog is called Rex.\n- model: Yes.\n- messages left out: 50"
+    assert len(counter.asked) == 3
+
+
 @given(st.lists(st.text(min_size=1, max_size=200), max_size=20), st.integers(0, 200))
 def test_a_summary_stays_inside_its_budget(texts, budget):
     summary = summarize([human(text) for text in texts], max_tokens=budget, counter=COUNTER)

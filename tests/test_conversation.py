@@ -122,11 +122,20 @@ def test_what_is_superseded_goes_before_older_turns():
 def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
     tokens = [5, 10, 40, 10, 40, 5]
-    spare = {1: 30, 2: 30}
+    spare = {1: 30, 2: 30}.__getitem__
     made = cut(units(contents), tokens, target=90, human=5, last_turns=1, spare=spare)
     assert made == Cut(shortened=(1, 2), excess=20)
     made = cut(units(contents), tokens, target=50, human=5, last_turns=1, spare=spare)
     assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
+
+
+def test_only_exchanges_that_may_have_enough_are_asked_what_they_can_give_up():
+    contents = [human("1"), *(made for _ in range(20) for made in (calls("a"), answers("a"))), human("2")]
+    tokens = [5, *[10, 40] * 20, 5]
+    asked = []
+    made = cut(units(contents), tokens, target=230, human=41, last_turns=1, spare=lambda at: asked.append(at) or 0)
+    assert made.gone == tuple(range(1, 33))
+    assert asked == [13, 14, 15, 16]
 
 
 def read(path: str, text: str) -> list[Content]:

@@ -65,11 +65,13 @@ def cut_to(
     if conversation.recalls:
         summary_ceiling = min(summary_ceiling, int(RECAP_SHARE * budget.low))
     frame = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
-    responses = [response_tokens(content, counter) for content in conversation.contents]
-    spare = {
-        at: sum(max(0, sum(responses[index]) - LEAST_EXTRACT * len(responses[index])) for index in unit.indices)
-        for at, unit in enumerate(parts)
-    }
+
+    def responses(index: int) -> list[int]:
+        return response_tokens(conversation.contents[index], counter)
+
+    def spare(at: int) -> int:
+        return sum(max(0, sum(sizes) - LEAST_EXTRACT * len(sizes)) for sizes in map(responses, parts[at].indices))
+
     repeated = superseded(parts, conversation.raws)
     stands_at = outliving(parts, conversation.raws, tokens)
     anchored, notes = hold(
@@ -103,11 +105,11 @@ def cut_to(
             kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess
             if kept <= budget.ceiling:
                 break
-        sizes = [size for at in made.shortened for size in responses[at]]
+        sizes = [size for at in made.shortened for size in responses(at)]
         ceiling = max(LEAST_EXTRACT, level(sizes, sum(sizes) - made.excess))
         gone, shorter = made.gone, {}
         for at in made.shortened:
-            if not responses[at]:
+            if not responses(at):
                 continue
             content, raw = conversation.contents[at], conversation.raws[at]
             whole = raw if len(content.parts) == len(raw.parts) else content

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aether_context.pack import Content
-from aether_context.text.compression import Counts, Summaries, split_bullets, summarize
+from aether_context.text.compression import CountsAhead, Summaries, split_bullets, summarize
 from aether_context.text.entities import entity_table, is_entry
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -39,7 +39,7 @@ def recap(
     kept: Sequence[Content],
     *,
     max_tokens: int,
-    counter: Counts,
+    counter: CountsAhead,
     summaries: Summaries | None = None,
     earlier: str = "",
 ) -> str:
@@ -64,7 +64,7 @@ def _composed(
     kept: Sequence[Content],
     earlier: str,
     room: int,
-    counter: Counts,
+    counter: CountsAhead,
     summaries: Summaries,
     known: str = "",
 ) -> str:

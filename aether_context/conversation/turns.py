@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -193,7 +193,7 @@ def cut(
     last_turns: int,
     neighbours: bool = True,
     superseded: Collection[int] = (),
-    spare: Mapping[int, int] | None = None,
+    spare: Callable[[int], int] | None = None,
     stands_at: Mapping[int, int] | None = None,
     stay: Collection[int] = (),
 ) -> Cut:
@@ -210,7 +210,8 @@ def cut(
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
         neighbours: whether human messages right beside it stay as well.
         superseded: positions in ``parts`` that go before anything else; those in ``stay`` stay besides.
-        spare: the tokens that a unit can give up without leaving, by position.
+        spare: gives the tokens that a unit can give up without leaving, by position. It is asked only about units that
+            may have as many as are still asked for.
         stands_at: the later positions that a unit's age is counted from, where that is not its own.
 
     Returns:
@@ -219,7 +220,7 @@ def cut(
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
         return Cut()
-    spare, stands_at = spare or {}, stands_at or {}
+    stands_at = stands_at or {}
     sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
     stay = protected(parts, human, neighbours=neighbours).union(stay)
     people: dict[int, list[int]] = {}
@@ -240,7 +241,8 @@ def cut(
         if excess <= 0:
             break
         unit = parts[at]
-        if at not in superseded and excess <= spare.get(at, 0):
+        large = at not in superseded and excess <= _MOST_SPARE * sizes[at]
+        if large and spare is not None and excess <= spare(at):
             shortened = unit.indices
             break
         answers[unit.turn] -= 1
@@ -256,6 +258,10 @@ def cut(
             excess -= sizes[at]
     gone = tuple(sorted(index for at in out for index in parts[at].indices))
     return Cut(gone=gone, shortened=shortened, excess=excess if shortened else 0)
+
+
+_MOST_SPARE = 4
+"""Times its tokens as they are sent that a unit may give up: responses alone count by their JSON, which escapes."""
 
 
 def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[int]:

@@ -23,6 +23,13 @@ class Counts(Protocol):
     def count(self, text: str) -> int: ...
 
 
+class CountsAhead(Counts, Protocol):
+    """One that can be told what it is likely to be asked."""
+
+    def count_ahead(self, texts: Sequence[str]) -> None:
+        """Counts texts in one pass that are likely to be asked for one by one, where that is the cheaper way."""
+
+
 # Lines of a long text.
 
 
@@ -260,32 +267,36 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
-    bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    missing_before = sum(int(count) for count in _COUNT.findall(earlier))
-    for content in contents:
-        words = content.words.strip()
-        if content.responses or not words:
-            continue
-        if content.role == "user" and not content.agent:
-            words = shorten(words, max_tokens=max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
-            bullets.append(_USER + "\n  ".join(words.splitlines()))
-        else:
-            bullets.append(f"- {_speaker(content)}: {' '.join(words.split())[:_AGENT_CHARACTERS]}")
-    people = [at for at, bullet in enumerate(bullets) if bullet.startswith(_USER)]
-    agents = [at for at, bullet in enumerate(bullets) if not bullet.startswith(_USER)]
+    before = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
+    spoken = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
+    by_people = [bullet.startswith(_USER) for bullet in before]
+    by_people += [content.role == "user" and not content.agent for content, _ in spoken]
+    people = [at for at, person in enumerate(by_people) if person]
+    agents = [at for at, person in enumerate(by_people) if not person]
+
+    def bullet(at: int) -> str:
+        if at < len(before):
+            return before[at]
+        content, words = spoken[at - len(before)]
+        if not by_people[at]:
+            return f"- {_speaker(content)}: {' '.join(words.split(None, _AGENT_CHARACTERS))[:_AGENT_CHARACTERS]}"
+        words = shorten(words, max_tokens=max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
+        return _USER + "\n  ".join(words.splitlines())
+
     left = max_tokens - 12
-    chosen: set[int] = set()
+    chosen: dict[int, str] = {}
     for at in (*people[:1], *reversed(people[1:]), *reversed(agents)):
-        cost = counter.count(bullets[at]) + 1
-        if cost <= left:
-            chosen.add(at)
-            left -= cost
         if left <= 0:
             break
+        made = bullet(at)
+        # To count takes longer than to see that a bullet is too long: no word is less than a token.
+        if len(made.split(None, left)) <= left and (cost := counter.count(made) + 1) <= left:
+            chosen[at] = made
+            left -= cost
     if not chosen:
         return ""
-    missing = missing_before + len(bullets) - len(chosen)
-    return "\n".join([bullets[at] for at in sorted(chosen)] + ([f"{_MISSING}{missing}"] if missing else []))
+    missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(chosen)
+    return "\n".join([*(chosen[at] for at in sorted(chosen)), *([f"{_MISSING}{missing}"] if missing else [])])
 
 
 def split_bullets(text: str) -> list[str]:

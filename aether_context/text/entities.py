@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import Content
-from aether_context.text.compression import Counts
+from aether_context.text.compression import CountsAhead
 from aether_context.text.leaves import (
     NUMBER,
     is_id,
@@ -45,6 +45,8 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
+_LEAST_TOKENS = 4
+"""Of an entity and what stands between it and the next one: hardly any is less."""
 SCHEME = "artifact://"
 _FOLDER = f"{SCHEME}evidence/"
 _ADDRESSES = 0.34
@@ -85,7 +87,7 @@ def entity_table(
     contents: Sequence[Content],
     *,
     max_tokens: int,
-    counter: Counts,
+    counter: CountsAhead,
     earlier: str = "",
     present: Sequence[Content] = (),
     known: str = "",
@@ -121,9 +123,13 @@ def entity_table(
     for rank in RANKS:
         chosen: list[str] = []
         left -= counter.count(_TITLES[rank])
-        for entity in (name for name, strongest in best.items() if strongest == rank and name not in stale):
+        entities = [
+            name for name, strongest in best.items() if strongest == rank and name not in stale and name not in here
+        ]
+        counter.count_ahead([_BETWEEN + entity for entity in entities[: left // _LEAST_TOKENS]])
+        for entity in entities:
             is_address = _FOLDER in entity
-            if entity in here or entity in seen or (is_address and len(entity) >= too_long):
+            if entity in seen or (is_address and len(entity) >= too_long):
                 continue
             cost = counter.count(_BETWEEN + entity)
             if not is_address:

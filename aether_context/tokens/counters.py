@@ -96,6 +96,10 @@ class CachedCounter:
         """Tokens of the text."""
         return self.count_all((text,))[0]
 
+    def count_ahead(self, texts: Sequence[str]) -> None:
+        """Counts texts in one call that are likely to be asked for one by one."""
+        self.count_all(texts)
+
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text; those that are not remembered are counted in one call.
 

@@ -11,6 +11,7 @@ milliseconds do not. Where one passes its bound the script exits with 1.
 append         a further call of an invocation, by the floor; median
 append, long   the same in the long session, by that in the short one
 message        the first call for a new user message in the long session, by that in the short one
+cut            a call that cuts, by the floor; median of both sessions, the first cut of each aside
 cold           the first call for a long session in a new plugin, by a later first call
 import         processor time of importing `aether_context.adk`, by that of ADK's own agents, runners and plugins
 """
@@ -46,7 +47,7 @@ from aether_context.tokens import counter_for
 MODEL = "gemini-2.5-flash"
 CALLS = 8
 SHORT = 100
-BOUNDS = {"append": 25.0, "append, long": 2.0, "message": 14.0, "cold": 110.0, "import": 1.7}
+BOUNDS = {"append": 25.0, "append, long": 2.0, "message": 14.0, "cut": 200.0, "cold": 110.0, "import": 1.7}
 """About half as much again as two noisy cores show; they go down with the figures."""
 IMPORT = """
 import time
@@ -80,11 +81,12 @@ def look_up(key: str) -> dict[str, str]:
 
 
 class Timed(ContextPackPlugin):
-    """Keeps the milliseconds that its callbacks take of each model call."""
+    """Keeps the milliseconds that its callbacks take of each model call, and whether it cuts."""
 
     def __init__(self) -> None:
         super().__init__(policy=PackPolicy(max_input_tokens=16_000), store="memory://gate")
         self.spent: list[float] = []
+        self.cut: list[bool] = []
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -99,6 +101,8 @@ class Timed(ContextPackPlugin):
                 taken = 1_000 * (time.thread_time() - began)
                 if name == "before_model_callback":
                     self.spent.append(taken)
+                    last = self._packer.last(given["callback_context"])
+                    self.cut.append(last is not None and any(event.stage == "cut" for event in last.pack.events))
                 elif self.spent:
                     self.spent[-1] += taken
 
@@ -110,6 +114,7 @@ class Conversation:
 
     def __init__(self, events: int) -> None:
         self.events = events
+        self.cuts: list[float] = []
         self.plugin = Timed()
         agent = LlmAgent(name="clerk", model=Looks(model=MODEL), instruction="You look things up.", tools=[look_up])
         self.runner = InMemoryRunner(app=App(name="gate", root_agent=agent, plugins=[self.plugin]))
@@ -132,10 +137,12 @@ class Conversation:
     async def ask(self) -> tuple[float, list[float]]:
         """Milliseconds of a question's first call, and of each further one."""
         self.plugin.spent.clear()
+        self.plugin.cut.clear()
         gc.collect()
         message = types.UserContent("And what about the ones after it?")
         async for _ in self.runner.run_async(user_id="u", session_id="s", new_message=message):
             pass
+        self.cuts += [taken for taken, cut in zip(self.plugin.spent, self.plugin.cut, strict=True) if cut]
         return self.plugin.spent[0], self.plugin.spent[1:-1]
 
 
@@ -176,6 +183,7 @@ async def measured(rounds: int, events: int) -> dict[str, tuple[float, float]]:
         "append": (median(appends[short]), median(floors)),
         "append, long": (median(appends[long]), median(appends[short])),
         "message": (median(firsts[long]), median(firsts[short])),
+        "cut": (median([*short.cuts[1:], *long.cuts[1:]]), median(floors)),
         "cold": (cold, median(firsts[long])),
     }
 
