@@ -1,19 +1,30 @@
 """What the plugin adds to model calls, as ratios inside one run, each held to a bound.
 
-    PYTHONPATH=tests python tests/bench/gate.py [--rounds 5] [--events 10000]
+    python tests/bench/gate.py [--events 10000] [--growth docs/session_growth.svg]
 
 A session of turns (a question, a call of a plain function, its result, an answer) is filled with ``--events`` events;
-another has a hundred. A scripted model is then asked questions, each with eight calls of the tool, and the processor
-time of all of the plugin's callbacks is taken for each model call. The floor is what a call has to do that only
-appends: to hash, count and note two new contents, written plainly in `floor`. Ratios hold on slow and busy machines,
+another has a hundred. A scripted model is then asked questions, each with calls of the tool, and the processor time of
+all of the plugin's callbacks is taken for each model call. Texts are pieces of Python's standard library, none of them
+twice, of the sizes that calls and results have in recorded runs. The floor is what a call has to do that only appends:
+to hash, count and note two new contents, written plainly in `floor`. Ratios hold on slow and busy machines,
 milliseconds do not. Where one passes its bound the script exits with 1.
 
-append         a further call of an invocation, by the floor; median
-append, long   the same in the long session, by that in the short one
-message        the first call for a new user message in the long session, by that in the short one
-cut            a call that cuts, by the floor; median of both sessions, the first cut of each aside
-cold           the first call for a long session in a new plugin, by a later first call
-import         processor time of importing `aether_context.adk`, by that of ADK's own agents, runners and plugins
+append          a call that only appends to the one before it, by the floor; medians
+append, p95     the same, 95th percentile by the floor's median
+append, long    the same in the long session, by that in the short one
+message         the first call for a new user message, by the floor
+message, long   the same in the long session, by that in the short one
+cut             a call that cuts the conversation, by the floor
+cold            the first call for the long session in a new plugin, by the floor for each of its contents
+saturated       processor time a model call of sessions that share an event loop, with the plugin by without it, see
+                `saturated.py`
+import          processor time of importing the plugin, by that of ADK's own agents, runners and plugins
+
+With ``--growth`` no bound is held: what calls take is measured as a session grows, for a table and a plot.
+
+ADK alone          everything that ADK does for a call, without the plugin
+plugin             what the plugin's callbacks take of a call
+ADK with plugin    the whole call, recording included: the plugin hands on fewer contents
 """
 
 from __future__ import annotations
@@ -22,15 +33,23 @@ import argparse
 import asyncio
 import gc
 import hashlib
+import inspect
+import itertools
 import json
 import logging
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+import typing
+import zipfile
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import saturated
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.events.event import Event
@@ -45,22 +64,51 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.tokens import counter_for
 
 MODEL = "gemini-2.5-flash"
-CALLS = 8
+WINDOW = 16_000
 SHORT = 100
-BOUNDS = {"append": 25.0, "append, long": 2.0, "message": 14.0, "cut": 200.0, "cold": 110.0, "import": 1.7}
+SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
+"""Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
+BOUNDS = {
+    "append": 25.0,
+    "append, p95": 40.0,
+    "append, long": 2.0,
+    "message": 40.0,
+    "message, long": 10.0,
+    "cut": 250.0,
+    "cold": 5.0,
+    "saturated": 4.0,
+    "import": 1.7,
+}
 """About half as much again as two noisy cores show; they go down with the figures."""
+GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+CURVES = {"ADK alone": "#8a8a8a", "plugin": "#c2410c", "ADK with plugin": "#1d4ed8"}
 IMPORT = """
 import time
 began = time.process_time()
 import google.adk.agents, google.adk.apps, google.adk.plugins.base_plugin, google.adk.runners
 between = time.process_time()
-import aether_context.adk
+from aether_context.adk import ContextPackPlugin
 print((time.process_time() - between) / (between - began))
 """
 
+_LIBRARY = "".join(Path(module.__file__).read_text("utf-8") for module in (argparse, inspect, typing, zipfile))
+_numbers = itertools.count(1)
+
+
+def text(characters: int) -> str:
+    """A piece of code that no other text is equal to."""
+    number = next(_numbers)
+    start = number * 7_919 % (len(_LIBRARY) - characters)
+    return f"{number}: {_LIBRARY[start : start + characters]}"
+
+
+def run(command: str, characters: int) -> dict[str, str]:
+    """Runs a command."""
+    return {"result": text(characters)}
+
 
 class Looks(BaseLlm):
-    """Calls the tool `CALLS` times for each user message, then answers."""
+    """Calls the tool once for each of the sizes, then answers."""
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -70,23 +118,21 @@ class Looks(BaseLlm):
             if content.role == "user" and not any(part.function_response for part in content.parts or ()):
                 break
             made += content.role == "model"
-        call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": f"A-{made}"}))
-        part = call if made < CALLS else types.Part(text="All of them were shipped.")
+        part = types.Part(text="That is how it works.")
+        if made < len(SIZES):
+            command, characters = SIZES[made]
+            arguments = {"command": text(command), "characters": characters}
+            part = types.Part(function_call=types.FunctionCall(name="run", args=arguments))
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
-def look_up(key: str) -> dict[str, str]:
-    """Looks an order up."""
-    return {"result": "\n".join(f"row {row}: {key} total={row * 13}.50 status=shipped" for row in range(12))}
-
-
 class Timed(ContextPackPlugin):
-    """Keeps the milliseconds that its callbacks take of each model call, and whether it cuts."""
+    """Keeps the milliseconds that its callbacks take of each model call, by what the call is."""
 
     def __init__(self) -> None:
-        super().__init__(policy=PackPolicy(max_input_tokens=16_000), store="memory://gate")
-        self.spent: list[float] = []
-        self.cut: list[bool] = []
+        super().__init__(policy=PackPolicy(max_input_tokens=WINDOW), store="memory://gate")
+        self.spent: dict[str, list[float]] = defaultdict(list)
+        self._of_call: list[float] = []
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -100,56 +146,61 @@ class Timed(ContextPackPlugin):
             finally:
                 taken = 1_000 * (time.thread_time() - began)
                 if name == "before_model_callback":
-                    self.spent.append(taken)
-                    last = self._packer.last(given["callback_context"])
-                    self.cut.append(last is not None and any(event.stage == "cut" for event in last.pack.events))
-                elif self.spent:
-                    self.spent[-1] += taken
+                    pack = self._packer.last(given["callback_context"]).pack
+                    is_cut = any(event.stage == "cut" for event in pack.events)
+                    kind = "cut" if is_cut else "append" if pack.appended is not None else "message"
+                    self._of_call = self.spent[kind]
+                    self._of_call.append(taken)
+                elif self._of_call:
+                    self._of_call[-1] += taken
 
         return timed
 
 
 class Conversation:
-    """A session of so many events, and what its calls take."""
+    """A session that grows, with the plugin or without."""
 
-    def __init__(self, events: int) -> None:
-        self.events = events
-        self.cuts: list[float] = []
-        self.plugin = Timed()
-        agent = LlmAgent(name="clerk", model=Looks(model=MODEL), instruction="You look things up.", tools=[look_up])
-        self.runner = InMemoryRunner(app=App(name="gate", root_agent=agent, plugins=[self.plugin]))
+    def __init__(self, plugin: Timed | None) -> None:
+        self.plugin = plugin
+        agent = LlmAgent(name="clerk", model=Looks(model=MODEL), instruction="You look things up.", tools=[run])
+        self.runner = InMemoryRunner(app=App(name="gate", root_agent=agent, plugins=[plugin] if plugin else []))
+        self.turns = 0
 
-    async def fill(self) -> None:
+    async def fill(self, events: int) -> None:
+        """Appends turns up to so many events."""
         service = self.runner.session_service
-        session = await service.create_session(app_name="gate", user_id="u", session_id="s")
-        for at in range(self.events // 4):
-            call = types.FunctionCall(name="look_up", args={"key": f"A-{at}"}, id=f"c{at}")
-            response = types.FunctionResponse(name="look_up", response=look_up(f"A-{at}"), id=f"c{at}")
+        where = {"app_name": "gate", "user_id": "u", "session_id": "s"}
+        session = await service.get_session(**where) or await service.create_session(**where)
+        while len(session.events) < events:
+            command, characters = SIZES[self.turns % len(SIZES)]
+            arguments = {"command": text(command), "characters": characters}
+            call = types.FunctionCall(name="run", args=arguments, id=f"c{self.turns}")
+            response = types.FunctionResponse(name="run", response=run(**arguments), id=f"c{self.turns}")
             turn = [
-                ("user", types.UserContent(f"Question {at}: what about order A-{at}?")),
+                ("user", types.UserContent(f"Question {self.turns}: what about this one?")),
                 ("clerk", types.Content(role="model", parts=[types.Part(function_call=call)])),
                 ("clerk", types.Content(role="user", parts=[types.Part(function_response=response)])),
-                ("clerk", types.ModelContent(f"Order A-{at} was shipped on day {at % 28}; it cost {at * 3} euros.")),
+                ("clerk", types.ModelContent(f"Answer {self.turns}: it is done in {characters} steps.")),
             ]
             for author, content in turn:
-                await service.append_event(session, Event(author=author, invocation_id=f"i{at}", content=content))
+                event = Event(author=author, invocation_id=f"i{self.turns}", content=content)
+                await service.append_event(session, event)
+            self.turns += 1
 
-    async def ask(self) -> tuple[float, list[float]]:
-        """Milliseconds of a question's first call, and of each further one."""
-        self.plugin.spent.clear()
-        self.plugin.cut.clear()
-        gc.collect()
-        message = types.UserContent("And what about the ones after it?")
+    async def ask(self) -> float:
+        """A question; milliseconds of processor time a model call, all threads together."""
+        began = time.process_time()
+        message = types.UserContent(f"And what about number {next(_numbers)}?")
         async for _ in self.runner.run_async(user_id="u", session_id="s", new_message=message):
             pass
-        self.cuts += [taken for taken, cut in zip(self.plugin.spent, self.plugin.cut, strict=True) if cut]
-        return self.plugin.spent[0], self.plugin.spent[1:-1]
+        return 1_000 * (time.process_time() - began) / (len(SIZES) + 1)
 
 
-def floor(at: int) -> float:
+def floor(sizes: tuple[int, int]) -> float:
     """Milliseconds to hash, count and note two contents that nobody has seen."""
-    call = {"function_call": {"args": {"key": f"A-{at}"}, "name": "look_up"}}
-    response = {"function_response": {"name": "look_up", "response": look_up(f"A-{at} {at * 7}")}}
+    arguments = {"command": text(sizes[0]), "characters": sizes[1]}
+    call = {"function_call": {"args": arguments, "name": "run"}}
+    response = {"function_response": {"name": "run", "response": run(**arguments)}}
     counter = counter_for(MODEL)
     noted: list[tuple[str, int]] = []
     running = hashlib.sha256()
@@ -162,33 +213,51 @@ def floor(at: int) -> float:
     return 1_000 * (time.thread_time() - began)
 
 
-async def measured(rounds: int, events: int) -> dict[str, tuple[float, float]]:
+async def measured(events: int) -> dict[str, tuple[float, float]]:
     """The figure of each row, and what it is a ratio of."""
-    short, long = Conversation(SHORT), Conversation(events)
-    for conversation in (short, long):
-        await conversation.fill()
-    cold = (await long.ask())[0]
-    await short.ask()
+    short, long = Timed(), Timed()
+    sessions = {short: Conversation(short), long: Conversation(long)}
+    await sessions[short].fill(SHORT)
+    await sessions[long].fill(events)
+    gc.collect()
+    gc.freeze()  # what the sessions hold is ADK's: to walk over it is no work of the callbacks in which that happens
+    for conversation in sessions.values():
+        await conversation.ask()
+    cold = next(iter(long.spent.values()))[0]
+    short.spent.clear()
+    long.spent.clear()
     floors: list[float] = []
-    firsts: dict[Conversation, list[float]] = {short: [], long: []}
-    appends: dict[Conversation, list[float]] = {short: [], long: []}
-    for round_ in range(rounds):
-        for conversation in (short, long):
-            first, further = await conversation.ask()
-            firsts[conversation].append(first)
-            appends[conversation] += further
-            floors += [floor(1_000 * round_ + at) for at in range(CALLS)]
-    median = statistics.median
+    for question in range(12):
+        await sessions[short].ask()
+        if question % 4 == 0:
+            await sessions[long].ask()
+        floors += map(floor, SIZES)
+    gc.unfreeze()
+    median, base = statistics.median, statistics.median(floors)
+    append, message = median(short.spent["append"]), median(short.spent["message"])
     return {
-        "append": (median(appends[short]), median(floors)),
-        "append, long": (median(appends[long]), median(appends[short])),
-        "message": (median(firsts[long]), median(firsts[short])),
-        "cut": (median([*short.cuts[1:], *long.cuts[1:]]), median(floors)),
-        "cold": (cold, median(firsts[long])),
+        "append": (append, base),
+        "append, p95": (statistics.quantiles(short.spent["append"], n=20)[-1], base),
+        "append, long": (median(long.spent["append"]), append),
+        "message": (message, base),
+        "message, long": (median(long.spent["message"]), message),
+        "cut": (median(short.spent["cut"]), base),
+        "cold": (cold, events / 2 * statistics.fmean(floors)),
     }
 
 
-def imported(rounds: int) -> float:
+def shared(rounds: int = 3) -> tuple[float, float]:
+    """Milliseconds of processor time a call of sessions that share an event loop, with the plugin and without it."""
+    ways: list[Callable[[int, int], saturated.Round]] = [saturated.packed, saturated.alone]
+    spent: list[list[float]] = [[], []]
+    for round_ in range(rounds + 1):
+        for way, taken in zip(ways, spent, strict=True):
+            done = way(50 if round_ else 5, 2)
+            taken += [1_000 * done.cpu / done.calls] if round_ else []
+    return statistics.median(spent[0]), statistics.median(spent[1])
+
+
+def imported(rounds: int = 3) -> float:
     runs: Sequence[str] = [
         subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True).stdout
         for _ in range(rounds)
@@ -196,21 +265,106 @@ def imported(rounds: int) -> float:
     return statistics.median(map(float, runs))
 
 
+def hold(events: int) -> int:
+    """Prints each row with its bound; 1 where one is passed."""
+    rows = asyncio.run(measured(events))
+    rows["saturated"] = shared()
+    rows["import"] = (imported(), 1.0)
+    print("| | taken | ratio | bound |\n| --- | --- | --- | --- |")
+    passed = 0
+    for name, (taken, base) in rows.items():
+        said = f"{taken:.2f} ms" if name != "import" else ""
+        print(f"| {name} | {said} | {taken / base:.2f} | {BOUNDS[name]:g} |")
+        passed |= taken / base > BOUNDS[name]
+    return passed
+
+
+# As the session grows.
+
+
+async def grown(rounds: int = 3) -> dict[int, Mapping[str, float]]:
+    """Milliseconds of each curve by the session's size."""
+    plugin = Timed()
+    alone, packed = Conversation(None), Conversation(plugin)
+    found: dict[int, Mapping[str, float]] = {}
+    for size in GROWTH:
+        spent: dict[Conversation, float] = {}
+        for conversation in (alone, packed):
+            await conversation.fill(size)
+            await conversation.ask()
+            plugin.spent.clear()
+            spent[conversation] = statistics.median([await conversation.ask() for _ in range(rounds)])
+        of_calls = [taken for kind in plugin.spent.values() for taken in kind]
+        found[size] = {
+            "ADK alone": spent[alone],
+            "plugin": statistics.fmean(of_calls),
+            "ADK with plugin": spent[packed],
+        }
+    return found
+
+
+def grow(plot: Path) -> int:
+    """Prints the table, and writes the curves as SVG."""
+    found = asyncio.run(grown())
+    rows = [[f"{size:,}", *(f"{row[name]:.1f}" for name in CURVES)] for size, row in found.items()]
+    least, most = found[GROWTH[0]], found[GROWTH[-1]]
+    rows.append(["growth", *(f"{most[name] / least[name]:.1f}×" for name in CURVES)])
+    for row in (["events", *CURVES], ["---"] * (1 + len(CURVES)), *rows):
+        print("| " + " | ".join(row) + " |")
+    plot.write_text(drawn(found), encoding="utf-8")
+    return 0
+
+
+def drawn(found: Mapping[int, Mapping[str, float]]) -> str:
+    """The curves as SVG, both axes logarithmic."""
+    width, height, left, bottom, top, right = 640, 360, 64, 48, 16, 150
+    low, high = -1, math.ceil(math.log10(max(value for row in found.values() for value in row.values())))
+
+    def x(size: float) -> float:
+        return left + (width - left - right) * (math.log10(size) - 2) / 2
+
+    def y(milliseconds: float) -> float:
+        share = (math.log10(max(milliseconds, 10**low)) - low) / (high - low)
+        return height - bottom - (height - bottom - top) * share
+
+    def label(at_x: float, at_y: float, said: str, anchor: str = "middle", colour: str = "#777") -> str:
+        return f'<text x="{at_x:.0f}" y="{at_y:.0f}" text-anchor="{anchor}" fill="{colour}">{said}</text>'
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12" role="img" aria-label="Milliseconds a model call by events in the session">'
+    ]
+    for power in range(low, high + 1):
+        at = y(10**power)
+        lines.append(f'<path d="M{left} {at:.0f}H{width - right}" stroke="#9994"/>')
+        lines.append(label(left - 8, at + 4, f"{10**power:g}", "end"))
+    lines += [label(x(size), height - bottom + 18, f"{size:,}") for size in (100, 1_000, 10_000)]
+    lines.append(label((left + width - right) / 2, height - 10, "events in the session"))
+    lines.append(label(left, top - 4, "ms a model call", "start"))
+    ends = _apart({name: y(found[GROWTH[-1]][name]) for name in CURVES})
+    for name, colour in CURVES.items():
+        points = " ".join(f"{x(size):.1f},{y(row[name]):.1f}" for size, row in found.items())
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        lines.append(label(width - right + 8, ends[name] + 4, name, "start", colour))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _apart(places: Mapping[str, float], distance: float = 15) -> dict[str, float]:
+    """Heights of labels, so far apart that they can be read."""
+    moved: dict[str, float] = {}
+    above = -distance
+    for name, place in sorted(places.items(), key=lambda named: named[1]):
+        above = moved[name] = max(place, above + distance)
+    return moved
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="questions that are timed (default: 5)")
     parser.add_argument("--events", type=int, default=10_000, help="events in the long session (default: 10000)")
+    parser.add_argument("--growth", type=Path, metavar="SVG", help="measure growth instead, and write its plot")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows = {
-        name: (taken / base, f"{taken:.2f} ms")
-        for name, (taken, base) in asyncio.run(measured(given.rounds, given.events)).items()
-    }
-    rows["import"] = (imported(given.rounds), "")
-    print("| | taken | ratio | bound |\n| --- | --- | --- | --- |")
-    for name, (ratio, taken) in rows.items():
-        print(f"| {name} | {taken} | {ratio:.2f} | {BOUNDS[name]:g} |")
-    return int(any(ratio > BOUNDS[name] for name, (ratio, _) in rows.items()))
+    return grow(given.growth) if given.growth else hold(given.events)
 
 
 if __name__ == "__main__":

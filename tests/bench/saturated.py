@@ -154,6 +154,11 @@ def run(sessions: int, turns: int, plugins: list[Any]) -> Round:
     return found
 
 
+def alone(sessions: int, turns: int) -> Round:
+    """A round without the plugin."""
+    return run(sessions, turns, [])
+
+
 def packed(sessions: int, turns: int) -> Round:
     """The same with the plugin."""
     with tempfile.TemporaryDirectory() as folder:
@@ -169,10 +174,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    ways: dict[str, Callable[[int, int], Round]] = {
-        "ADK alone": lambda sessions, turns: run(sessions, turns, []),
-        "with plugin": packed,
-    }
+    ways: dict[str, Callable[[int, int], Round]] = {"ADK alone": alone, "with plugin": packed}
     rounds: dict[str, list[Round]] = {name: [] for name in ways}
     for number in range(given.rounds + 1):
         for name, way in ways.items():
