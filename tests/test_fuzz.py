@@ -603,6 +603,58 @@ def test_history_that_the_host_rewrites(before: Case, after: Case, policy: PackP
 
 
 @pytest.mark.slow
+@given(
+    talks(),
+    policies(),
+    st.sampled_from(STATES),
+    st.frozensets(st.integers(0, 30), max_size=6),
+    st.dictionaries(st.integers(0, 30), st.sampled_from(["edit", "rewind", "headless", "compaction"]), max_size=3),
+)
+@fuzz(12)
+def test_what_is_kept_of_a_history_changes_no_byte(
+    case: Case, policy: PackPolicy, state: dict[str, Any], dropped: frozenset[int], changes: dict[int, str]
+) -> None:
+    """A plugin that keeps what was said, one that loses it now and then, and a new one at each message."""
+
+    def change(run: Run, how: str) -> None:
+        events = run.session.events
+        middle = len(events) // 2
+        if how == "headless":
+            run.skip = min(run.skip + 2, len(events))
+        elif how == "rewind":
+            del events[-2:], run.originals[-2:]
+        elif how == "edit" and events:
+            replace(run, middle, said(events[middle].content.role or "user", "rewritten"))
+        elif how == "compaction" and events:
+            replace(run, 0, said("model", "what was said before"))
+
+    def replace(run: Run, at: int, content: types.Content) -> None:
+        run.session.events[at] = run.session.events[at].model_copy(update={"content": content})
+        run.originals[at] = repr(run.session.events[at].model_dump())
+
+    async def go(lose: str) -> list[str]:
+        run, sent = Run(policy, state), []
+        for at, content in enumerate(case.contents * 2):
+            if at in changes:
+                change(run, changes[at])
+            run.append(content)
+            if content.role != "user":
+                continue
+            if lose == "plugin":
+                await run.plugin.close()
+                run.plugin = run.fresh()
+            elif lose == "spoken" and at in dropped:
+                run.plugin._packer._recall._spoken.clear()
+            request = await run.call()
+            sent.append(repr((request.contents, request.config.system_instruction, list(request.tools_dict))))
+        await run.finish()
+        return sent
+
+    kept, lost, restarted = (asyncio.run(go(lose)) for lose in ("", "spoken", "plugin"))
+    assert kept == lost == restarted
+
+
+@pytest.mark.slow
 @given(talks(), policies(), st.sampled_from(STATES), st.frozensets(st.integers(0, 30), max_size=8))
 @fuzz(15)
 def test_state_that_is_lost_with_a_failed_call(

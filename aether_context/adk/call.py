@@ -11,7 +11,6 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from aether_context.conversation.quotes import Said
 from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
@@ -147,28 +146,13 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
     )
 
 
-class Outline(NamedTuple):
-    """What of a content is seen at a glance.
-
-    ``words`` are its text without thoughts, nothing where it calls or answers a call; ``quoted`` is what they quote of
-    another agent. ``least_characters`` is its length, of calls and answers only the texts that stand at their top.
-    ``loads`` is whether it holds what ``load_memory`` found.
-    """
-
-    words: str
-    quoted: Said | None
-    least_characters: int
-    loads: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCall:
     """A call with what its pack is built from.
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
     ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
-    identity of the token counter; ``outlines`` are those of the contents before the human message, None where nothing
-    has asked for them yet; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
     """
 
     call: Call
@@ -177,7 +161,6 @@ class ReadCall:
     epoch: Epoch
     seen: Seen
     counter: str = ""
-    outlines: tuple[Outline, ...] | None = None
     summary_cost: Mapping[str, int] = field(default_factory=dict)
 
     def with_source(self, **changes: Any) -> ReadCall:

@@ -172,7 +172,9 @@ class Gatherer:
         identity = _identity(call)
         seen, block = _seen(call)
         output_tokens, can_mask, can_find = seen.terms
-        raw = [content for at, content in enumerate(request.contents) if block is None or at != block.position]
+        raw = list(request.contents)
+        if block is not None:
+            del raw[block.position]
 
         def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
             """Contents as they were read, and as their authors'."""
@@ -295,10 +297,15 @@ class Gatherer:
                 if mark.contains:
                     marked.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
             by_event = {mark.event: mark for mark in marks if mark.event}
-            for event in call.context.session.events:
-                value = (event.custom_metadata or {}).get(ANCHORS)
-                mark_of = by_event.get(event.id) or ((valid(_MARK, value) or _Mark()) if value else None)
-                if mark_of is not None and event.content is not None and event.content.parts:
+            # All events are looked at, of which few have marks.
+            marked_events = [
+                (event, value)
+                for event in call.context.session.events
+                if (value := (event.custom_metadata or {}).get(ANCHORS)) or (by_event and event.id in by_event)
+            ]
+            for event, value in marked_events:
+                mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
+                if event.content is not None and event.content.parts:
                     sent = self.reader.content(_without_client_ids(event.content), call.model)
                     wires = {part.wire for part in sent.parts}
                     places = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
-from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import Outline, ReadCall, agent_key
+from aether_context.adk.call import AgentKey, ReadCall, agent_key
 from aether_context.adk.request.reader import found_memories
+from aether_context.adk.request.spoken import LEAST_TOKENS, LOADER, SpokenTurns
 from aether_context.canonical import hash_text
-from aether_context.conversation.quotes import said as quoted_words
 from aether_context.errors import EmbeddingError
 from aether_context.pack import RECALLED, Candidate, Content, Identity, recalled_id
 from aether_context.policy import MEMORY_FILL, PackPolicy
@@ -32,7 +29,6 @@ from aether_context.state import unique
 from aether_context.store import PackStore
 
 if TYPE_CHECKING:
-    from aether_context.retrieval import Entry
     from aether_context.retrieval.call_indexes import SessionIndexes
     from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
     from aether_context.store.vectors import UserVectors
@@ -89,12 +85,9 @@ class Shelves:
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 
-_LOADER = "load_memory"
 _TOKEN_CHARACTERS = 4
-_LEAST_TOKENS = 256
-"""Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_LONG_TURN, _LONGEST_REMEMBERED = 600, 4_000
-_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+|\n|$)\s*")
+_MOST_CONTENTS = 50_000
+"""Contents of all sessions that are kept read, those of the session in use aside."""
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
@@ -108,10 +101,14 @@ class Recall:
 
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
+        self._spoken: LRUCache[AgentKey, SpokenTurns] = LRUCache(
+            _MOST_CONTENTS, lambda spoken: min(max(len(spoken), 1), _MOST_CONTENTS)
+        )
+        self._lock = threading.Lock()
         self._embedder = cache(_embedder)
 
     @cached_property
-    def _sessions(self) -> SessionIndexes:
+    def _indexes(self) -> SessionIndexes:
         from aether_context.retrieval.call_indexes import SessionIndexes
 
         return SessionIndexes()
@@ -161,17 +158,23 @@ class Recall:
         human, query = source.request.human, query_for(source)
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
-        earlier = read.history[: source.request.positions[human]]
-        outlines = read.outlines
-        if outlines is None:  # else an earlier look of this call has read them
-            outlines = tuple(outline_of(content) for content in earlier)
-            read = replace(read, outlines=outlines)
-        room = _room(earlier, outlines, MEMORY_FILL * source.window)
-        room = room if most is None else min(room, max(most, _LEAST_TOKENS))
-        entries = spoken_turns(outlines, read.call.context.session.events) if room else []
+        history, end = read.history, source.request.positions[human]
+        agent = agent_key(source.identity)
+        with self._lock:
+            # While it is out, nobody else reads on in it; what fails on the way is not put back.
+            spoken = self._spoken.pop(agent, None)
+        if spoken is None:
+            spoken = SpokenTurns()
+        spoken.read(history, source.request.positions)
+        room = spoken.room(history, end, MEMORY_FILL * source.window)
+        room = room if most is None else min(room, max(most, LEAST_TOKENS))
+        entries = spoken.turns(read.call.context.session.events, end) if room else []
+        loading = spoken.loading(end)
+        with self._lock:
+            self._spoken[agent] = spoken
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = [frozen(earlier[at], model) for at, outline in enumerate(outlines) if outline.loads and at not in sent]
+        gone = [frozen(history[at], model) for at in loading if at not in sent]
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
@@ -186,16 +189,16 @@ class Recall:
             hits = []
             if entries:
                 # An index of this agent's session, which nobody else's turns are in.
-                session = (*agent_key(source.identity), redact, "" if embedder is None else embedder.name)
+                session = (*agent, redact, "" if embedder is None else embedder.name)
                 limit = settings.most_memories(source.window)
-                hits = self._sessions.search(
+                hits = self._indexes.search(
                     session, entries, query, limit, asked=asked, embedder=embedder or "none", redact=masker(redact)
                 )
             for hit in hits:
                 if len(hit.text) <= characters:
                     characters -= len(hit.text)
                     place, passage, number = hit.id.partition("#")
-                    content = frozen(earlier[int(place)], model)
+                    content = frozen(history[int(place)], model)
                     turns.append(
                         Candidate(
                             id=f"{recalled_id(int(place), content)}{passage}{number}",
@@ -274,55 +277,13 @@ class _Watched:
             raise
 
 
-def spoken_turns(history: Sequence[Outline], events: Sequence[Event]) -> list[Entry]:
-    """The turns of a history that are words alone, with the time and the author of the events that they came from.
-
-    Ids are places in the history; long turns come in passages, whose ids go on with a number.
-    A content without an event, like an instruction or a summary of the host's, is no turn. Of events that say the same
-    the latest belong to the latest contents, since histories lose their beginning first. What ADK quotes of another
-    agent belongs to that agent's event; a user's message that only looks like that belongs to the user's.
-    """
-    waiting: dict[str, dict[str, list[tuple[int, Event]]]] = {}
-    for number, event in enumerate(events):
-        if event.content is not None and not event.partial and (text := outline_of(event.content).words):
-            waiting.setdefault(text, {}).setdefault(event.author, []).append((number, event))
-    latest_first = range(len(history) - 1, -1, -1)
-    sources: dict[int, tuple[str, Event]] = {}
-    for place in latest_first:
-        text, quoted = history[place].words, history[place].quoted
-        if quoted is not None and text not in waiting and (left := waiting.get(quoted.words, {}).get(quoted.agent)):
-            sources[place] = (quoted.words, left.pop()[1])
-    for place in latest_first:
-        text = history[place].words
-        if place not in sources and (of_text := [left for left in waiting.get(text, {}).values() if left]):
-            sources[place] = (text, max(of_text, key=lambda left: left[-1][0]).pop()[1])
-    entries: list[Entry] = []
-    for place, (text, event) in sorted(sources.items()):
-        turn = _turn if len(text) <= _LONGEST_REMEMBERED else _turn.__wrapped__
-        entries += turn(place, text, event.timestamp, event.author)
-    return entries
-
-
-@lru_cache(maxsize=16_384)
-def _turn(place: int, text: str, time: float, author: str) -> tuple[Entry, ...]:
-    """One turn, in passages where it is long. A history that grew gives the same entries, not only equal ones."""
-    from aether_context.retrieval import Entry
-
-    pieces = passages(text)
-    names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
-    return tuple(
-        Entry(id=name, text=piece, time=time, speaker=author, thread="")
-        for name, piece in zip(names, pieces, strict=True)
-    )
-
-
 def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
     """The memories that ADK's ``load_memory`` brought into a conversation."""
 
     def entries() -> Iterator[MemoryEntry]:
         for content in contents:
             for response in content.responses:
-                result = json.loads(response.text) if response.name == _LOADER else None
+                result = json.loads(response.text) if response.name == LOADER else None
                 result = result.get("result", result) if isinstance(result, dict) else None
                 memories = result.get("memories") if isinstance(result, dict) else None
                 for memory in memories if isinstance(memories, list) else ():
@@ -330,58 +291,3 @@ def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
                         yield MemoryEntry.model_validate(memory)
 
     return found_memories(entries())  # which looks at the first ones alone
-
-
-def passages(text: str, most: int = _LONG_TURN) -> list[str]:
-    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
-    if len(text) <= most:
-        return [text.strip()] if text.strip() else []
-    pieces = [""]
-    for sentence in _SENTENCE.findall(text):
-        for start in range(0, len(sentence), most):
-            part = sentence[start : start + most]
-            if len(pieces[-1]) + len(part) > most:
-                pieces.append("")
-            pieces[-1] += part
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def outline_of(content: types.Content) -> Outline:
-    size, exchanges, loads = 1, False, False
-    texts: list[str] = []
-    for part in content.parts or ():
-        if part.text:
-            size += len(part.text)
-            if not part.thought:
-                texts.append(part.text)
-        call, response = part.function_call, part.function_response
-        if call is None and response is None:
-            continue
-        exchanges = True
-        loads = loads or (response is not None and response.name == _LOADER)
-        for values in (call and call.args, response and response.response):
-            for value in values.values() if values else ():
-                if isinstance(value, str):
-                    size += len(value)
-    if exchanges or not texts:
-        return Outline("", None, size, loads)
-    return Outline("\n".join(texts).strip(), quoted_words(texts), size, loads)
-
-
-def _room(history: Sequence[types.Content], outlines: Sequence[Outline], most: float) -> int:
-    """Tokens for recalled turns, of at most so many; 0 where they would be too few for any."""
-    spoken = sum(len(outline.words) for outline in outlines)
-
-    def room(whole: int) -> int:
-        tokens = int((spoken / max(1, whole)) ** 2 * most)
-        return tokens if tokens >= _LEAST_TOKENS else 0
-
-    # To write out calls and results takes long, and mostly they are so many that their texts alone leave too little.
-    if not room(sum(outline.least_characters for outline in outlines)):
-        return 0
-    whole = len(history)
-    for part in (part for content in history for part in content.parts or ()):
-        call, response = part.function_call, part.function_response
-        exchanged = (call and call.args, response and response.response)
-        whole += len(part.text or "") + sum(len(repr(value)) for value in exchanged if value)
-    return room(whole)
