@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
+    from aether_context.adk.acceptance import AcceptanceCheck
+    from aether_context.adk.gate import AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
     from aether_context.adk.request.inputs import cut_now
@@ -35,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "AcceptanceCheck": "acceptance",
-    "AcceptanceGate": "acceptance",
+    "AcceptanceGate": "gate",
     "ContextPackPlugin": "plugin",
     "FsspecArtifactService": "services.artifacts",
     "HybridMemoryService": "services.memory",

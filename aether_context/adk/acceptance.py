@@ -1,30 +1,25 @@
-"""The acceptance of final answers: checks of one's own, a model as Critic, and the agent that asks for a repair."""
+"""The acceptance of final answers: checks of one's own, and a model as Critic."""
 
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from google.adk.agents.base_agent import BaseAgent
-from google.adk.agents.invocation_context import InvocationContext
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
-from google.genai import types
-from pydantic import Field
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import METADATA
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON
 from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
 from aether_context.policy import AcceptanceSettings
-from aether_context.state.acceptance import Judgement, Verdict, examine
 from aether_context.text.entities import SCHEME
+
+if TYPE_CHECKING:
+    from aether_context.state.acceptance import Judgement, Verdict
 
 ACCEPTANCE = "acceptance"
 """The key of a verdict, in an outcome and in this package's part of an event's ``custom_metadata``."""
@@ -93,6 +88,8 @@ class Reviewer:
         step = pack.source.step
         if not settings.enabled or not answer or not (step.acceptance or SCHEME in answer):
             return None
+        from aether_context.state.acceptance import examine
+
         problems: list[str] = []
         cost = Cost()
         judged: defaultdict[str, list[Judgement]] = defaultdict(list)
@@ -121,6 +118,8 @@ class Reviewer:
         cost: Cost,
     ) -> None:
         """Asks the checks, then the Critic."""
+        from aether_context.state.acceptance import Judgement
+
         for item in step.acceptance:
             for check in self._checks:
                 try:
@@ -154,34 +153,3 @@ class Reviewer:
             problems.append(f"critic: {len(step.acceptance) - len(found)} of {len(step.acceptance)} items missing")
         for name, judgement in found.items():
             judged[name].append(judgement)
-
-
-class AcceptanceGate(BaseAgent):
-    """Stands behind a worker in a ``LoopAgent``: ends the loop once the answer is accepted, else says what is missing.
-
-        LoopAgent(name="…", sub_agents=[worker, AcceptanceGate(name="gate")])
-
-    It reads the verdict that the plugin left with the last answer of this invocation. What it says becomes part of the
-    conversation, so the cached prefix of the worker's request stays whole.
-    """
-
-    most_repairs: int = Field(default=2, ge=0)
-    """Repairs that it asks for in one invocation at most; after them the loop ends with the answer as it is."""
-
-    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
-        here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
-        repairs = sum(event.author == self.name and event.content is not None for event in here)
-        missing: Sequence[object] = ()
-        for event in here:
-            metadata = (event.custom_metadata or {}).get(METADATA)
-            verdict = metadata.get(ACCEPTANCE) if isinstance(metadata, Mapping) else None
-            if isinstance(verdict, Mapping):
-                missing = verdict.get("missing") or ()
-        answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
-        if not missing or repairs >= self.most_repairs:
-            answer.actions = EventActions(escalate=True)
-        else:
-            lines = "".join(f"- {line}\n" for line in missing)
-            text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
-            answer.content = types.Content(role="model", parts=[types.Part(text=text)])
-        yield answer

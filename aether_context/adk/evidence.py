@@ -19,7 +19,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -39,13 +39,15 @@ from aether_context.evidence.extracts import tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown, mark, media_in, typed
 from aether_context.evidence.offload import digest_of, free_key, gist, superseding
-from aether_context.evidence.passages import Excerpt, Searcher, read_lines
 from aether_context.evidence.record import READ, SEARCH, arguments_hash, size_words
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME
 from aether_context.tokens import counter_for, family_of, media_tokens
+
+if TYPE_CHECKING:
+    from aether_context.evidence.passages import Excerpt, Searcher
 
 logger = logging.getLogger("aether_context")
 
@@ -485,6 +487,8 @@ class Library:
             raise Unreadable(f"{uri} is not text")
         if len(text) > _MOST_CHARACTERS:
             raise Unreadable("it is too large to be read here")
+        from aether_context.evidence.passages import Searcher
+
         found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
         if key is not None:
             with self._lock:
@@ -581,6 +585,8 @@ class ReadArtifact(_Reader):
         start = total + 1 + start if start < 0 else start
         if not 1 <= start <= total:
             return {"error": f"it has lines 1 to {total}: give start_line among them"}
+        from aether_context.evidence.passages import read_lines
+
         found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
         answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
         if found.is_cut:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
-from pydantic import Field, PlainSerializer, Strict, TypeAdapter
+from pydantic import ConfigDict, Field, PlainSerializer, Strict, TypeAdapter
 
 from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
@@ -46,6 +46,8 @@ class CallUsage:
         system_tokens, tool_tokens, formatting_tokens: of the estimate, what the system instruction, the declarations,
             and the framing of messages and calls take.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
 
     input_tokens: _Tokens
     output_tokens: _Tokens
@@ -178,7 +180,7 @@ class Totals(NamedTuple):
         return valid(_TOTALS, {name: value[name] for name in cls._fields if name in value})
 
 
-_CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals)
+_CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals, config=ConfigDict(defer_build=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ learned from growth alone, request against request, since totals hold what was n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict, TypeAdapter
 
@@ -36,6 +37,8 @@ class TokenRatio:
 
     ``counted_tokens`` are those that ``value`` stands for. ``samples`` counts what was learned from.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
 
     value: Annotated[float, Strict(), Field(ge=_LEAST, le=_MOST)] = 1.0
     counted_tokens: Annotated[int, Strict(), Field(ge=_PRIOR_TOKENS, le=_MEMORY_TOKENS)] = _PRIOR_TOKENS
@@ -73,6 +76,8 @@ class UsageAnchor:
     another request. ``whole`` says that every report since the first one was of a whole request, as far as can be
     told: none of them fell while requests grew.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
 
     model: str
     epoch: Count

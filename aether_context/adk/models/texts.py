@@ -106,22 +106,20 @@ For each item write a summary of at most max_words words, in the language of its
 Say nothing that the text does not say. Copy names, numbers and identifiers exactly.
 Answer with JSON only: {"summaries": [{"id": 1, "text": "…"}]}, an entry for each item."""
 
-_ANSWER = types.Schema.model_validate(
-    {
-        "type": "OBJECT",
-        "properties": {
-            "summaries": {
-                "type": "ARRAY",
-                "items": {
-                    "type": "OBJECT",
-                    "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
-                    "required": ["id", "text"],
-                },
-            }
-        },
-        "required": ["summaries"],
-    }
-)
+_ANSWER: JSON = {
+    "type": "OBJECT",
+    "properties": {
+        "summaries": {
+            "type": "ARRAY",
+            "items": {
+                "type": "OBJECT",
+                "properties": {"id": {"type": "INTEGER"}, "text": {"type": "STRING"}},
+                "required": ["id", "text"],
+            },
+        }
+    },
+    "required": ["summaries"],
+}
 
 
 @dataclass(slots=True)
@@ -221,7 +219,9 @@ class ModelSummarizer:
         ]
         name = policy.compress.summarizer
         try:
-            entries = await self._model.ask(name, _INSTRUCTION, items, "summaries", written.cost, _ANSWER)
+            entries = await self._model.ask(
+                name, _INSTRUCTION, items, "summaries", written.cost, types.Schema.model_validate(_ANSWER)
+            )
         except Exception as error:
             written.problems.append(f"summarizer: {type(error).__name__}")
             return

@@ -1,0 +1,46 @@
+"""The agent that asks for a repair of an answer that is not accepted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.genai import types
+from pydantic import Field
+
+from aether_context.adk.acceptance import ACCEPTANCE
+from aether_context.adk.call import METADATA
+
+
+class AcceptanceGate(BaseAgent):
+    """Stands behind a worker in a ``LoopAgent``: ends the loop once the answer is accepted, else says what is missing.
+
+        LoopAgent(name="…", sub_agents=[worker, AcceptanceGate(name="gate")])
+
+    It reads the verdict that the plugin left with the last answer of this invocation. What it says becomes part of the
+    conversation, so the cached prefix of the worker's request stays whole.
+    """
+
+    most_repairs: int = Field(default=2, ge=0)
+    """Repairs that it asks for in one invocation at most; after them the loop ends with the answer as it is."""
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
+        repairs = sum(event.author == self.name and event.content is not None for event in here)
+        missing: Sequence[object] = ()
+        for event in here:
+            metadata = (event.custom_metadata or {}).get(METADATA)
+            verdict = metadata.get(ACCEPTANCE) if isinstance(metadata, Mapping) else None
+            if isinstance(verdict, Mapping):
+                missing = verdict.get("missing") or ()
+        answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
+        if not missing or repairs >= self.most_repairs:
+            answer.actions = EventActions(escalate=True)
+        else:
+            lines = "".join(f"- {line}\n" for line in missing)
+            text = f"The answer is not accepted yet. Missing:\n{lines}Answer again in full, with what is missing."
+            answer.content = types.Content(role="model", parts=[types.Part(text=text)])
+        yield answer
