@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 import runpy
@@ -105,6 +106,20 @@ def test_importing_every_module_but_the_edge_leaves_google_alone():
     runs_agents = ("aether_context.adk", "aether_context.demo")
     pure = [name for name in modules() if not name.startswith(runs_agents)]
     assert "google" not in loaded_by("\n".join(f"import {name}" for name in pure))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_process_that_is_forked_while_modules_are_loaded_can_count():
+    loaded_by(
+        "import os\n"
+        "from aether_context.adk import ContextPackPlugin\n"
+        "from aether_context.tokens import counter_for\n"
+        "plugin = ContextPackPlugin(store='memory://forked')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if counter_for('gemini').count('some words') else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
 
 
 def test_importing_makes_no_file(tmp_path):

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -56,6 +57,7 @@ _MOST_TOLD = 8
 _MOST_WARNINGS = 1_000
 _INSTANT_CHARACTERS = 500_000
 _INSTANT_TOOLS = 50
+_MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
@@ -149,7 +151,7 @@ class RequestPacker:
         self._cache = TokenCache()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
-        threading.Thread(target=_warm, name="aether-context-warm-up", daemon=True).start()
+        _warm_up(policy.record != "off")
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
@@ -489,10 +491,24 @@ def _own_policy(
     return policy
 
 
-def _warm() -> None:
-    """Loads what the first model call would otherwise wait for: numpy, the token table, the list of models."""
+@cache
+def _warm_up(records: bool) -> None:
+    """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
+
+    A fork waits for it: a module that another thread is loading stays locked in the child for ever.
+    """
+    thread = threading.Thread(target=_load, args=[records], name="aether-context-warm-up", daemon=True)
+    thread.start()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))
+
+
+def _load(records: bool) -> None:
+    """Loads numpy and a token table, the list of models with their prices, and the models of manifests."""
     counter_for("gemini").count("warm")
     model_window("gemini-2.5-flash")
+    if records:
+        import_module("aether_context.store.manifest")
 
 
 def _invalid(call: Call) -> LlmResponse:
