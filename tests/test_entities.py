@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packs import answered, called, said
 
-from aether_context.text.entities import entity_table, is_entry, mentions, parse
+from aether_context.text.entities import _ENTITY, _TELLING, entity_table, is_entry, mentions, parse
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -36,6 +37,18 @@ def table(*contents, room=1_000, **more):
 )
 def test_an_entity_holds_a_digit_a_slash_an_underscore_or_an_at_sign(text, found):
     assert [entity for entity, _ in mentions(said(text))] == found
+
+
+@given(st.text(st.one_of(st.characters(), st.sampled_from("abnZé1²_/@:=+-.,?#'\"\\ \n"))))
+def test_the_step_over_plain_words_passes_no_entity(text):
+    step, rest = _ENTITY.pattern.split("\n    | ", 1)
+    assert step.lstrip().startswith("(?:[A-Za-z]")
+
+    def found(pattern):
+        matches = (match for match in pattern.finditer(text) if match["key"] or match["word"])
+        return [match.span() for match in matches if match["key"] or _TELLING.search(match["word"])]
+
+    assert found(_ENTITY) == found(re.compile(rest, re.VERBOSE))
 
 
 def test_a_number_in_a_response_stands_with_its_key():

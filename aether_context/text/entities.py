@@ -57,7 +57,9 @@ _NAMING = re.compile(r"[\d/@]")
 _MARKS = "@#$~.+:%&?=-"
 _ENTITY = re.compile(
     r"""
-      \\+[abfnrtv"']?                                       # an escape in quoted text: its letter is part of no word
+      (?:[A-Za-z][A-Za-z.?-]*+                              # words that are neither entity nor key, in one step
+      (?![\w@#$~/+:%&=] | ["']?[ ]?[:=])[^\w@#$~./+:%&?=\\-]*+)++
+    | \\+[abfnrtv"']?                                       # an escape in quoted text: its letter is part of no word
     | (?P<key>[^\W\d][\w-]{1,40})["']?[ ]?[:=][ ]?["']?     # a key, and a number that is worth its key
       (?P<number>[+-]?\d[\w.,:%+-]{2,40})
     | (?P<word>[A-Za-z]:\\[\w\\.~-]*\w | [@#$~.+:%&?=-]*[\w/][\w@#$~./+:%&?=-]*)
@@ -254,7 +256,8 @@ def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str,
                 continue
             rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
             about = leaf.record if leaf.record != owner or len(leaf.text) <= _ANSWER else ""
-            for entity in _of_text(_ESCAPED.sub(r"\1", leaf.text), about, sparing=rank == "seen"):
+            text = _ESCAPED.sub(r"\1", leaf.text) if "\\" in leaf.text else leaf.text
+            for entity in _of_text(text, about, sparing=rank == "seen"):
                 if kind == "response" and _ADDRESS.fullmatch(entity):
                     found.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
