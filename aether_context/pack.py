@@ -276,9 +276,9 @@ class Candidate:
 
     ``kind`` is empty for a memory that a search found; `CandidateKind` says what else there is. ``speaker`` is who said
     it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time`` is None where unknown.
-    ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the
-    address of a later reading of the same thing, ``content_hash`` the tagged hash of the whole that ``uri`` stands for,
-    where it is known. ``scores`` are those of retrieval, best known names: ``bm25``,
+    ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the address of a later reading of
+    the same thing or, of a memory, the id of a later one that may contradict it, ``content_hash`` the tagged hash of
+    the whole that ``uri`` stands for, where it is known. ``scores`` are those of retrieval, best known names: ``bm25``,
     ``similarity`` (0 to 1), ``mmr``.
     """
 
@@ -350,6 +350,8 @@ class CandidateOutcome:
     """Acceptance items that it proves."""
     content_hash: str = ""
     """Tagged hash of the whole that ``uri`` stands for, where it is known."""
+    superseded_by: str = ""
+    """Of a memory, the later one that may contradict it and stands before it."""
 
 
 AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]

@@ -270,7 +270,8 @@ def _candidates(
         line = _aligned(cells, widths)
         scores = " ".join(f"{name} {value:.3g}" for name, value in sorted(row.scores.items()))
         covers = f"covers {', '.join(row.covers)}" if row.covers else ""
-        more = plain(" · ".join(filter(None, (scores, moment(row.time), row.uri, covers))))
+        later = f"superseded by {row.superseded_by}" if row.superseded_by else ""
+        more = plain(" · ".join(filter(None, (scores, moment(row.time), row.uri, covers, later))))
         if more and len(more) <= width - line.cell_len - 2:
             line.append(f"  {more}")
             more = ""

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from aether_context.canonical import canonical_json, digest_of
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.memory.database import Change, Memory, MemoryFile, Span
-from aether_context.retrieval import Entry
+from aether_context.retrieval import Entry, newest_first
 from aether_context.retrieval.arrays import Rows, packed, unpacked
+from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, embedder_for
 from aether_context.retrieval.index import SlotIndex
+from aether_context.retrieval.ranking import similarity
 from aether_context.retrieval.terms import RULES
 
 Numbers = NDArray[np.int64]
@@ -32,16 +34,22 @@ _FORMAT = 3
 _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
+_COMPARED = 20
+"""So many of the best are held against each other at least, however few are wanted."""
 _WORTH_SAVING = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`."""
+    """A memory that was found, with the score it is ranked by and what that was made of, as of `Hit`.
+
+    ``superseded_by`` is the name of a later one that may contradict it; that one stands before it.
+    """
 
     memory: Memory
     score: float
     scores: Mapping[str, float] = field(default_factory=dict)
+    superseded_by: str = ""
 
 
 class UserMemories:
@@ -70,6 +78,7 @@ class UserMemories:
     def search(self, query: str, limit: int) -> list[Remembered]:
         """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
         memories: dict[str, Memory] = {}
+        places: dict[str, int] = {}
         gone = Entry(id="", text="")
 
         def entries(slots: Numbers) -> list[Entry]:
@@ -77,19 +86,39 @@ class UserMemories:
             there = self._file.read(self._app, self._user, numbers)
             found = {number: _entry(memory) for number, memory in there.items()}
             memories.update((found[number].id, memory) for number, memory in there.items())
+            places.update((found[number].id, number) for number in there)
             return [found.get(number, gone) for number in numbers]
 
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
-                hits = self._index.search(query, limit, entries)
+                hits = self._index.search(query, max(limit, _COMPARED) if limit > 0 else 0, entries)
                 if not any(hit.entry is gone for hit in hits):
                     break
-        return [
-            Remembered(memory=memories[hit.id], score=hit.score, scores=hit.scores)
+        hits = [hit for hit in hits if hit.entry is not gone]
+        said = [
+            Statement(
+                text=self._index.redact(hit.text),
+                speaker=hit.entry.speaker or "",
+                time=hit.entry.time,
+                place=places[hit.id],
+                score=similarity(hit.score),
+            )
             for hit in hits
-            if hit.entry is not gone
         ]
+        corrected = corrections(said, self._index.redact(query))
+        scores = raised([hit.score for hit in hits], corrected)
+        superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
+        remembered = {
+            hit.id: Remembered(
+                memory=memories[hit.id],
+                score=score,
+                scores=hit.scores,
+                superseded_by=memories[superseded[hit.id]].name if hit.id in superseded else "",
+            )
+            for hit, score in zip(hits, scores, strict=True)
+        }
+        return [remembered[name] for name in newest_first(remembered, superseded)][:limit]
 
     def follow(self) -> None:
         """Brings the index up to the file."""

@@ -36,6 +36,8 @@ REQUEST = "USER REQUEST:\n"
 HANDED = "HANDED OVER:\n"
 STANDING = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
+SUPERSEDED = "superseded unless both hold"
+"""What the line of a memory says where a later one may contradict it, which stands before it."""
 _MARK = re.compile(r"\[\s{0,8}standing[\s_-]{0,8}preferences?\s{0,8}\]", re.IGNORECASE)
 _UNSEEN = ("Mn", "Cf", "Cc")
 HEADERS = (
@@ -257,12 +259,14 @@ def _in_time(memory: Sequence[Candidate]) -> list[Candidate]:
 
 
 def memory_line(candidate: Candidate) -> str:
-    """A memory as a bullet that carries its date; a turn of this conversation as what was said at its time."""
+    """A memory as a bullet that carries its date, and whether a later one takes its place; a turn of this conversation
+    as what was said at its time."""
     if candidate.source == RECALLED and candidate.time is not None and (moment := minute(candidate.time)):
         return bullet(_unmarked(f"{moment} {candidate.speaker or 'somebody'} said: {candidate.text}"))
     said = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
-    date = day(candidate.time) if candidate.time is not None else ""
-    return bullet(f"{said} ({date})" if date else said)
+    notes = [day(candidate.time) if candidate.time is not None else "", SUPERSEDED if candidate.superseded_by else ""]
+    note = ", ".join(filter(None, notes))
+    return bullet(f"{said} ({note})" if note else said)
 
 
 def _unmarked(text: str) -> str:

@@ -100,7 +100,7 @@ class SlotIndex:
 
     def __init__(self, embedder: str | Embedder | None = None, *, redact: Callable[[str], str] | None = None) -> None:
         self._embedder = embedder_for(embedder)
-        self._redact = redact or str
+        self.redact: Callable[[str], str] = redact or str
         self._clear()
 
     def _clear(self) -> None:
@@ -136,7 +136,7 @@ class SlotIndex:
         Raises:
             EmbeddingError: a local embedder failed; nothing was added.
         """
-        searched = [self._redact(entry.searched) for entry in entries]
+        searched = [self.redact(entry.searched) for entry in entries]
         self._semantic.add(searched)
         self._lexical.add(map(terms.terms, searched))
         self._times.extend(np.array([math.nan if entry.time is None else entry.time for entry in entries], dtype=float))
@@ -197,7 +197,7 @@ class SlotIndex:
         """
         if not len(self) or limit <= 0:
             return []
-        query = self._redact(query)
+        query = self.redact(query)
         bm25, ceiling = self._lexical.scores(terms.query_terms(query))
         cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
 

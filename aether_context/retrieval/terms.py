@@ -78,7 +78,7 @@ def terms(text: str) -> list[str]:
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(terms(text))
-    return sorted(found - _stop_terms() or found)
+    return sorted(found - stop_terms() or found)
 
 
 def identifiers(text: str) -> list[str]:
@@ -122,7 +122,7 @@ def _stem(word: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _stop_terms() -> frozenset[str]:
+def stop_terms() -> frozenset[str]:
     return frozenset(_stem(word) for word in STOP_WORDS) | STOP_WORDS
 
 
