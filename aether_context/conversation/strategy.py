@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
 from aether_context.canonical import JSON
@@ -246,6 +247,7 @@ def summary_tokens(counter: PackCounter, summary: str) -> int:
     return counter.content(summary_content(summary)) if summary else 0
 
 
+@lru_cache(maxsize=64)
 def summary_content(summary: str) -> Content:
     """The message that a summary stands in before the turns that are kept."""
     return content_of_parts("user", [part_of({"text": summary_message(summary)})])

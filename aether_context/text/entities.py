@@ -206,6 +206,9 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
     called: set[tuple[str, str]] = set()
     mentioned: list[tuple[tuple[str, Rank], ...]] = []
     for content in contents:
+        if not (content.agent or content.calls or content.responses):
+            mentioned.append(mentions(content))
+            continue
         exchanged: list[tuple[str, tuple[str, str, str], str]]
         if content.agent:
             exchanged = [(quote.kind, (quote.agent, quote.name, ""), quote.text) for quote in content.quotes]
@@ -220,13 +223,13 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
         for kind, call, text in exchanged:
             if kind == "call":
                 called.add(call[:2])
-                waiting[call].append(label_of(parsed(text)))
+                waiting[call].append(_asked_about(text))
             elif kind == "response":
                 owners.append(waiting[call].pop(0) if call in clear else "")
         unclear = answers.keys() - clear
         for call in unclear:
             waiting[call].clear()
-        entities = mentions(content, tuple(owners) if any(owners) else ())
+        entities = mentions(content, tuple(owners)) if any(owners) else mentions(content)
         if any(call[:2] in called for call in unclear):
             # The call that it answers is not here: what it asked about is not known, and others ask about other things.
             entities = tuple(
@@ -236,6 +239,11 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
             )
         mentioned.append(entities)
     return mentioned
+
+
+@lru_cache(maxsize=4_096)
+def _asked_about(arguments: str) -> str:
+    return label_of(parsed(arguments))
 
 
 @lru_cache(maxsize=20_000)  # a first cut of a long session asks for all of them twice
