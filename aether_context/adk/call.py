@@ -39,7 +39,7 @@ def agent_key(identity: Identity) -> AgentKey:
 
 
 def agent_key_of(context: CallbackContext) -> AgentKey:
-    return (*session_key(context), context.get_invocation_context().branch or "", context.agent_name)
+    return (*session_key(context), context.branch or "", context.agent_name)
 
 
 def words_of(content: types.Content | None) -> str:

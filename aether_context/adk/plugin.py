@@ -140,7 +140,7 @@ class ContextPackPlugin(BasePlugin):
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> None:
-        calling(tool_context.get_invocation_context())
+        calling(tool_context)
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
@@ -182,7 +182,7 @@ def context_pack_callbacks(
     )
 
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
-        calling(tool_context.get_invocation_context())
+        calling(tool_context)
 
     async def after_agent(callback_context: CallbackContext) -> None:
         await packer.flush(invocation=callback_context.get_invocation_context())

@@ -296,7 +296,7 @@ def storable(text: str) -> str:
 
 _STATE = "aether:evidence:"
 _RECORD = TypeAdapter(EvidenceRecord)
-_MOST_SESSIONS = 64
+_MOST_SESSIONS = 512
 _MOST_OF_STEP = 50
 
 

@@ -295,10 +295,9 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def calling(invocation: InvocationContext) -> None:
-    """A tool of this invocation is about to run: sessions that begin inside it are its."""
-    session = invocation.session
-    _CALLER.set(((session.app_name, session.user_id, session.id), invocation.invocation_id))
+def calling(context: CallbackContext) -> None:
+    """A tool of this context's invocation is about to run: sessions that begin inside it are its."""
+    _CALLER.set((session_key(context), context.invocation_id))
 
 
 def note(pressure: Pressure) -> str:

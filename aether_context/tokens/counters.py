@@ -8,13 +8,12 @@ import hashlib
 import os
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
-
-from cachetools import LRUCache
 
 from aether_context.canonical import digest_of
 from aether_context.errors import MissingExtra, TokenCountingError
@@ -55,16 +54,23 @@ class SharedLRU(Generic[_Key, _Value]):
     """A bounded cache that threads may share; the least recently used entry is forgotten first."""
 
     def __init__(self, size: int) -> None:
-        self._entries: LRUCache[_Key, _Value] = LRUCache(size)
+        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
+        self._size = size
         self._lock = threading.Lock()
 
     def get(self, key: _Key) -> _Value | None:
         with self._lock:
-            return self._entries.get(key)
+            value = self._entries.get(key)
+            if value is not None:
+                self._entries.move_to_end(key)
+            return value
 
     def put(self, key: _Key, value: _Value) -> None:
         with self._lock:
             self._entries[key] = value
+            self._entries.move_to_end(key)
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
 
 
 def _key(text: str) -> str | bytes:
