@@ -644,7 +644,7 @@ def test_what_is_kept_of_a_history_changes_no_byte(
                 await run.plugin.close()
                 run.plugin = run.fresh()
             elif lose == "spoken" and at in dropped:
-                run.plugin._packer._recall._spoken.clear()
+                run.plugin._packer._recall._said.clear()
             request = await run.call()
             sent.append(repr((request.contents, request.config.system_instruction, list(request.tools_dict))))
         await run.finish()

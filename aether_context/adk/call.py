@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -14,6 +14,9 @@ from google.genai import types
 from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
+
+if TYPE_CHECKING:
+    from aether_context.retrieval import Entry
 
 METADATA = "aether_context"
 """The key of this package in an event's ``custom_metadata``."""
@@ -67,14 +70,16 @@ class Seen:
 
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
     ``known`` are those that are sent, as they were read. ``marks`` stands for what the session's state says of anchors
-    and cuts by hand. ``tools`` mirrors the tools that the request came with, ``essential`` names those that are never
-    narrowed away. ``terms`` are the answer's limit where answer and input share one window, whether calls can be
-    restricted to some of the tools that are declared, and whether the model is free to call a tool that is added.
+    and cuts by hand, ``marked`` are the numbers of the events that are marked themselves. ``tools`` mirrors the tools
+    that the request came with, ``essential`` names those that are never narrowed away. ``terms`` are the answer's limit
+    where answer and input share one window, whether calls can be restricted to some of the tools that are declared, and
+    whether the model is free to call a tool that is added.
     """
 
     events: int
     contents: int
     marks: object
+    marked: tuple[int, ...]
     essential: frozenset[str]
     terms: tuple[int | None, bool, bool]
     known: tuple[Known, ...] = ()
@@ -146,13 +151,26 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
     )
 
 
+class Spoken(NamedTuple):
+    """What was said before the human message.
+
+    ``room`` are the most tokens for what is recalled of it, ``turns`` all that can be, none where there is no room.
+    ``loading`` are places in the history with what ``load_memory`` found.
+    """
+
+    room: int
+    turns: Sequence[Entry]
+    loading: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCall:
     """A call with what its pack is built from.
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
     ``source.request.positions`` are places in it. ``epoch`` is as the session's state holds it. ``counter`` is the
-    identity of the token counter; ``summary_cost`` is what a model's summaries cost: requests and tokens.
+    identity of the token counter; ``spoken`` is None where nothing has asked for it yet; ``summary_cost`` is what a
+    model's summaries cost: requests and tokens.
     """
 
     call: Call
@@ -161,6 +179,7 @@ class ReadCall:
     epoch: Epoch
     seen: Seen
     counter: str = ""
+    spoken: Spoken | None = None
     summary_cost: Mapping[str, int] = field(default_factory=dict)
 
     def with_source(self, **changes: Any) -> ReadCall:

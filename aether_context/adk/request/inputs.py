@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -176,10 +176,17 @@ class Gatherer:
         if block is not None:
             del raw[block.position]
 
+        sent: Mapping[int, Known] = {}
+        if last is not None and last.pack.source.request.model == model:
+            sent = dict(zip(last.pack.source.request.positions, last.seen.known, strict=True))
+
         def read(positions: Sequence[int]) -> tuple[tuple[Known, ...], tuple[Content, ...]]:
             """Contents as they were read, and as their authors'."""
             contents = [raw[at] for at in positions]
-            known = tuple(self.reader.known(content, model) for content in contents)
+            known = tuple(
+                sent[at] if at in sent and unchanged((sent[at],), (content,)) else self.reader.known(content, model)
+                for at, content in zip(positions, contents, strict=True)
+            )
             return known, attributed_to(contents, [content.frozen for content in known], events, asked)
 
         stored = load_epoch(call.state, identity, partial(self.original_text, contents=raw, model=model))
@@ -205,7 +212,7 @@ class Gatherer:
             positions = tuple(at for at in sorted({*positions, *([] if human is None else [human])}) if at >= headless)
             known, live = read(positions)
         problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
-        anchors = self._anchors(call, live, positions, problems)
+        anchors = self._anchors(call, seen.marked, live, positions, problems)
         window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
         can_read = not {READ, SEARCH}.isdisjoint(seen.essential)
         records = self._records.of(call.context)
@@ -278,7 +285,12 @@ class Gatherer:
         return ""
 
     def _anchors(
-        self, call: Call, contents: Sequence[Content], positions: Sequence[int], problems: list[str]
+        self,
+        call: Call,
+        marked: Collection[int],
+        contents: Sequence[Content],
+        positions: Sequence[int],
+        problems: list[str],
     ) -> tuple[Anchor, ...]:
         """The contents that the session's state, an event's metadata or a registered rule marks.
 
@@ -287,7 +299,7 @@ class Gatherer:
         among the problems.
         """
         settings, latest_first = call.policy.conversation.anchors, range(len(contents) - 1, -1, -1)
-        marked: list[tuple[_Mark, int | None]] = []
+        places: list[tuple[_Mark, int | None]] = []
         if settings.instruction_anchor:
             values = call.state.get(ANCHORS)
             items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else []
@@ -295,21 +307,18 @@ class Gatherer:
             marks = [mark for mark in read if mark is not None]
             for mark in marks:
                 if mark.contains:
-                    marked.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
+                    places.append((mark, next((at for at in latest_first if mark.contains in contents[at].text), None)))
             by_event = {mark.event: mark for mark in marks if mark.event}
-            # All events are looked at, of which few have marks.
-            marked_events = [
-                (event, value)
-                for event in call.context.session.events
-                if (value := (event.custom_metadata or {}).get(ANCHORS)) or (by_event and event.id in by_event)
-            ]
-            for event, value in marked_events:
+            events = call.context.session.events
+            numbers = {number for number, event in enumerate(events) if event.id in by_event} if by_event else set()
+            for event in (events[number] for number in sorted(numbers.union(marked))):
+                value = (event.custom_metadata or {}).get(ANCHORS)
                 mark_of = by_event.get(event.id) or valid(_MARK, value) or _Mark()
                 if event.content is not None and event.content.parts:
                     sent = self.reader.content(_without_client_ids(event.content), call.model)
                     wires = {part.wire for part in sent.parts}
-                    places = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
-                    marked.append((mark_of, next(places, None)))
+                    holding = (at for at in latest_first if wires.issubset(part.wire for part in contents[at].parts))
+                    places.append((mark_of, next(holding, None)))
         found = [
             Anchor(
                 place=positions[at],
@@ -317,7 +326,7 @@ class Gatherer:
                 priority=settings.instruction_anchor if mark.priority is None else mark.priority,
                 description=mark.description or mark.contains[:80] or "marked message",
             )
-            for mark, at in marked
+            for mark, at in places
             if at is not None
         ]
         for rule in registered_anchors(settings):
@@ -340,6 +349,7 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
         events=len(call.context.session.events),
         contents=len(request.contents) - (block is not None),
         marks=None if marks == (None, None) else structure(marks),
+        marked=_marked(call),
         essential=essential_names(request),
         terms=(
             limit if limit and shares_window(request.model) else None,
@@ -348,6 +358,19 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
         ),
     )
     return seen, block
+
+
+def _marked(call: Call) -> tuple[int, ...]:
+    """The numbers of the session's events that are marked themselves.
+
+    Each is read once, while the last event that the call before this one saw is where it was.
+    """
+    events, last = call.context.session.events, call.last
+    known, marked = (last.seen.events, last.seen.marked) if last is not None else (0, ())
+    if last is not None and [event.id for event in events[:known][-1:]] != [last.pack.identity.last_event_id]:
+        known, marked = 0, ()
+    new = enumerate(events[known:], start=known)
+    return marked + tuple(number for number, event in new if (event.custom_metadata or {}).get(ANCHORS))
 
 
 def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Identity:

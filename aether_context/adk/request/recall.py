@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import AgentKey, ReadCall, agent_key
+from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LEAST_TOKENS, LOADER, SpokenTurns
 from aether_context.canonical import hash_text
@@ -101,8 +102,8 @@ class Recall:
 
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
-        self._spoken: LRUCache[AgentKey, SpokenTurns] = LRUCache(
-            _MOST_CONTENTS, lambda spoken: min(max(len(spoken), 1), _MOST_CONTENTS)
+        self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
+            _MOST_CONTENTS, lambda said: min(max(len(said), 1), _MOST_CONTENTS)
         )
         self._lock = threading.Lock()
         self._embedder = cache(_embedder)
@@ -158,23 +159,16 @@ class Recall:
         human, query = source.request.human, query_for(source)
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return read
-        history, end = read.history, source.request.positions[human]
-        agent = agent_key(source.identity)
-        with self._lock:
-            # While it is out, nobody else reads on in it; what fails on the way is not put back.
-            spoken = self._spoken.pop(agent, None)
-        if spoken is None:
-            spoken = SpokenTurns()
-        spoken.read(history, source.request.positions)
-        room = spoken.room(history, end, MEMORY_FILL * source.window)
-        room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        entries = spoken.turns(read.call.context.session.events, end) if room else []
-        loading = spoken.loading(end)
-        with self._lock:
-            self._spoken[agent] = spoken
+        spoken = read.spoken
+        if spoken is None:  # else an earlier look of this call has read it
+            spoken = self._read(read, source.request.positions[human])
+            read = replace(read, spoken=spoken)
+        history, agent = read.history, agent_key(source.identity)
+        room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
+        entries = spoken.turns
         if all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             entries = []
-        gone = [frozen(history[at], model) for at in loading if at not in sent]
+        gone = [frozen(history[at], model) for at in spoken.loading if at not in sent]
         known = {candidate.id for candidate in source.candidates}
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
@@ -220,6 +214,22 @@ class Recall:
             encoder=source.encoder if encoder == "none" else encoder,
             problems=source.problems + problems,
         )
+
+    def _read(self, read: ReadCall, end: int) -> Spoken:
+        """What was said before a place in the history; what earlier calls have read is not read again."""
+        source, agent = read.source, agent_key(read.source.identity)
+        with self._lock:
+            # While it is out, nobody else reads on in it; what fails on the way is not put back.
+            said = self._said.pop(agent, None)
+        if said is None:
+            said = SpokenTurns()
+        said.read(read.history, source.request.positions)
+        room = said.room(read.history, end, MEMORY_FILL * source.window)
+        turns = said.turns(read.call.context.session.events, end) if room else ()
+        found = Spoken(room, turns, said.loading(end))
+        with self._lock:
+            self._said[agent] = said
+        return found
 
     async def _compared(
         self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]

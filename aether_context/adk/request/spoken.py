@@ -239,17 +239,19 @@ class _Source(NamedTuple):
 
 def _glances(contents: Iterable[types.Content | None]) -> list[object]:
     """What tells contents from others that say something else; of calls and results no more than that they are some."""
-    # There are thousands at each look, so that for most no function is entered.
+    # There are thousands at each look, so that for most nothing is made and no function entered.
     return [
-        (
-            fields["text"]
-            if fields["function_call"] is fields["function_response"] and not fields["thought"]
-            else (fields["text"], fields["thought"])
-        )
-        if len(parts) == 1 and (fields := parts[0].__dict__)
-        else [(part.text, part.thought, bool(part.function_call or part.function_response)) for part in parts]
+        fields["text"]
+        if len(parts) == 1
+        and (fields := parts[0].__dict__)["function_call"] is fields["function_response"]
+        and not fields["thought"]
+        else (len(parts) == 1 and not fields["text"]) or _glance(parts)
         for parts in [content.parts or () if content is not None else () for content in contents]
     ]
+
+
+def _glance(parts: Sequence[types.Part]) -> list[object]:
+    return [(part.text, part.thought, bool(part.function_call or part.function_response)) for part in parts]
 
 
 def _written(content: types.Content) -> int:
