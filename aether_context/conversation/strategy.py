@@ -212,6 +212,8 @@ class Conversation:
     def after(self, result: Trimmed) -> Conversation:
         """The conversation that a result leaves."""
         summary = self.summary if result.summary is None else result.summary
+        if not result.changes and result.summary is None and len(result.kept) == len(self.contents):
+            return self if result.state is None else replace(self, state=result.state)
         made = {change.index: change.content for change in result.replaced}
         return replace(
             self,

@@ -111,19 +111,27 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
 def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
     epoch, request, counter = draft.input.epoch, draft.input.request, draft.counter
     torn = _torn(request.contents, epoch.parts)
-    items = []
+    shaped: dict[int, Outgoing] = {}
     for index, raw in enumerate(request.contents):
-        item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
         parts = epoch.parts if index not in torn else {}
         if index in texts:
             content, members = packed_message(raw, index, texts[index], epoch.parts)
-            item = replace(item, content=content, outcome="payload", members=members)
+            shaped[index] = Outgoing(
+                content=content, raw=raw, origin=index, outcome="payload", tokens=0, members=members
+            )
         elif draft.keys[index] in epoch.extracts or raw.digest in parts:
             question, ceiling = asked(request.contents, index), epoch.extracts.get(draft.keys[index])
-            item = reduced(item, ceiling, parts, question, counter)
-        items.append(item)
-    counts = counter.contents([item.content for item in items])
-    return tuple(replace(item, tokens=tokens) for item, tokens in zip(items, counts, strict=True))
+            whole = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
+            shaped[index] = reduced(whole, ceiling, parts, question, counter)
+    counts = counter.contents(
+        [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
+    )
+    return tuple(
+        replace(shaped[index], tokens=tokens)
+        if index in shaped
+        else Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=tokens)
+        for index, (raw, tokens) in enumerate(zip(request.contents, counts, strict=True))
+    )
 
 
 def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:

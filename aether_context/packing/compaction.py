@@ -169,7 +169,10 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     """
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
-    items = [item if item.outcome == "extract" else replace(item, content=item.raw) for item in draft.items]
+    items = [
+        item if item.outcome == "extract" or item.content is item.raw else replace(item, content=item.raw)
+        for item in draft.items
+    ]
     counts = counter.contents([item.content for item in items])
     tokens = [
         item.tokens if item.outcome == "payload" else count + draft.payload_tokens * (item.origin == draft.human)

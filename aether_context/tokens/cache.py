@@ -139,7 +139,7 @@ class PackCounter:
             pieces: key, tokens of media, and the piece. Media are not remembered: models of one family differ in them.
             write: a piece as it is counted, and the tokens that are added to it.
         """
-        found = {key: self._found(key, media) for key, media, _ in pieces}
+        found = {key: self.counts.get(key) or self._found(key, media) for key, media, _ in pieces}
         new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
         counted = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
         for (key, (media, _, frame)), tokens in zip(new.items(), counted, strict=True):

@@ -184,8 +184,7 @@ class Gatherer:
             """Contents as they were read, and as their authors'."""
             contents = [raw[at] for at in positions]
             known = tuple(
-                sent[at] if at in sent and unchanged((sent[at],), (content,)) else self.reader.known(content, model)
-                for at, content in zip(positions, contents, strict=True)
+                self.reader.known(content, model, sent.get(at)) for at, content in zip(positions, contents, strict=True)
             )
             return known, attributed_to(contents, [content.frozen for content in known], events, asked)
 
@@ -345,11 +344,17 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
     calling = chosen.function_calling_config if chosen is not None else None
     is_free = calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
     marks = call.state.get(ANCHORS), call.state.get(CUT)
+    # Events are read once, while the last one that the call before this one saw is where it was.
+    events, last = call.context.session.events, call.last
+    read, marked = (last.seen.events, last.seen.marked) if last is not None else (0, ())
+    if last is None or [event.id for event in events[read - 1 : read]] != [last.pack.identity.last_event_id]:
+        read, marked = 0, ()
+    new = [read + at for at, event in enumerate(events[read:]) if (event.custom_metadata or {}).get(ANCHORS)]
     seen = Seen(
-        events=len(call.context.session.events),
+        events=len(events),
         contents=len(request.contents) - (block is not None),
         marks=None if marks == (None, None) else structure(marks),
-        marked=_marked(call),
+        marked=(*marked, *new),
         essential=essential_names(request),
         terms=(
             limit if limit and shares_window(request.model) else None,
@@ -358,19 +363,6 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
         ),
     )
     return seen, block
-
-
-def _marked(call: Call) -> tuple[int, ...]:
-    """The numbers of the session's events that are marked themselves.
-
-    Each is read once, while the last event that the call before this one saw is where it was.
-    """
-    events, last = call.context.session.events, call.last
-    known, marked = (last.seen.events, last.seen.marked) if last is not None else (0, ())
-    if last is not None and [event.id for event in events[:known][-1:]] != [last.pack.identity.last_event_id]:
-        known, marked = 0, ()
-    new = enumerate(events[known:], start=known)
-    return marked + tuple(number for number, event in new if (event.custom_metadata or {}).get(ANCHORS))
 
 
 def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Identity:

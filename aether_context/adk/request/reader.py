@@ -50,8 +50,18 @@ class Reader:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
         return self.known(content, model).frozen
 
-    def known(self, content: types.Content, model: str) -> Known:
-        """The frozen form of a content with what its next reading is compared with; see `content`."""
+    def known(self, content: types.Content, model: str, before: Known | None = None) -> Known:
+        """The frozen form of a content with what its next reading is compared with; see `content`.
+
+        Args:
+            before: what it was at the call before, for the same model; that again where it has not changed.
+        """
+        if (
+            before is not None
+            and before.role == content.role
+            and before.parts == [part.__dict__ for part in content.parts or ()]
+        ):
+            return before
         # A part that is only text needs no detours.
         key = (
             model,
