@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import Decimal
 from typing import Any
@@ -408,18 +409,19 @@ def test_forged_totals_never_make_an_account_smaller(forged: Any) -> None:
 
 
 _AMOUNTS = st.integers(0, 10**6)
+_ANY = st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans())
 ACCOUNTS: Any = (("session", ""), ("invocation", HERE["invocation"]), ("agent", HERE["agent"]))
 
 
 @given(
     booked=st.lists(st.tuples(_AMOUNTS, _AMOUNTS), max_size=8),
     told=st.lists(
-        st.dictionaries(
-            st.sampled_from(["session", "invocation", "agent"]),
+        st.one_of(
             st.dictionaries(
-                st.sampled_from([*Totals._fields, "else"]),
-                st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans()),
+                st.sampled_from(["session", "invocation", "agent"]),
+                st.dictionaries(st.sampled_from([*Totals._fields, "else"]), _ANY),
             ),
+            st.lists(st.one_of(_ANY, st.lists(_ANY, max_size=14)), max_size=4),
         ),
         max_size=8,
     ),
@@ -436,14 +438,41 @@ def test_no_history_makes_any_number_smaller(booked: list[tuple[int, int]], told
             assert all(one <= other for one, other in zip(earlier, later, strict=True))
 
 
-@given(st.builds(Totals, *[_AMOUNTS] * 6, st.decimals(0, 1_000, places=6), *[_AMOUNTS] * 6))
+@given(st.builds(Totals, *[_AMOUNTS] * 3, st.decimals(0, 1_000, places=6), *[_AMOUNTS] * 9))
 def test_totals_survive_their_record(totals: Totals) -> None:
     assert Totals.from_record(totals.record()) == totals
+    assert Totals.from_record(json.loads(json.dumps(totals.record()))) == totals
+    named = {"total_tokens": 5, **totals._asdict(), "cost_usd": float(totals.cost_usd)}
+    assert Totals.from_record(named) == totals
 
 
-def test_calls_survive_their_record_but_for_their_overhead() -> None:
+@given(st.lists(_ANY, max_size=15))
+def test_totals_are_none_or_sound_whatever_their_record_is(record: list[Any]) -> None:
+    totals = Totals.from_record(record)
+    assert totals is None or all(value >= 0 for value in totals)
+
+
+def test_a_standing_leaves_out_what_equals_the_sessions() -> None:
+    ledger = TokenLedger()
+    ledger.track(used(100, 10, system_tokens=5), **HERE)
+    assert ledger.standing(**HERE) == [[1, 100, 10, 0.0, 0, 100, 5, 0, 0, 0, 1]]
+    ledger.track(used(50, 5, system_tokens=5), invocation="i2", agent=HERE["agent"])
+    session, invocation = ledger.standing(invocation="i2", agent=HERE["agent"])
+    assert (session[:3], invocation[:3]) == ([2, 150, 15], [1, 50, 5])
+    assert 5 not in invocation[3:], "what was overhead is the session's alone"
+    session, invocation, agent = ledger.standing(invocation=HERE["invocation"], agent="other")
+    assert (session[0], invocation[:3], agent) == (2, [1, 100, 10], [0])
+    other = TokenLedger()
+    here: Any = {"invocation": "i2", "agent": HERE["agent"]}
+    other.recall(used(50, 5), ledger.standing(**here), **here)
+    assert other.standing(**here) == ledger.standing(**here)
+
+
+def test_a_call_is_read_from_the_record_that_events_once_carried() -> None:
     call = used(100, 7, cached_tokens=None, estimate=98, output_estimated=True, cost_usd=Decimal("0.0004"))
-    assert CallUsage.from_record(call.record()) == call
+    record = {"input_tokens": 100, "output_tokens": 7, "cached_tokens": None, "estimate": 98}
+    record |= {"input_estimated": False, "output_estimated": True, "cost_usd": 0.0004}
+    assert CallUsage.from_record(record) == call
     for broken in (None, [], {}, {"input_tokens": 5}, {"input_tokens": "5", "output_tokens": 5}):
         assert CallUsage.from_record(broken) is None
 

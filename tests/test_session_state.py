@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
@@ -118,6 +119,18 @@ def test_what_is_taken_back_is_taken_out_of_the_state() -> None:
     (epoch,) = (value for key, value in session.state.items() if key.startswith("aether:epoch:"))
     held = [key for key, value in session.state.items() if key.startswith("aether:summary:") and value is not None]
     assert len(held) == epoch["summary_parts"]
+
+
+def test_what_an_event_says_of_its_call_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "size", lambda request: 123_456)
+    turning = {"strategy": ("sliding_turns",), "sliding_turns": {"tokens": 600}}
+    policy = PackPolicy(max_input_tokens=100_000, conversation=turning)
+    chat = Chat(policy=policy, tools=[look_up], script=[*loop(3), "done"] * 12)
+    said = [(event.custom_metadata or {}).get("aether_context") for event in chat.say(*turns(12))]
+    noted = [one for one in said if one is not None]
+    assert len(noted) == len(chat.sent)
+    assert set(noted[-1]) == {"pack_id", "request_tokens", "meter", "usage", "cutoff"}
+    assert max(len(json.dumps(one, separators=(",", ":"))) for one in noted) <= 300
 
 
 # going on, in another process

@@ -105,21 +105,22 @@ def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     chat = Chat(script=[*loop(2), "done"], tools=[look_up])
     chat.say("go")
     said = held(chat)
-    assert [one["usage"]["session"]["calls"] for one in said] == [1, 2, 3]
+    found = [Totals.from_record(one["usage"][0]) for one in said]
+    assert [one.calls for one in found if one is not None] == [1, 2, 3]
+    assert found[-1] == totals(chat)
+    assert totals(chat)[:6] == (
+        3,
+        3 * 120,
+        3 * 7,
+        pytest.approx(Decimal(3 * (80 * 0.3 + 40 * 0.03 + 7 * 2.5) / 1e6)),
+        3 * 40,
+        3 * 120,
+    )
     last = said[-1]
     assert last["pack_id"] == chat.manifests()[-1].pack_id
-    assert last["usage"]["call"] == {
-        "input_tokens": 120,
-        "output_tokens": 7,
-        "cached_tokens": 40,
-        "estimate": chat.manifests()[-1].request_tokens,
-        "input_estimated": False,
-        "output_estimated": False,
-        "cost_usd": pytest.approx((80 * 0.3 + 40 * 0.03 + 7 * 2.5) / 1e6),
-    }
-    for scope in ("session", "invocation", "agent"):
-        assert last["usage"][scope]["total_tokens"] == 3 * CALL
-    assert "budget" not in last
+    assert last["request_tokens"] == chat.manifests()[-1].request_tokens
+    assert len(last["usage"]) == 1, "invocation and agent equal the session"
+    assert not {"output_tokens", "budget"} & last.keys()
 
 
 @AGENTS
@@ -285,7 +286,9 @@ def test_a_model_without_a_price_costs_unknown() -> None:
     chat = Chat(model="something-unknown")
     chat.say("hi")
     assert totals(chat).known_cost_usd is None
-    assert held(chat)[0]["usage"]["call"]["cost_usd"] is None
+    (record,) = held(chat)[0]["usage"]
+    assert Totals.from_record(record) == totals(chat)
+    assert totals(chat).unpriced_calls == 1
 
 
 def test_a_failure_in_accounting_costs_neither_the_run_nor_the_pack(caplog: pytest.LogCaptureFixture) -> None:
@@ -750,7 +753,14 @@ def test_a_worker_that_sees_the_latest_events_only_knows_all_that_was_used() -> 
     assert totals(after).calls == 8
 
 
-def test_a_long_history_is_known_without_reading_all_of_its_totals() -> None:
+def named(totals: Totals) -> dict[str, Any]:
+    """Totals in the form that events once carried."""
+    values = {name: value for name, value in totals._asdict().items() if value}
+    return {"total_tokens": totals.total_tokens, **values, "cost_usd": float(totals.cost_usd)}
+
+
+@pytest.mark.parametrize("form", ["numbers", "names"])
+def test_a_long_history_is_known_without_reading_all_of_its_totals(form: str) -> None:
     before = Chat()
     before.say("one")
     session = asyncio.run(before.held())
@@ -758,11 +768,13 @@ def test_a_long_history_is_known_without_reading_all_of_its_totals() -> None:
     said = event.custom_metadata["aether_context"]
 
     def told(number: int, agent: str) -> Event:
-        usage = {
-            scope: {name: value * number for name, value in said["usage"][scope].items()}
-            for scope in ("session", "invocation", "agent")
-        }
-        metadata = {"aether_context": {**said, "usage": {"call": said["usage"]["call"], **usage}}}
+        used = Totals.from_record([value * number for value in said["usage"][0]])
+        assert used is not None
+        usage: Any = [used.record()]
+        if form == "names":
+            usage = {scope: named(used) for scope in ("session", "invocation", "agent")}
+            usage["call"] = {"input_tokens": 120, "output_tokens": 7, "cached_tokens": 40, "estimate": 100}
+        metadata = {"aether_context": {**said, "usage": usage}}
         return event.model_copy(update={"id": f"e{number}", "author": agent, "custom_metadata": metadata})
 
     async def extend() -> None:

@@ -125,7 +125,7 @@ class _Session:
     ledger: TokenLedger = field(default_factory=TokenLedger)
     caller: tuple[SessionKey, str] | None = None
     last: tuple[str, float] = ("", float("-inf"))
-    booked: Mapping[str, JSON] | None = None
+    booked: list[JSON] | None = None
     going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
 
 
@@ -261,8 +261,10 @@ class Ledgers:
             if call is None:
                 return {}
             standing = session.ledger.standing(invocation=invocation.invocation_id, agent=agent)
-            session.booked = {"call": call.record(), **standing}
-        noted: dict[str, JSON] = {"usage": session.booked}
+            session.booked = standing
+        noted: dict[str, JSON] = {"usage": standing}
+        if call.output_estimated:
+            noted["output_tokens"] = call.output_tokens
         return noted if going.passed is None else noted | {"budget": _recorded(going.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
@@ -365,11 +367,16 @@ def _telling(events: Sequence[Event]) -> list[Event]:
     return [told[at] for at in sorted(latest.values())] + told[first:]
 
 
-def _standing(event: Event) -> Mapping[str, JSON] | None:
-    """The totals that an event carries."""
-    metadata = (event.custom_metadata or {}).get(METADATA)
-    usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
-    return usage if isinstance(usage, Mapping) else None
+def _noted(event: Event) -> Mapping[str, JSON]:
+    """What this package wrote into an event's metadata."""
+    noted = (event.custom_metadata or {}).get(METADATA)
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def _standing(event: Event) -> JSON:
+    """The totals that an event carries; None where it carries none."""
+    usage = _noted(event).get("usage")
+    return usage if isinstance(usage, (list, Mapping)) else None
 
 
 def _recall(session: _Session, event: Event) -> None:
@@ -378,18 +385,33 @@ def _recall(session: _Session, event: Event) -> None:
     if standing is not None and standing is session.booked:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return
-    call = CallUsage.from_record(standing.get("call")) if standing is not None else None
-    usage = reported(event.usage_metadata)
-    if call is None and usage.input_tokens is not None and not event.partial:
-        call = CallUsage(
-            input_tokens=usage.billed_input,
-            output_tokens=usage.output_tokens or 0,
-            cached_tokens=usage.cached_tokens,
-            cache_write_tokens=usage.cache_write_tokens or 0,
-            output_estimated=usage.output_tokens is None,
-        ).priced(event.model_version or "", event.timestamp)
+    call = _told_call(event, standing)
     if call is not None:
         session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
+
+
+def _told_call(event: Event, standing: JSON) -> CallUsage | None:
+    """The call that an event is of: what its provider reported, and what stands estimated beside the totals."""
+    call = CallUsage.from_record(standing.get("call")) if isinstance(standing, Mapping) else None
+    noted = _noted(event) if standing is not None else {}
+    estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
+    usage = reported(event.usage_metadata)
+    silent = usage.input_tokens is None
+    if call is not None or (silent and output is None) or (event.partial and standing is None):
+        return call
+    return CallUsage(
+        input_tokens=(estimate or 0) if silent else usage.billed_input,
+        output_tokens=(usage.output_tokens or 0) if output is None else output,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens or 0,
+        estimate=None if usage.tool_use_tokens else estimate,
+        input_estimated=silent,
+        output_estimated=output is not None or usage.output_tokens is None,
+    ).priced(event.model_version or "", event.timestamp)
+
+
+def _tokens(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 def _recorded(error: BudgetExceededError) -> dict[str, JSON]:
@@ -425,11 +447,18 @@ _STATE_KEY = "aether:calibration"
 
 
 class _Owner(NamedTuple):
-    """Whose ratio: ``by`` names the model and the counter, since a ratio holds between these two."""
+    """Whose ratio: ``by`` names the model and the counter, since a ratio holds between these two.
+
+    ``mark`` stands for ``by`` in an anchor.
+    """
 
     app: str
     user: str
     by: str
+
+    @property
+    def mark(self) -> str:
+        return _mark(self.by)
 
 
 @dataclass(slots=True)
@@ -440,6 +469,40 @@ class _Meter:
     reported_in: str = ""
     invocation: str = ""
     unseen: int = 0
+
+    def record(self, invocation: str) -> list[JSON]:
+        """The meter as the metadata of an event in an invocation holds it: a list without what is usual at its end."""
+        anchor = self.anchor
+        if anchor is None:
+            return []
+        values: list[JSON] = [anchor.model, anchor.epoch, anchor.counted, anchor.reported, int(anchor.whole)]
+        reported_in = "" if self.reported_in == invocation else self.reported_in
+        values += [self.unseen, list(anchor.doubted or ()), reported_in]
+        while not values[-1]:
+            values.pop()
+        return values
+
+    @classmethod
+    def of(cls, record: object, invocation: str) -> _Meter | None:
+        """The meter that an event of an invocation holds, which had names once; None where it holds none."""
+        reported_in: object
+        if isinstance(record, Mapping):
+            anchor, unseen, reported_in = record.get("anchor"), record.get("unseen"), record.get("invocation")
+            if isinstance(anchor, Mapping) and isinstance(anchor.get("model"), str):
+                anchor = {**anchor, "model": _mark(anchor["model"])}
+        elif isinstance(record, list):
+            names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
+            anchor = dict(zip(names, record, strict=False))
+            anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
+            unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", None) or invocation
+        else:
+            return None
+        return cls(
+            anchor=valid(ANCHOR, anchor),
+            reported_in=reported_in if isinstance(reported_in, str) else "",
+            invocation=invocation,
+            unseen=_tokens(unseen) or 0,
+        )
 
 
 class Meters:
@@ -487,7 +550,7 @@ class Meters:
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, source.window // 2))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratio, model=owner.by, epoch=source.epoch.number, here=here, unseen=meter.unseen)
+        return calibration(anchor, ratio, model=owner.mark, epoch=source.epoch.number, here=here, unseen=meter.unseen)
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
@@ -499,7 +562,7 @@ class Meters:
         meter.anchor, learned = report(
             meter.anchor,
             ratio,
-            model=owner.by,
+            model=owner.mark,
             epoch=pack.epoch.number,
             counted=pack.counted_tokens,
             reported=tokens,
@@ -510,11 +573,12 @@ class Meters:
 
     def note(self, pack: Pack) -> dict[str, JSON]:
         """What an answer's event says of its request: the estimate, and what another process goes on from."""
-        meter = self._meters.get(agent_key(pack.identity))
-        noted: dict[str, JSON] = {"request_tokens": pack.request_tokens}
+        identity, noted = pack.identity, dict[str, JSON]()
+        if not pack.source.passthrough_reason:
+            noted["request_tokens"] = pack.request_tokens
+        meter = self._meters.get(agent_key(identity))
         if meter is not None and meter.anchor is not None:
-            anchor = ANCHOR.dump_python(meter.anchor, mode="json", exclude_defaults=True)
-            noted["meter"] = {"anchor": anchor, "invocation": meter.reported_in, "unseen": meter.unseen}
+            noted["meter"] = meter.record(identity.invocation)
         return noted
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
@@ -541,6 +605,10 @@ def _by(model: str, counter: str) -> str:
     return f"{model}-{short(hash_text(counter), 6)}"
 
 
+def _mark(by: str) -> str:
+    return short(hash_text(by), 6)
+
+
 def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     """The ratios in a session's state, by model and counter."""
     ratios = state.get(_STATE_KEY)
@@ -552,16 +620,9 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
     for event in reversed(events):
         if event.author != identity.agent or (event.branch or "") != identity.branch:
             continue
-        noted = (event.custom_metadata or {}).get(METADATA)
-        meter = noted.get("meter") if isinstance(noted, Mapping) else None
-        if isinstance(meter, Mapping):
-            unseen, reported_in = meter.get("unseen"), meter.get("invocation")
-            return _Meter(
-                anchor=valid(ANCHOR, meter.get("anchor")),
-                reported_in=reported_in if isinstance(reported_in, str) else "",
-                invocation=event.invocation_id,
-                unseen=unseen if type(unseen) is int and unseen >= 0 else 0,
-            )
+        meter = _Meter.of(_noted(event).get("meter"), event.invocation_id)
+        if meter is not None:
+            return meter
         if latest and event.content is not None and event.content.role == "model":
             return None
     return None

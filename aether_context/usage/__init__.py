@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
-from pydantic import ConfigDict, Field, PlainSerializer, Strict, TypeAdapter
+from pydantic import ConfigDict, Field, Strict, TypeAdapter
 
 from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
@@ -56,7 +56,7 @@ class CallUsage:
     estimate: _Tokens | None = None
     input_estimated: bool = False
     output_estimated: bool = False
-    cost_usd: Annotated[_Dollars, PlainSerializer(float, when_used="json")] | None = None
+    cost_usd: _Dollars | None = None
     system_tokens: int = 0
     tool_tokens: int = 0
     formatting_tokens: int = 0
@@ -80,20 +80,16 @@ class CallUsage:
         )
         return replace(self, cost_usd=cost)
 
-    def record(self) -> dict[str, JSON]:
-        """The call as JSON, without what the estimate is made of; None is unknown."""
-        unrecorded = {"cache_write_tokens", "system_tokens", "tool_tokens", "formatting_tokens"}
-        recorded: dict[str, JSON] = _CALL.dump_python(self, mode="json", exclude=unrecorded)
-        return recorded
-
     @classmethod
     def from_record(cls, value: object) -> CallUsage | None:
-        """A call from its JSON, None where it is not that of a call."""
+        """A call from its JSON, as events once carried it; None where it is not that of a call."""
         return valid(_CALL, value)
 
 
 class Totals(NamedTuple):
     """Sums over calls.
+
+    Their record is a list of the numbers in this order, for which see `record`.
 
     Attributes:
         cached_tokens: of `known_cache_tokens`, what a cache served.
@@ -106,16 +102,16 @@ class Totals(NamedTuple):
     calls: _Tokens = 0
     input_tokens: _Tokens = 0
     output_tokens: _Tokens = 0
+    cost_usd: _Dollars = Decimal(0)
     cached_tokens: _Tokens = 0
     known_cache_tokens: _Tokens = 0
-    cache_write_tokens: _Tokens = 0
-    cost_usd: _Dollars = Decimal(0)
-    unpriced_calls: _Tokens = 0
-    estimated_inputs: _Tokens = 0
-    estimated_outputs: _Tokens = 0
     system_tokens: _Tokens = 0
     tool_tokens: _Tokens = 0
     formatting_tokens: _Tokens = 0
+    cache_write_tokens: _Tokens = 0
+    unpriced_calls: _Tokens = 0
+    estimated_inputs: _Tokens = 0
+    estimated_outputs: _Tokens = 0
 
     @classmethod
     def of(cls, call: CallUsage) -> Totals:
@@ -165,16 +161,26 @@ class Totals(NamedTuple):
         """The larger of each number: what is known from two sides of the same calls."""
         return Totals._make(map(max, self, other))
 
-    def record(self) -> dict[str, JSON]:
-        """The sums as JSON; besides the total, those that are 0 are left out."""
-        values = {name: value for name, value in zip(self._fields, self, strict=True) if value}
-        if self.cost_usd:
-            values["cost_usd"] = float(self.cost_usd)
-        return {"total_tokens": self.total_tokens, **values}
+    def record(self) -> list[JSON]:
+        """The sums as a list of numbers in their order, without zeros at its end; the first one always stands there.
+
+        The input of which the provider did not say how much its cache served, mostly none, stands for
+        `known_cache_tokens`.
+        """
+        unknown = self._replace(known_cache_tokens=self.input_tokens - self.known_cache_tokens)
+        values: list[JSON] = [float(value) if isinstance(value, Decimal) else value for value in unknown]
+        while not values[-1] and len(values) > 1:
+            values.pop()
+        return values
 
     @classmethod
     def from_record(cls, value: object) -> Totals | None:
-        """Sums from their JSON, None where it is not that of sums."""
+        """Sums from their record, or from the names and numbers that were it once; None where it is neither."""
+        if isinstance(value, list) and len(value) <= len(cls._fields):
+            fields = dict(zip(cls._fields, value, strict=False))
+            read, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
+            fields["known_cache_tokens"] = read - unknown if type(read) is type(unknown) is int else None
+            return valid(_TOTALS, fields)
         if not isinstance(value, Mapping):
             return None
         return valid(_TOTALS, {name: value[name] for name in cls._fields if name in value})
@@ -422,9 +428,7 @@ class TokenLedger:
         if (opened := self._opened(invocation, agent, branch)) is not None:
             opened.planned = None
 
-    def recall(
-        self, call: CallUsage, standing: Mapping[str, JSON] | None = None, *, invocation: str, agent: str
-    ) -> None:
+    def recall(self, call: CallUsage, standing: JSON = None, *, invocation: str, agent: str) -> None:
         """Takes in a call from the session's history, made by this process or another one.
 
         The accounts become the larger of what this ledger booked and what history tells, so that history can never
@@ -434,15 +438,14 @@ class TokenLedger:
             standing: the totals that were recorded with the call, as `standing` gives them. Without them the call is
                 added to what earlier ones told.
         """
-        spent = self._totals("session", "")
-        if standing is not None:
-            recorded = Totals.from_record(standing.get("session"))
-            if recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens:
-                self.confirm(standing, invocation=invocation, agent=agent)
-                return
+        spent, records = self._totals("session", ""), _by_scope(standing)
+        recorded = Totals.from_record(records.get("session"))
+        if recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens:
+            self.confirm(standing, invocation=invocation, agent=agent)
+            return
         call = call.least_zero()
         for scope, name in _names(invocation, agent):
-            recorded = Totals.from_record(standing.get(scope)) if standing is not None else None
+            recorded = Totals.from_record(records.get(scope))
             told = self._told[scope].get(name)
             told = told if isinstance(told, Totals) else Totals.from_record(told) or _NOTHING
             told = told.larger(recorded) if recorded is not None else told.plus(Totals.of(call))
@@ -451,10 +454,11 @@ class TokenLedger:
         if self._totals("session", "").total_tokens > spent.total_tokens:
             self._observe(call)
 
-    def confirm(self, standing: Mapping[str, JSON], *, invocation: str, agent: str) -> None:
+    def confirm(self, standing: JSON, *, invocation: str, agent: str) -> None:
         """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
+        records = _by_scope(standing)
         for scope, name in _names(invocation, agent):
-            self._told[scope][name] = standing.get(scope)
+            self._told[scope][name] = records.get(scope)
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
@@ -476,9 +480,21 @@ class TokenLedger:
         """The budgets that a call of this agent in this invocation falls under."""
         return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
 
-    def standing(self, *, invocation: str, agent: str) -> dict[str, JSON]:
-        """The totals that a call of this agent in this invocation stands in, by scope, as JSON."""
-        return {scope: self._totals(scope, name).record() for scope, name in _names(invocation, agent)}
+    def standing(self, *, invocation: str, agent: str) -> list[JSON]:
+        """The totals that a call of this agent in this invocation stands in: a record each of session, invocation and
+        agent.
+
+        A record that equals the session's is empty, and left out at the end. What was overhead stands in the session's
+        alone.
+        """
+        session, *others = (self._totals(scope, name) for scope, name in _names(invocation, agent))
+        records: list[JSON] = [session.record()]
+        for totals in others:
+            lean = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
+            records.append([] if totals == session else lean.record())
+        while not records[-1] and len(records) > 1:
+            records.pop()
+        return records
 
     def report(self, limits: LimitSettings) -> LedgerReport:
         """All accounts, invocations by age, agents by name."""
@@ -522,6 +538,16 @@ _NOTHING = Totals()
 
 def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
     return ("session", ""), ("invocation", invocation), ("agent", agent)
+
+
+def _by_scope(standing: JSON) -> Mapping[str, JSON]:
+    """The records of a standing by scope, which were names once; none where it is no standing."""
+    if isinstance(standing, Mapping):
+        return standing
+    if not isinstance(standing, list) or not standing:
+        return {}
+    session, invocation, agent, *_ = [*standing, None, None]
+    return {"session": session, "invocation": invocation or session, "agent": agent or session}
 
 
 def _limit(limits: LimitSettings, scope: Scope, name: str) -> Limit:
