@@ -87,11 +87,6 @@ def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str,
     return {name: field for name, field in value.items() if name != "session"}
 
 
-def _number(value: object, most: int) -> int:
-    """A number of keys that a state tells of; 0 where it can be none."""
-    return value if isinstance(value, int) and 0 <= value <= most else 0
-
-
 def _summary(state: Mapping[str, Any], scope: str, parts: object) -> str | None:
     """The summary in so many parts; None where one of them is not what was written.
 
@@ -148,7 +143,8 @@ def save_epoch(
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
             state[f"aether:payload:{scope}:{slot}"] = {"session": identity.session, **written}
-    for slot in range(len(payloads), _number(held.get("payloads"), _MOST_PAYLOADS)):
+    slots = held.get("payloads")
+    for slot in range(len(payloads), min(slots, _MOST_PAYLOADS) if type(slots) is int else 0):
         state[f"aether:payload:{scope}:{slot}"] = None
     if after.tools != before.tools:
         state[f"aether:tools:{scope}"] = {"session": identity.session, "kept": dict(after.tools)}
@@ -165,7 +161,8 @@ def save_epoch(
 def _save_summary(state: State, scope: str, held: Mapping[str, Any], before: str, after: str) -> int:
     """Writes what a summary has more than the one before it, or all of it; returns in how many parts it is now."""
     key = f"aether:summary:{scope}"
-    there = _number(held.get("summary_parts"), _MOST_PARTS)
+    parts = held.get("summary_parts")
+    there = parts if type(parts) is int and 0 <= parts <= _MOST_PARTS else 0
     known = there if before else 0  # else they are of something that could not be read
     if after == before and (known or not after):
         return known
@@ -249,8 +246,9 @@ _MOST_BYTES = 16_000_000
 
 def _packed(text: str, known: str) -> str:
     """Any text in ASCII, compressed; what ``known`` says, too, takes next to nothing."""
-    compressor = zlib.compressobj(level=6, zdict=_encoded(known)[-_REACH:])
-    return base64.b85encode(compressor.compress(_encoded(text)) + compressor.flush()).decode("ascii")
+    encoded, base = text.encode("utf-8", "surrogatepass"), known.encode("utf-8", "surrogatepass")[-_REACH:]
+    compressor = zlib.compressobj(level=6, zdict=base)
+    return base64.b85encode(compressor.compress(encoded) + compressor.flush()).decode("ascii")
 
 
 def _unpacked(packed: object, known: str) -> str | None:
@@ -258,15 +256,11 @@ def _unpacked(packed: object, known: str) -> str | None:
     if not isinstance(packed, str):
         return None
     try:
-        decompressor = zlib.decompressobj(zdict=_encoded(known)[-_REACH:])
+        decompressor = zlib.decompressobj(zdict=known.encode("utf-8", "surrogatepass")[-_REACH:])
         text = decompressor.decompress(base64.b85decode(packed), _MOST_BYTES)
         return text.decode("utf-8", "surrogatepass") if decompressor.eof else None
     except (ValueError, zlib.error):
         return None
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _escaped(text: str) -> str:

@@ -361,7 +361,7 @@ def _telling(events: Sequence[Event]) -> list[Event]:
     enough.
     """
     told = [event for event in events if event.custom_metadata is not None or event.usage_metadata is not None]
-    carrying = [at for at, event in enumerate(told) if _standing(event) is not None]
+    carrying = [at for at, event in enumerate(told) if _noted(event).get("usage") is not None]
     first = max(0, carrying[-1] - 256) if carrying else 0
     latest = {told[at].author: at for at in carrying if at < first}
     return [told[at] for at in sorted(latest.values())] + told[first:]
@@ -373,41 +373,37 @@ def _noted(event: Event) -> Mapping[str, JSON]:
     return noted if isinstance(noted, Mapping) else {}
 
 
-def _standing(event: Event) -> JSON:
-    """The totals that an event carries; None where it carries none."""
-    usage = _noted(event).get("usage")
-    return usage if isinstance(usage, (list, Mapping)) else None
-
-
 def _recall(session: _Session, event: Event) -> None:
-    """Takes in a model's event: by the totals that it carries, else by the usage that it reports."""
-    standing = _standing(event)
+    """Takes in a model's event: by the totals that it carries, else by the usage that it reports.
+
+    Of the call itself the event has what its provider reported; what was estimated stands beside the totals.
+    """
+    noted = _noted(event)
+    standing = noted.get("usage")
     if standing is not None and standing is session.booked:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return
-    call = _told_call(event, standing)
-    if call is not None:
-        session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
-
-
-def _told_call(event: Event, standing: JSON) -> CallUsage | None:
-    """The call that an event is of: what its provider reported, and what stands estimated beside the totals."""
     call = CallUsage.from_record(standing.get("call")) if isinstance(standing, Mapping) else None
-    noted = _noted(event) if standing is not None else {}
-    estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
     usage = reported(event.usage_metadata)
     silent = usage.input_tokens is None
-    if call is not None or (silent and output is None) or (event.partial and standing is None):
-        return call
-    return CallUsage(
-        input_tokens=(estimate or 0) if silent else usage.billed_input,
-        output_tokens=(usage.output_tokens or 0) if output is None else output,
-        cached_tokens=usage.cached_tokens,
-        cache_write_tokens=usage.cache_write_tokens or 0,
-        estimate=None if usage.tool_use_tokens else estimate,
-        input_estimated=silent,
-        output_estimated=output is not None or usage.output_tokens is None,
-    ).priced(event.model_version or "", event.timestamp)
+    estimate = output = None
+    if standing is not None:
+        estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
+    if call is None:
+        if (silent and output is None) or (event.partial and standing is None):
+            return
+        call = CallUsage(
+            input_tokens=(estimate or 0) if silent else usage.billed_input,
+            output_tokens=(usage.output_tokens or 0) if output is None else output,
+            cached_tokens=usage.cached_tokens,
+            cache_write_tokens=usage.cache_write_tokens or 0,
+            estimate=None if usage.tool_use_tokens else estimate,
+            input_estimated=silent,
+            output_estimated=output is not None or usage.output_tokens is None,
+        )
+        if standing is None:  # totals have the cost in them
+            call = call.priced(event.model_version or "", event.timestamp)
+    session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
 
 
 def _tokens(value: object) -> int | None:
@@ -447,18 +443,11 @@ _STATE_KEY = "aether:calibration"
 
 
 class _Owner(NamedTuple):
-    """Whose ratio: ``by`` names the model and the counter, since a ratio holds between these two.
-
-    ``mark`` stands for ``by`` in an anchor.
-    """
+    """Whose ratio: ``by`` names the model and the counter, since a ratio holds between these two."""
 
     app: str
     user: str
     by: str
-
-    @property
-    def mark(self) -> str:
-        return _mark(self.by)
 
 
 @dataclass(slots=True)
@@ -481,28 +470,6 @@ class _Meter:
         while not values[-1]:
             values.pop()
         return values
-
-    @classmethod
-    def of(cls, record: object, invocation: str) -> _Meter | None:
-        """The meter that an event of an invocation holds, which had names once; None where it holds none."""
-        reported_in: object
-        if isinstance(record, Mapping):
-            anchor, unseen, reported_in = record.get("anchor"), record.get("unseen"), record.get("invocation")
-            if isinstance(anchor, Mapping) and isinstance(anchor.get("model"), str):
-                anchor = {**anchor, "model": _mark(anchor["model"])}
-        elif isinstance(record, list):
-            names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
-            anchor = dict(zip(names, record, strict=False))
-            anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
-            unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", None) or invocation
-        else:
-            return None
-        return cls(
-            anchor=valid(ANCHOR, anchor),
-            reported_in=reported_in if isinstance(reported_in, str) else "",
-            invocation=invocation,
-            unseen=_tokens(unseen) or 0,
-        )
 
 
 class Meters:
@@ -550,7 +517,9 @@ class Meters:
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, source.window // 2))
         here = meter.reported_in == identity.invocation
-        return calibration(anchor, ratio, model=owner.mark, epoch=source.epoch.number, here=here, unseen=meter.unseen)
+        return calibration(
+            anchor, ratio, model=_mark(owner.by), epoch=source.epoch.number, here=here, unseen=meter.unseen
+        )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
@@ -562,7 +531,7 @@ class Meters:
         meter.anchor, learned = report(
             meter.anchor,
             ratio,
-            model=owner.mark,
+            model=_mark(owner.by),
             epoch=pack.epoch.number,
             counted=pack.counted_tokens,
             reported=tokens,
@@ -606,6 +575,7 @@ def _by(model: str, counter: str) -> str:
 
 
 def _mark(by: str) -> str:
+    """What stands for a model and a counter in an anchor."""
     return short(hash_text(by), 6)
 
 
@@ -620,9 +590,27 @@ def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Mete
     for event in reversed(events):
         if event.author != identity.agent or (event.branch or "") != identity.branch:
             continue
-        meter = _Meter.of(_noted(event).get("meter"), event.invocation_id)
-        if meter is not None:
-            return meter
+        record: Any = _noted(event).get("meter")
+        if isinstance(record, (list, Mapping)):
+            break
         if latest and event.content is not None and event.content.role == "model":
             return None
-    return None
+    else:
+        return None
+    anchor: Any
+    reported_in: Any
+    if isinstance(record, list):
+        names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
+        anchor = dict(zip(names, record, strict=False))
+        unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", event.invocation_id)
+        anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
+    else:  # with names, as events once carried it
+        anchor, unseen, reported_in = record.get("anchor"), record.get("unseen"), record.get("invocation")
+        if isinstance(anchor, Mapping):
+            anchor = {**anchor, "model": _mark(str(anchor.get("model")))}
+    return _Meter(
+        anchor=valid(ANCHOR, anchor),
+        reported_in=reported_in if isinstance(reported_in, str) else "",
+        invocation=event.invocation_id,
+        unseen=_tokens(unseen) or 0,
+    )
