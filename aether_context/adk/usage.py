@@ -574,6 +574,7 @@ def _by(model: str, counter: str) -> str:
     return f"{model}-{short(hash_text(counter), 6)}"
 
 
+@lru_cache(maxsize=100)
 def _mark(by: str) -> str:
     """What stands for a model and a counter in an anchor."""
     return short(hash_text(by), 6)
