@@ -156,6 +156,25 @@ def test_what_only_looks_like_a_correction_is_left_alone(texts: list[str], query
     assert superseded(texts, query) == {}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "others", "query"),
+    [
+        (
+            "小明住在北京。",
+            "小明现在住在上海。",
+            ["小明喜欢足球。", "小明的妹妹是医生。"],
+            "小明住在哪里？",
+        ),
+        ("Анна живёт в Москве.", "Анна теперь живёт в Казани.", ["Анна играет на скрипке."], "Где живёт Анна?"),
+        ("تعيش سارة في القاهرة.", "تعيش سارة الآن في دبي.", ["سارة تحب القهوة."], "أين تعيش سارة؟"),
+        ("민수는 서울에 산다.", "민수는 지금 부산에 산다.", ["민수는 고양이를 좋아한다."], "민수는 어디에 사나요?"),
+        ("Anna wohnt in Berlin.", "Anna wohnt jetzt in Hamburg.", ["Anna spielt Geige."], "Wo wohnt Anna?"),
+    ],
+)
+def test_corrections_are_told_in_any_script(old: str, new: str, others: list[str], query: str) -> None:
+    assert superseded([old, *others, new], query) == {old: new}
+
+
 def test_only_what_is_known_to_be_later_and_of_the_same_speaker_corrects() -> None:
     def found(**later: object) -> dict[int, int]:
         first = Statement(text=JASMINE, time=1_000.0, place=1, speaker="ann", score=1.0)

@@ -24,6 +24,7 @@ from aether_context.retrieval.terms import query_terms, stop_terms, terms
 
 _WORD = re.compile(r"[^\W_]+")
 _NO_STATEMENT = re.compile(r"[?!\u037e\u055c\u055e\u061f\uff01\uff1f](?:\s|$)")
+_FOREIGN = re.compile(r"[^\W\d_\u0000-\u024f]")
 _LONGEST = 240
 """Characters; what is longer says more than one thing."""
 _MOST = 60
@@ -82,8 +83,10 @@ def corrections(statements: Sequence[Statement], query: str) -> dict[int, int]:
     names = [_names(statement.text) for statement in said]
     named = [_opening(statement.text) for statement in said]
     subjects = [opening or _first(statement.text) for opening, statement in zip(named, said, strict=True)]
-    asked = [_names(query) & of_text for of_text in names]
     folded = [_WORD.findall(statement.text.casefold()) for statement in said]
+    known = frozenset(word for of_text in folded for word in of_text)
+    in_query = _names(" ".join(word for word in set(_WORD.findall(query)) if word.casefold() in known))
+    asked = [in_query & of_text for of_text in names]
     counts = Counter(name for opening in named for name in opening)
     common = frozenset(name for name, count in counts.items() if count > 1)
     holders = Counter(word for held in words for word in held)
@@ -92,14 +95,17 @@ def corrections(statements: Sequence[Statement], query: str) -> dict[int, int]:
     sizes = [sum(weights[word] for word in held) for held in about]
     near = _alike([_without(statement.text, common) for statement in said])
     # Statements about one thing are all a little alike; the median of a few says little and counts for less.
-    usual = max(0.0, float(np.median(near[np.triu_indices(len(said), 1)]))) * len(said) / (len(said) + _SMALL_POOL)
+    pairs = near[np.triu_indices(len(said), 1)]
+    usual = float(np.nanmedian(pairs)) if not np.isnan(pairs).all() else 0.0
+    usual = max(0.0, usual) * len(said) / (len(said) + _SMALL_POOL)
     best = max(statement.score for statement in statements) or 1.0
 
     def alike(earlier: int, later: int) -> float:
         shared = sum(weights[word] for word in about[earlier] & about[later])
         in_words = 2 * shared / max(1, sizes[earlier] + sizes[later])
         answering = (said[earlier].score + said[later].score) / (2 * best)
-        same = float(near[earlier, later]) - usual + in_words
+        meaning = float(near[earlier, later]) - usual
+        same = in_words + (in_words if math.isnan(meaning) else meaning)
         return round(same + answering, 6) if same >= _LEAST_ALIKE else 0.0
 
     found: dict[int, dict[int, float]] = {}
@@ -181,10 +187,14 @@ def _without(text: str, names: frozenset[str]) -> str:
 
 
 def _alike(texts: Sequence[str]) -> Floats:
-    """The cosine of each two texts, by the static model; 0 where one of them says nothing that it knows."""
+    """The cosine of each two texts, by the static model; NaN where it does not know what one of them says.
+
+    It knows Latin letters: in its eyes all texts of another script are alike.
+    """
     rows = quantized(StaticEmbedder().embed(texts)).astype(np.float32)
+    rows[[bool(_FOREIGN.search(text)) for text in texts]] = 0
     products = (rows @ rows.T).astype(np.float64)  # whole numbers below 2**24, which any order of sums gives exactly
     lengths = np.sqrt(np.diag(products))
     both = np.outer(lengths, lengths)
-    cosines: Floats = np.divide(products, both, out=np.zeros_like(products), where=both > 0)
+    cosines: Floats = np.divide(products, both, out=np.full_like(products, math.nan), where=both > 0)
     return cosines
