@@ -48,6 +48,8 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
     text = _ENCODER.encode(value)
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

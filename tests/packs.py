@@ -6,7 +6,7 @@ way the plugin does. `talk`, `chain` and `remembering` are sessions that tests n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Tip, record
+from aether_context.store.pack_file import ENDING, compressed, read_lines
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -139,6 +140,18 @@ def pack_input(
     return PackInput(
         identity=identity, request=request, window=window, step=step or Step(), candidates=tuple(candidates), **fields
     )
+
+
+def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], line: int = 0) -> None:
+    """Changes a line of a pack's file: 0 the manifest, 1 the texts, 2 the outcome."""
+    path = f"{store.place(manifest)}{ENDING}"
+    lines = [text or b"" for text in read_lines(store.files.read(path))]
+    changed = way(lines[line])
+    assert changed != lines[line]
+    lines[line] = changed
+    while lines and not lines[-1]:
+        lines.pop()
+    store.files.replace(path, compressed(b"".join(text + b"\n" for text in [*lines, b""][: max(2, len(lines))])))
 
 
 def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:

@@ -27,7 +27,7 @@ class Broken(PackStore):
         self.error = error
         self.attempts = 0
 
-    def write(self, recording: Any) -> Any:
+    def write(self, recording: Any, outcome: Any = None) -> Any:
         self.attempts += 1
         raise self.error
 
@@ -57,10 +57,10 @@ def test_packs_that_waited_are_written_when_the_store_is_back() -> None:
     class Down(PackStore):
         broken = True
 
-        def write(self, recording: Any) -> Any:
+        def write(self, recording: Any, outcome: Any = None) -> Any:
             if self.broken:
                 raise StoreError("down")
-            return super().write(recording)
+            return super().write(recording, outcome)
 
     store = Down(new_store().url)
     plugin = ContextPackPlugin(store=store, on_error="raise")

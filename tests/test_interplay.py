@@ -72,7 +72,7 @@ def checked(chat: Chat, marks: str = r"[a-z]+_\d+") -> list[Manifest]:
         assert marked(left, marks) <= marked(raw, marks), "words that ADK does not show to this agent at this call"
     chat.replays()
     verifier = Verifier(chat.store)
-    found = [verifier.fault(place) for place in sorted(chat.store.folders())]
+    found = [verifier.fault(place) for place in sorted(chat.store.places())]
     assert len(found) == len(chat.sent)
     assert set(found) == {""}
     assert grown(chat) > 0

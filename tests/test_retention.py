@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import threading
@@ -132,7 +133,7 @@ def test_ancestors_outlive_their_age(store, monkeypatch):
 
 
 def test_a_text_stays_while_a_pack_names_it(store, monkeypatch):
-    first = store.write(recording())
+    first = store.write(recording(policy=PackPolicy(max_input_tokens=15_000)))
     store.write(recording("Another question", session="later", call=2))
     (owner,) = store.owners()
     age(store, monkeypatch, {first.pack_id: 40.0, "/blobs/": 40.0})
@@ -184,13 +185,13 @@ def test_a_pack_written_meanwhile_keeps_what_it_needs(store, monkeypatch):
     manifests = chained(store, 3)
     (owner,) = store.owners()
     *older, last = manifests
-    held = store.files.read(f"{store.folder(last)}/manifest.json")
-    store.files.delete(f"{store.folder(last)}/manifest.json")
+    held = store.files.read(f"{store.place(last)}.json.gz")
+    store.files.delete(f"{store.place(last)}.json.gz")
     found = plan(store, owner, Rules(), days(31))
     assert len(found.packs) >= 2
     assert found.blobs
-    found = replace(found, links={pack: link for pack, link in found.links.items() if pack != store.folder(last)})
-    store.files.create(f"{store.folder(last)}/manifest.json", held)
+    found = replace(found, links={pack: link for pack, link in found.links.items() if pack != store.place(last)})
+    store.files.create(f"{store.place(last)}.json.gz", held)
     carried = carry_out(store, found)
     assert not [pack for pack in carried.packs if pack.endswith(tuple(one.pack_id for one in older))]
     assert whole(store) == 3
@@ -219,7 +220,7 @@ def test_agents_that_write_meanwhile_lose_nothing(tmp_path):
     for at, text in enumerate(texts):
         PackStore(tmp_path).write(recording(text, session="old", call=at + 1))
     long_ago = time.time() - 40 * DAY_SECONDS
-    for path in tmp_path.rglob("*.json"):
+    for path in tmp_path.rglob("*.json.gz"):
         os.utime(path, (long_ago, long_ago))
     failures = []
 
@@ -246,7 +247,7 @@ def test_agents_that_write_meanwhile_lose_nothing(tmp_path):
 def test_an_unreadable_manifest_keeps_all_texts(store):
     store.write(recording())
     other = store.write(recording("Another", call=2))
-    store.files.replace(f"{store.folder(other)}/manifest.json", b"{broken")
+    store.files.replace(f"{store.place(other)}.json.gz", b"{broken")
     (owner,) = store.owners()
     found = plan(store, owner, Rules(), days(10))
     assert [one.rsplit("/", 1)[1] for one in found.unreadable] == [other.pack_id]
@@ -286,7 +287,11 @@ def test_forgetting_a_session_leaves_the_others_whole(store):
     carry_out_forgetting(store, forget(store, "app", "user", "s1"))
     assert [one.session for one in store.manifests()] == ["s0", "s2"]
     assert whole(store) == 2
-    held = [store.files.read(one.path) for one in store.files.below(store.files.root)]
+    held = [
+        gzip.decompress(store.files.read(one.path))
+        for one in store.files.below(store.files.root)
+        if one.path.endswith(".gz")
+    ]
     assert not [data for data in held if b"secret of 1" in data]
     assert [data for data in held if b"secret of 2" in data]
 
@@ -302,7 +307,7 @@ def test_an_exported_pack_verifies_and_replays_where_it_went(store, tmp_path):
     assert [one.pack_id for one in exported.manifests] == [one.pack_id for one in manifests]
     assert whole(target) == 4
     assert [target.outcome(one) for one in target.manifests()] == [store.outcome(one) for one in manifests]
-    assert target.folders(newest=1)[0].endswith(manifests[-1].pack_id)
+    assert target.places(newest=1)[0].endswith(manifests[-1].pack_id)
     again = export_pack(store, manifests[-1], target)
     assert (again.files, again.size) == (0, 0)
 
@@ -319,8 +324,7 @@ def test_an_exported_pack_goes_to_every_backend(place, tmp_path):
 def test_an_export_takes_what_a_message_lost(store, tmp_path):
     uri = "artifact://messages/0123456789abcdef.txt"
     made = recording()
-    changed, text = made.manifest.model_copy(update={"artifact_uris": (uri,)}).sealed()
-    manifest = store.write(replace(made, manifest=changed, text=text, saved={uri: "the middle"}))
+    manifest = store.write(replace(made.changed(artifact_uris=(uri,)), saved={uri: "the middle"}))
     target = PackStore(tmp_path / "target")
     export_pack(store, manifest, target)
     assert target.message("app", "user", "session", "messages/0123456789abcdef.txt") == b"the middle"
@@ -449,8 +453,7 @@ def test_artifacts_of_others_are_named_and_stay_where_they_are(store, tmp_path):
     gone = (written.format("bob", 0), written.format("user", 7), "artifact://../x", "artifact://nowhere.md")
     uris = tuple(sorted((*there, *gone, "https://example.org/x")))
     made = recording()
-    changed, text = made.manifest.model_copy(update={"artifact_uris": uris}).sealed()
-    manifest = store.write(replace(made, manifest=changed, text=text))
+    manifest = store.write(made.changed(artifact_uris=uris))
     target = PackStore(tmp_path / "target")
     exported = export_pack(store, manifest, target)
     assert (set(exported.raw), set(exported.missing)) == (set(there), set(gone))
@@ -462,7 +465,7 @@ def test_artifacts_of_others_are_named_and_stay_where_they_are(store, tmp_path):
 
 def test_an_export_stops_at_what_is_missing_or_in_the_way(store, tmp_path):
     manifests = chained(store)
-    store.files.delete(f"{store.folder(manifests[0])}/manifest.json")
+    store.files.delete(f"{store.place(manifests[0])}.json.gz")
     target = PackStore(tmp_path / "target")
     with pytest.raises(PackNotFound, match=manifests[0].pack_id):
         export_pack(store, manifests[-1], target)
@@ -541,7 +544,7 @@ def test_gc_says_what_is_no_size(tmp_path, said, told):
 def test_gc_says_what_it_cannot_read(tmp_path):
     store = PackStore(tmp_path)
     manifest = store.write(recording())
-    store.files.replace(f"{store.folder(manifest)}/manifest.json", b"{")
+    store.files.replace(f"{store.place(manifest)}.json.gz", b"{")
     code, output = run("gc", "--store", tmp_path)
     assert code == 3
     assert "no text of this user is deleted" in output

@@ -101,7 +101,7 @@ def test_the_next_process_writes_what_one_left_behind(url):
     files = SpooledFiles(store.files, spool_of(store.files))
     files.deliver = lambda: None  # a process that ends before the store is back
     manifest = store.through(files).write(recording())
-    assert PackStore(url).through(files).read(store.folder(manifest)) == manifest
+    assert PackStore(url).through(files).read(store.place(manifest)) == manifest
     FailingFileSystem.down = False
     assert list(store.manifests()) == []
     recorder = Recorder(PackStore(url))

@@ -97,7 +97,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     if model is None:
         without = asyncio.run(research(model=None, plugin=None, root=_PACKAGE))
         _show_comparison(out, (run.requests, without.requests), window=window, model=LIKE)
-    verifier, places = Verifier(store), store.folders(run.app, run.user, run.session)
+    verifier, places = Verifier(store), store.places(run.app, run.user, run.session)
     faults = {place: fault for place in places if (fault := verifier.fault(place, replays=True))}
     out.print_heading("Checked")
     out.print_line(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")

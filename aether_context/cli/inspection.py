@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from aether_context.canonical import JSON, canonical_json, short
+from aether_context.canonical import JSON, hash_text, short
 from aether_context.cli import packs
 from aether_context.cli.terminal import (
     FAILED,
@@ -31,7 +31,7 @@ from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ChecksumMismatch, StoreError
 from aether_context.pack import LAYERS, CandidateOutcome
 from aether_context.store import Manifest, PackStore
-from aether_context.store.replay import Replayer
+from aether_context.store.replay import Replayer, wires
 
 _FEW = 12
 """Rows and tools that are shown without --all."""
@@ -87,13 +87,13 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Sequence[CandidateOutco
         if not link.texts or found.keys() == wanted.keys():
             break
         recorded = json.loads(replayer.store.blob(link, link.texts[0]))
-        candidates = {candidate["id"]: candidate["text"] for candidate in recorded["candidates"]}
-        contents = recorded.get("contents", {})
+        candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
+        contents = {hash_text(wire): wire for wire in wires(recorded)}
         for name in wanted.keys() - found.keys():
             if name in candidates:
                 found[name] = candidates[name]
             elif wanted[name] in contents:
-                parts = content_from_wire(canonical_json(contents[wanted[name]])).parts
+                parts = content_from_wire(contents[wanted[name]]).parts
                 found[name] = " ".join(part.text for part in parts if part.text)
     return found
 

@@ -9,7 +9,7 @@ from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, p
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.store import Manifest, PackStore
 
-# Packs of a store by place or by a piece of their id. A place is the folder of one pack.
+# Packs of a store by place or by a piece of their id. See `PackStore` for what a place is.
 
 
 def pack_name(place: str) -> str:
@@ -40,7 +40,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
     require(store)
     if pack_id is not None:
         return store.find(pack_id)
-    newest = store.folders(newest=1)
+    newest = store.places(newest=1)
     if not newest:
         raise PackNotFound(f"no packs in {store.url}")
     return newest[0]
@@ -52,7 +52,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
     """Prints the list."""
     store = require(PackStore(url))
-    places = store.folders(app=app, user=user, session=session, newest=limit + 1 if limit else None)
+    places = store.places(app=app, user=user, session=session, newest=limit + 1 if limit else None)
     packs: list[tuple[str, Manifest | AetherContextError]] = []
     for place in places[-limit:] if limit else places:
         try:

@@ -80,8 +80,8 @@ class Verifier:
     def _check(self, place: str) -> Manifest:
         manifest = self._store.read(place)
         manifest.verify()
-        if not self._store.uri(manifest).endswith(f"{place.lstrip('/')}/manifest.json"):
-            raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's folder")
+        if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
+            raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if f"{self._session}/{manifest.parent}" not in self._checked:
             with suppress(ManifestError):  # a parent that is there and broken fails for itself
                 self._store.parent(manifest)
@@ -98,7 +98,7 @@ class Verifier:
 def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> int:
     """Prints which packs failed and how many passed."""
     store = PackStore(url)
-    places = [packs.find(store, pack_id) for pack_id in pack_ids] or store.folders()
+    places = [packs.find(store, pack_id) for pack_id in pack_ids] or store.places()
     if not places:
         raise PackNotFound(f"no packs in {packs.require(store).url}")
     verifier = Verifier(store)

@@ -46,7 +46,7 @@ def collect(
             **{kind: len(getattr(planned, kind)) for kind in kinds},
             "bytes": planned.size,
             "kept_bytes": planned.kept_bytes,
-            "unreadable": [f"{pack}/manifest.json" for pack in planned.unreadable],
+            "unreadable": list(planned.unreadable),
         }
         for planned in plans
     ]

@@ -17,6 +17,7 @@ from aether_context.pack import Pack
 from aether_context.packing import recount
 from aether_context.policy import PackPolicy, TokenSettings
 from aether_context.store import PackStore
+from aether_context.store.pack_file import ENDING, read_lines
 from aether_context.store.replay import Replayer
 from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
@@ -108,19 +109,21 @@ def _read(source: str, model: str | None, url: str) -> _Source:
             raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
         return _of_pack(store, place, model)
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        data = path.read_bytes()
     except OSError as error:
         raise SessionError(f"{source} cannot be read: {error.strerror or error}") from error
+    text = (read_lines(data)[0] if path.name.endswith(ENDING) else data).decode("utf-8", "replace")
     try:
         value = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
         value = {}
     if "pack_id" in value and "schema_version" in value:
-        folder, *above = path.absolute().parents
-        # A store's folders above a manifest: application, user, session, "packs", pack.
-        if path.name == "manifest.json" and len(above) > 4 and above[0].name == "packs":
+        file, *above = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
+        # A store's folders above a pack: application, user, session, "packs".
+        if path.name.endswith((ENDING, "manifest.json")) and len(above) > 4 and above[0].name == "packs":
             store = PackStore(above[4])
-            return _of_pack(store, f"{store.files.root}/{folder.relative_to(above[4]).as_posix()}", model)
+            there = f"{store.files.root}/{file.relative_to(above[4]).as_posix()}"
+            return _of_pack(store, there.removesuffix(ENDING), model)
         store = PackStore(url)
         return _of_pack(store, packs.find(store, str(value["pack_id"])), model)
     model = model or "gemini-2.5-flash"

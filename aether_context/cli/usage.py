@@ -90,7 +90,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     whole, unreadable = _Group(), []
-    for place in store.folders(app=app, user=user, session=session):
+    for place in store.places(app=app, user=user, session=session):
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from aether_context.store.pack_file import SCHEMA_VERSION
 from aether_context.store.packs import PackStore
 from aether_context.store.recording import Recording, Tip, pack_id, record
 
 if TYPE_CHECKING:
-    from aether_context.store.manifest import SCHEMA_VERSION, Manifest, ToolScope, schema
+    from aether_context.store.manifest import Manifest, ToolScope, schema
 
 __all__ = ["SCHEMA_VERSION", "Manifest", "PackStore", "Recording", "Tip", "ToolScope", "pack_id", "record", "schema"]
 

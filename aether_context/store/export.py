@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aether_context.canonical import hash_bytes
-from aether_context.errors import ArtifactError, BlobNotFound, ChecksumMismatch, StoreError
+from aether_context.errors import ArtifactError, ChecksumMismatch, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.store.artifacts import ArtifactFiles, ArtifactOwner, absolute, relative_name
 from aether_context.store.manifest import Manifest
+from aether_context.store.pack_file import ENDING
 from aether_context.store.packs import PackStore
 from aether_context.text.entities import SCHEME
 
@@ -91,18 +92,18 @@ class _Copying:
 
     def pack(self, manifest: Manifest) -> None:
         """Copies the files of one pack, its manifest last."""
-        store, folder = self.store, self.store.folder(manifest)
+        store, place = self.store, self.store.place(manifest)
         for digest in manifest.blobs:
-            if not self.copy(store.blob_path(manifest, digest), digest):
-                raise BlobNotFound(f"{manifest.pack_id} names {digest}, which is not in {store.url}")
+            store.blob(manifest, digest)  # has to be sound
+            path = store.blob_path(manifest, digest)
+            for version in (path, path.removesuffix(".gz")):
+                self.copy(version)
         for path in (*store.files.name_files(*manifest.session_key), store.hour_entry(manifest)):
             self.copy(path)
-        self.copy(f"{folder}/outcome.json")
-        path = f"{folder}/manifest.json"
-        data = store.files.get(path)
-        if data is None or not self.copy(path):
-            raise BlobNotFound(f"{manifest.pack_id} is not in {store.url} any more")
-        if self.target.files.read(self._there(path)) != data:
+        for path in (f"{place}{ENDING}", f"{place}/outcome.json", f"{place}/manifest.json"):
+            if self.copy(path):  # what is there may lack the outcome
+                self.target.files.extend(self._there(path), store.files.read(path))
+        if self.target.fields(self._there(place)) != store.fields(place):
             raise StoreError(f"{self.target.url} holds another pack {manifest.pack_id}: export to an empty place")
 
     def evidence(self, manifest: Manifest, digits: str, records: dict[str, EvidenceRecord]) -> bool:

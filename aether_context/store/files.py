@@ -8,14 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
@@ -35,6 +34,7 @@ _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs makes of a precondition that failed, and of two writers at the same moment."""
 _AT_ONCE = 16
 _DRAFT = ".draft-"
+_DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 
 _memory_lock = threading.Lock()
 
@@ -122,7 +122,7 @@ class Files:
         """Writes a file that is not there yet, whole or not at all; False where it is there already."""
         with self._guarded(path, "written"):
             if self.is_local:
-                return _write_local(Path(path), data, is_new=True)
+                return _write_local(path, data, is_new=True)
             if self.is_in_memory:  # its own way of writing walks over all files for each parent folder
                 from fsspec.implementations.memory import MemoryFile
 
@@ -160,9 +160,15 @@ class Files:
         """Writes a file in the place of another, whole or not at all."""
         with self._guarded(path, "written"):
             if self.is_local:
-                _write_local(Path(path), data, is_new=False)
+                _write_local(path, data, is_new=False)
             else:
                 self._call("pipe_file", path, data, size=len(data))
+
+    def extend(self, path: str, data: bytes) -> None:
+        """Writes a file in the place of one that is the beginning of it; any other, or none, is left alone."""
+        found = self.get(path)
+        if found is not None and len(found) < len(data) and data.startswith(found):
+            self.replace(path, data)
 
     def delete(self, path: str) -> None:
         """Deletes a file, and the folders that this leaves empty; one that is not there is passed over."""
@@ -211,6 +217,12 @@ class Files:
     def folders(self, path: str) -> list[str]:
         """The folders in a folder, symbolic links left out; none where it is not there."""
         return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
+
+    def inside(self, path: str) -> list[str]:
+        """The folders and the files in a folder, symbolic links and unfinished files left out."""
+        entries = self._entries(path)
+        folders = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
+        return folders + [file.path for file in _files_of(entries)]
 
     def files(self, path: str) -> list[File]:
         """The files in a folder, symbolic links and unfinished ones left out; none where it is not there."""
@@ -334,12 +346,16 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _write_local(path: Path, data: bytes, *, is_new: bool) -> bool:
+def _write_local(path: str, data: bytes, *, is_new: bool) -> bool:
     """Writes a draft, then links or renames it: a file is whole when it appears. False where it is there already."""
-    if is_new and path.exists():
+    if is_new and os.path.exists(path):
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
+    draft = f"{os.path.dirname(path)}/{_DRAFT}{secrets.token_hex(8)}"
+    try:
+        handle = os.open(draft, _DRAFT_FLAGS)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle = os.open(draft, _DRAFT_FLAGS)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -355,4 +371,5 @@ def _write_local(path: Path, data: bytes, *, is_new: bool) -> bool:
         os.replace(draft, path)
         return True
     finally:
-        Path(draft).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(draft)

@@ -3,19 +3,18 @@
 A manifest is canonical JSON. It is written once and never edited. ``checksum`` is a hash over the request that was
 sent; ``digest`` is a hash over the manifest itself. Within an epoch a manifest names its ``parent`` and holds only
 what is new: contents and rows of the parent that still stand are not written again. Texts are not in the manifest:
-they are in a blob named by ``texts``, or nowhere where the policy records hashes only.
+they stand behind it in the pack's file, under the hash in ``texts``, or nowhere where the policy records hashes only.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import canonical_json, canonical_object, hash_text
-from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
+from aether_context.canonical import JSON, canonical_json, hash_json, hash_text
+from aether_context.errors import ChecksumMismatch, ManifestError
 from aether_context.pack import (
     Accuracy,
     Act,
@@ -32,8 +31,7 @@ from aether_context.pack import (
     Validity,
     describe,
 )
-
-SCHEMA_VERSION = 1
+from aether_context.store.pack_file import BY_LAYER, FieldTexts, fields_of, whole_text
 
 
 class _Record(BaseModel):
@@ -222,7 +220,7 @@ class Manifest(_Record):
     setting: str
     """Hash of the blob with system instruction, declarations and step."""
     texts: tuple[str, ...] = ()
-    """Hashes of the blobs with its texts: first that with what is new here, then earlier ones that no ancestor names;
+    """The hash of the texts that are new here, and of blobs with earlier ones where an earlier version recorded it;
     empty where none are recorded."""
     stages: Mapping[str, str]
     """Short hashes of what each stage gave."""
@@ -249,20 +247,13 @@ class Manifest(_Record):
             SchemaVersionError: it was written by a later version.
             ManifestError: it is not a manifest.
         """
+        return cls.of(fields_of(text))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, JSON]) -> Self:
+        """A manifest from its fields; `ManifestError` where they are none."""
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"not a manifest: {error}") from error
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if type(version) is not int or version < 1:
-            raise ManifestError("not a manifest: it has no schema_version")
-        if version > SCHEMA_VERSION:
-            raise SchemaVersionError(
-                f"this manifest has schema version {version} and this installation reads up to {SCHEMA_VERSION}: "
-                "upgrade aether-context-adk"
-            )
-        try:
-            return cls.model_validate(value)
+            return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(piece) for piece in first["loc"])
@@ -272,16 +263,23 @@ class Manifest(_Record):
         """Canonical JSON, optional fields at their default left out."""
         return canonical_json(self._value())
 
-    def sealed(self) -> tuple[Self, str]:
-        """This manifest with its digest, and its JSON."""
-        members = {name: canonical_json(value) for name, value in self._value().items() if name != "digest"}
-        digest = hash_text(canonical_object(members))
-        members["digest"] = canonical_json(digest)
-        return self.model_copy(update={"digest": digest}), canonical_object(members)
+    def sealed(self) -> tuple[Self, FieldTexts]:
+        """This manifest with its digest, and its fields."""
+        fields: dict[str, str | Mapping[str, str]] = {}
+        for name, value in self._value().items():
+            if name in BY_LAYER:
+                fields[name] = {layer: canonical_json(of_layer) for layer, of_layer in value.items()}
+            elif name != "digest":
+                fields[name] = canonical_json(value)
+        digest = hash_text(whole_text(fields))
+        fields["digest"] = canonical_json(digest)
+        return self.model_copy(update={"digest": digest}), fields
 
     def verify(self) -> None:
         """Checks the manifest against its digest; `ChecksumMismatch` where a field is not what was written."""
-        found = self.sealed()[0].digest
+        value = self._value()
+        value.pop("digest", None)
+        found = hash_json(value)
         if found != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {found}, its digest says {self.digest}")
 

@@ -1,18 +1,21 @@
 """Packs on any fsspec URL: manifests written once, content by its hash, nothing named by a model or a tool.
 
-    {base}/{app}/{user}/{session}/packs/{pack_id}/manifest.json    the receipt, exclusive create
-    {base}/{app}/{user}/{session}/packs/{pack_id}/outcome.json     what the model answered, exclusive create
-    {base}/{app}/{user}/{session}/messages/{hash}.txt              what was taken out of an oversized message
-    {base}/{app}/{user}/{session}/evidence/{hash}.json             what is known of a tool's result
-    {base}/{app}/{user}/evidence/{h}/{hash}.bin                    the result itself, by content
-    {base}/{app}/{user}/blobs/{h}/{hash}.json                      texts, settings and policies by content
-    {base}/{app}/{user}/calibration/{model}.json                   how counted tokens become reported ones
-    {base}/{app}/{user}/summaries/{h}/{hash}.txt                   what a model wrote, by what it was asked
-    {base}/{app}/{user}/vectors/{encoder}/{hash}.bin              vectors of a user's texts, a batch each
-    {base}/hours/{day}/{hour}/{app}/{user}/{session}               which sessions have packs of that hour
+    {base}/{app}/{user}/{session}/packs/{pack_id}.json.gz    a pack: manifest, texts and outcome, see `pack_file`
+    {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
+    {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
+    {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content
+    {base}/{app}/{user}/blobs/{h}/{hash}.json.gz             settings and policies by content
+    {base}/{app}/{user}/calibration/{model}.json             how counted tokens become reported ones
+    {base}/{app}/{user}/summaries/{h}/{hash}.txt             what a model wrote, by what it was asked
+    {base}/{app}/{user}/vectors/{encoder}/{hash}.bin         vectors of a user's texts, a batch each
+    {base}/hours/{day}/{hour}/{app}/{user}/{session}         which sessions have packs of that hour
 
 A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
 then holds the name.
+
+Earlier versions wrote a folder for each pack, with ``manifest.json`` and ``outcome.json``, its texts as blobs, and
+blobs as they are. Such packs are read like others. A pack's place is the path of its file without the ending, or of
+its folder.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,17 @@ from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes,
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
 from aether_context.store.files import File, Files, segment
+from aether_context.store.pack_file import (
+    BASE,
+    ENDING,
+    compressed,
+    decompressed,
+    fields_of,
+    file_of,
+    merged,
+    read_lines,
+    with_outcome,
+)
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -48,6 +63,7 @@ HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_KNOWN = 10_000
 _KNOWN_SECONDS = 900.0
+_MOST_BASES = 64
 
 
 class PackStore:
@@ -65,6 +81,7 @@ class PackStore:
     def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self.files = Files(url, options)
         self._known: LRUCache[str, float] = LRUCache(_MOST_KNOWN)
+        self._bases: dict[str, Mapping[str, JSON]] = {}
 
     @property
     def url(self) -> str:
@@ -76,6 +93,7 @@ class PackStore:
         other = copy.copy(self)
         other.files = files
         other._known = LRUCache(_MOST_KNOWN)
+        other._bases = {}
         return other
 
     def command(self, words: str) -> str:
@@ -88,14 +106,17 @@ class PackStore:
 
     # packs
 
-    def write(self, recording: Recording) -> Manifest:
-        """Writes a recording: blobs first, the manifest last, so that a manifest never names what is not there.
+    def write(self, recording: Recording, outcome: Mapping[str, JSON] | None = None) -> Manifest:
+        """Writes a recording: blobs first, the pack last, so that a manifest never names what is not there.
 
         Writing an equal recording again changes nothing. Where the id is taken by another pack, the next free number
         is appended to it, and the manifest comes back with that.
+
+        Args:
+            outcome: what became of the model call, where that is known already.
         """
-        manifest, text, number = recording.manifest, recording.text, 1
-        blobs = {self.blob_path(manifest, digest): data for digest, data in recording.blobs.items()}
+        manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
+        blobs = {self.blob_path(manifest, digest): _compressed(data) for digest, data in recording.blobs.items()}
         there = [path for path, data in blobs.items() if not self._create_known(path, data)]
         for uri, saved in recording.saved.items():
             path = f"{self.files.place(*manifest.session_key)}/{uri.removeprefix(SCHEME)}"
@@ -103,17 +124,18 @@ class PackStore:
         for path, data in self.files.name_files(*manifest.session_key).items():
             self.files.create(path, data)
         self._create_known(self.hour_entry(manifest), b"{}")
-        while not self.files.create(f"{self.folder(manifest)}/manifest.json", text.encode()):
-            written = self.read(self.folder(manifest))
-            if written.digest == manifest.digest:
-                manifest = written
+        while not self._create(recording, outcome):
+            if self.read(self.place(recording.manifest)).digest == recording.manifest.digest:
                 break
             number += 1
-            pack_id = f"{recording.manifest.pack_id}-{number}"
-            manifest, text = recording.manifest.model_copy(update={"pack_id": pack_id}).sealed()
+            recording = recording.changed(pack_id=f"{pack_id}-{number}")
         for path in there:  # a `gc` that had not seen the manifest yet may have taken it
             self.files.create(path, blobs[path])
-        return manifest
+        return recording.manifest
+
+    def _create(self, recording: Recording, outcome: Mapping[str, JSON] | None) -> bool:
+        data = file_of(recording.line, recording.texts, outcome)
+        return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
 
     def _create_known(self, path: str, data: bytes) -> bool:
         """Creates a file that never changes; False where it was there, and this store did not know.
@@ -131,13 +153,15 @@ class PackStore:
         self, app: str | None = None, user: str | None = None, session: str | None = None
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
-        for _, folders in groupby(self.folders(app, user, session), key=lambda folder: _name(folder).split("_")[1]):
+        for _, places in groupby(self.places(app, user, session), key=lambda place: _name(place).split("_")[1]):
             found = []
-            for folder in folders:
+            for place in places:
                 try:
-                    found.append(self.read(folder))
-                except PackNotFound:  # deleted since the folders were listed
-                    continue
+                    found.append(self.read(place))
+                except PackNotFound:
+                    if self.lines(place) is not None:  # what it stands on is missing
+                        raise
+                    continue  # deleted since the packs were listed
             yield from sorted(found, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
@@ -145,7 +169,7 @@ class PackStore:
         return self.read(self.find(pack_id, app=app, user=user))
 
     def find(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> str:
-        """The folder of a pack by its id, the beginning of its id, or the hash at the end of it.
+        """The place of a pack by its id, the beginning of its id, or the hash at the end of it.
 
         With an app or a user it is one of theirs.
 
@@ -153,38 +177,80 @@ class PackStore:
             PackNotFound: there is none, or more than one.
         """
         begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        known = (self.folders(app, user, begins=begins) if HOUR.match(begins) else []) or self.folders(app, user)
-        found = [folder for folder in known if _name(folder) == pack_id] or [
-            folder
-            for folder in known
-            if pack_id and (_name(folder).startswith(begins) or _name(folder).rsplit("_", 1)[-1].startswith(pack_id))
+        known = (self.places(app, user, begins=begins) if HOUR.match(begins) else []) or self.places(app, user)
+        found = [place for place in known if _name(place) == pack_id] or [
+            place
+            for place in known
+            if pack_id and (_name(place).startswith(begins) or _name(place).rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not found:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         if len(found) > 1:
-            names = ", ".join(_name(folder) for folder in found[:3])
+            names = ", ".join(map(_name, found[:3]))
             raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({names}, …): give more of the id")
         return found[0]
 
-    def read(self, folder: str) -> Manifest:
-        """The manifest in a pack's folder; `PackNotFound` where there is none, `ManifestError` where it is damaged."""
+    def read(self, place: str) -> Manifest:
+        """The whole manifest of the pack at a place.
+
+        Raises:
+            PackNotFound: it is not there, or the first pack of its chain is not.
+            ManifestError: it is damaged.
+        """
         from aether_context.store.manifest import Manifest
 
-        path = f"{folder}/manifest.json"
         try:
-            return Manifest.parse(self.files.read(path))
-        except FileNotFoundError as error:
-            raise PackNotFound(f"{path} is not there") from error
+            fields = self.fields(place)
+            if BASE in fields:
+                fields = merged(fields, self._base(place, fields[BASE]))
+            return Manifest.of(fields)
         except ManifestError as error:
-            raise type(error)(f"{error} (pack {_name(folder)}, {self.files.url_of(path)})") from error
+            path = self._path(place)
+            raise type(error)(f"{error} (pack {_name(place)}, {self.files.url_of(path)})") from error
+
+    def fields(self, place: str) -> dict[str, JSON]:
+        """What the file of a pack itself says of its manifest, see `pack_file`; errors as for `read`."""
+        lines = self.lines(place)
+        if lines is None:
+            raise PackNotFound(f"{place}{ENDING} is not there")
+        return fields_of(lines[0])
+
+    def _base(self, place: str, base: JSON) -> Mapping[str, JSON]:
+        """The fields of the first manifest of a chain, which do not change while it is there."""
+        if not isinstance(base, str) or "/" in base:
+            raise ManifestError("not a manifest: its base is no pack")
+        path = f"{place.rpartition('/')[0]}/{base}"
+        found = self._bases.get(path)
+        if found is None:
+            try:
+                found = self.fields(path)
+            except PackNotFound as error:
+                raise PackNotFound(f"{_name(place)} extends {base}, which is not in {self.url}") from error
+            except ManifestError as error:
+                raise type(error)(f"it extends {base}, which cannot be read: {error}") from error
+            if len(self._bases) >= _MOST_BASES:
+                self._bases.clear()
+            self._bases[path] = found
+        return found
+
+    def lines(self, place: str) -> tuple[bytes, bytes, bytes | None] | None:
+        """The manifest as it is written, the texts and the outcome of a pack, None where it is not there."""
+        data = self.files.get(f"{place}{ENDING}")
+        if data is not None:
+            return read_lines(data)
+        data = self.files.get(f"{place}/manifest.json")
+        return None if data is None else (data, b"", self.files.get(f"{place}/outcome.json"))
 
     def parent(self, manifest: Manifest) -> Manifest | None:
         """The manifest that this one extends, None where it stands alone; `PackNotFound` where it is missing."""
         if manifest.parent is None:
             return None
+        place = f"{self.place(manifest).rpartition('/')[0]}/{manifest.parent}"
         try:
-            return self.read(f"{self.files.place(*manifest.session_key)}/packs/{manifest.parent}")
+            return self.read(place)
         except PackNotFound as error:
+            if self.lines(place) is not None:
+                raise
             raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}") from error
 
     def chain(self, manifest: Manifest) -> list[Manifest]:
@@ -196,21 +262,48 @@ class PackStore:
 
     def blob(self, manifest: Manifest, digest: str) -> bytes:
         """A blob that a manifest names; `BlobNotFound` where it is not there, `ChecksumMismatch` where it changed."""
+        path = self.blob_path(manifest, digest)
+        if digest in manifest.texts:
+            lines = self.lines(self.place(manifest))
+            if lines is not None and lines[1]:
+                if hash_bytes(lines[1]) != digest:
+                    raise ChecksumMismatch(f"the texts in {self.place(manifest)}{ENDING} are not {digest}")
+                return lines[1]
+        elif (data := self.files.get(path)) is not None:
+            try:
+                data = decompressed(data)
+            except ManifestError as error:
+                raise ChecksumMismatch(f"{path} does not hold what its name says: {error}") from error
+            return _checked(data, digest, path)
         missing = f"{manifest.pack_id} names {digest}, which is not in {self.url}"
-        return self._checked(self.blob_path(manifest, digest), digest, missing)
+        return self._by_digest(path.removesuffix(".gz"), digest, missing)
 
-    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON]) -> None:
-        """Writes what became of a pack's model call. A second outcome for the same pack is ignored."""
-        self.files.create(f"{self.folder(manifest)}/outcome.json", canonical_json(dict(outcome)).encode())
+    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
+        """Adds what became of a pack's model call to the pack. A second outcome for the same pack is ignored.
+
+        Args:
+            data: the pack's file without an outcome; None looks.
+
+        Raises:
+            PackNotFound: the pack is not there.
+        """
+        path = f"{self.place(manifest)}{ENDING}"
+        if data is None:
+            data = self.files.get(path)
+            if data is None:
+                raise PackNotFound(f"{path} is not there")
+            if read_lines(data)[2] is not None:
+                return
+        self.files.extend(path, with_outcome(data, outcome))
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """What became of a pack's model call; None where nothing was written."""
-        path = f"{self.folder(manifest)}/outcome.json"
-        data = self.files.get(path)
+        place = self.place(manifest)
         try:
-            found: dict[str, JSON] | None = None if data is None else json.loads(data)
-        except ValueError as error:
-            raise StoreError(f"{path} could not be read: {error}") from error
+            lines = self.lines(place)
+            found: dict[str, JSON] | None = None if lines is None or lines[2] is None else json.loads(lines[2])
+        except (ValueError, ManifestError) as error:
+            raise StoreError(f"the outcome of {place} could not be read: {error}") from error
         return found
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
@@ -242,7 +335,7 @@ class PackStore:
 
     def evidence_data(self, app: str, user: str, digest: str) -> bytes:
         """The bytes of a piece of evidence; `BlobNotFound` and `ChecksumMismatch` as for `blob`."""
-        return self._checked(self.evidence_path(app, user, digest), digest, f"{digest} is not in {self.url}")
+        return self._by_digest(self.evidence_path(app, user, digest), digest, f"{digest} is not in {self.url}")
 
     def evidence_digests(self, app: str, user: str, digits: str) -> list[str]:
         """The hashes of a user's evidence that begin with the digits of an address."""
@@ -250,13 +343,11 @@ class PackStore:
         names = sorted(file.name.removesuffix(".bin") for file in self.files.files(folder))
         return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
 
-    def _checked(self, path: str, digest: str, missing: str) -> bytes:
+    def _by_digest(self, path: str, digest: str, missing: str) -> bytes:
         data = self.files.get(path)
         if data is None:
             raise BlobNotFound(missing)
-        if hash_bytes(data) != digest:
-            raise ChecksumMismatch(f"{path} does not hold what its name says")
-        return data
+        return _checked(data, digest, path)
 
     # caches
 
@@ -303,21 +394,25 @@ class PackStore:
 
     # where what is
 
-    def folder(self, manifest: Manifest) -> str:
-        """The folder of a pack."""
+    def place(self, manifest: Manifest) -> str:
+        """The place of a pack."""
         return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
 
     def uri(self, manifest: Manifest) -> str:
         """Where the manifest is, as a URL."""
-        return self.uri_of(*manifest.session_key, manifest.pack_id)
+        return self.files.url_of(self._path(self.place(manifest)))
+
+    def _path(self, place: str) -> str:
+        """The file that holds the manifest of the pack at a place."""
+        return f"{place}/manifest.json" if self.files.files(place) else f"{place}{ENDING}"
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
         """Where the manifest of a pack is, or will be, as a URL."""
-        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}/manifest.json")
+        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
 
     def blob_path(self, manifest: Manifest, digest: str) -> str:
         """Where a blob of the manifest's user is."""
-        return self._by_hash(manifest.app, manifest.user, "blobs", digest, ".json")
+        return self._by_hash(manifest.app, manifest.user, "blobs", digest, ENDING)
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
         """Where a piece of a user's evidence is."""
@@ -328,7 +423,7 @@ class PackStore:
         return f"{self.files.place(app, user)}/{folder}/{name[0]}/{name}{ending}"
 
     def hour_of(self, pack: str) -> str:
-        """The folder of the hour of a pack, by its id or its folder."""
+        """The folder of the hour of a pack, by its id or its place."""
         found = HOUR.match(_name(pack))
         day, hour = (found[1], found[2]) if found else ("19700101", "00")
         return f"{self.files.root}/{_HOURS}/{day}/{hour}"
@@ -342,7 +437,7 @@ class PackStore:
         """The folders of users."""
         return self._inside(self._inside([self.files.root], app, (_HOURS,)), user)
 
-    def folders(
+    def places(
         self,
         app: str | None = None,
         user: str | None = None,
@@ -351,7 +446,7 @@ class PackStore:
         begins: str = "",
         newest: int | None = None,
     ) -> list[str]:
-        """The folders of packs, by the times in their names: those whose id begins so, and so many of the newest."""
+        """The places of packs, by the times in their names: those whose id begins so, and so many of the newest."""
         hour, found = HOUR.match(begins), None
         if session is None and (hour or newest):
             found = self._recent(app, user, hour, newest)
@@ -384,8 +479,8 @@ class PackStore:
             yield from sorted(self.files.folders(day), reverse=True)
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
-        found = self.files.at_once(lambda session: self.files.folders(f"{session}/packs"), sessions)
-        return [pack for packs in found for pack in packs]
+        found = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)
+        return [path.removesuffix(ENDING) for paths in found for path in paths]
 
     def _inside(self, folders: list[str], name: str | None, others: Sequence[str] = ()) -> list[str]:
         """In each folder the one of a name, or all but some."""
@@ -393,6 +488,15 @@ class PackStore:
             return [f"{folder}/{segment(name)}" for folder in folders]
         found = self.files.at_once(self.files.folders, folders)
         return [inner for listed in found for inner in listed if _name(inner) not in others]
+
+
+_compressed = lru_cache(maxsize=64)(compressed)
+
+
+def _checked(data: bytes, digest: str, path: str) -> bytes:
+    if hash_bytes(data) != digest:
+        raise ChecksumMismatch(f"{path} does not hold what its name says")
+    return data
 
 
 def _name(path: str) -> str:

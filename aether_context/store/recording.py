@@ -1,4 +1,4 @@
-"""From a pack to its manifest and the blobs that it names, and from a manifest back to the values of a pack."""
+"""From a pack to its manifest, its texts and the blobs that it names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from aether_context.canonical import canonical_json, canonical_object, fold, has
 from aether_context.conversation.turns import as_ranges
 from aether_context.pack import RECORDED, Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
 from aether_context.policy import PackPolicy
+from aether_context.store.pack_file import Base, file_of, manifest_line
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -37,8 +38,8 @@ _FOUND = (
 class Tip:
     """The end of a chain of manifests: what the next one may leave out.
 
-    ``homes`` are the blobs that hold the texts still in use, by the texts' hashes. ``counted`` is by which counter and
-    for which model: where either changes, no count of the chain stands.
+    ``held`` are the hashes of those texts of the chain that are still in use. ``counted`` is by which counter and for
+    which model: where either changes, no count of the chain stands. ``base`` is the first manifest of the chain.
     """
 
     pack_id: str
@@ -46,19 +47,35 @@ class Tip:
     contents: tuple[str, ...]
     rows: frozenset[str]
     counts: frozenset[str]
-    homes: Mapping[str, str]
+    held: frozenset[str]
     epoch: Epoch
+    base: Base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A manifest, its JSON, the blobs that it names, by hash, and the tip that it leaves."""
+    """A manifest, the lines of its pack's file, the blobs that it names, by hash, and the tip that it leaves."""
 
     manifest: Manifest
-    text: str
+    line: bytes
+    texts: bytes
     blobs: Mapping[str, bytes]
     tip: Tip
     saved: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> bytes:
+        """The pack's file without an outcome."""
+        return file_of(self.line, self.texts)
+
+    def changed(self, **values: object) -> Recording:
+        """The same with other values in its manifest."""
+        manifest, fields = self.manifest.model_copy(update=values).sealed()
+        base = self.tip.base
+        if base.pack_id == self.manifest.pack_id:
+            base = Base(pack_id=manifest.pack_id, fields=fields)
+        line = manifest_line(manifest.pack_id, fields, base)
+        return replace(self, manifest=manifest, line=line, tip=replace(self.tip, pack_id=manifest.pack_id, base=base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,36 +147,30 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
 
     setting = _setting_json(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
     blobs = {policy.digest: policy.canonical.encode()}
-    homes: dict[str, str] = {}
-    texts: tuple[str, ...] = ()
+    held = parent.held if parent is not None else frozenset()
+    texts = b""
     if policy.record == "full":
-        homes = dict(tip.homes) if tip is not None else {}
         blobs[hash_bytes(setting)] = setting
-        # The texts that are in no earlier blob, as canonical JSON; wires are that already.
-        new_contents = {content.digest: content.wire for content in request.contents if content.digest not in homes}
-        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in homes}
-        members = {
-            "candidates": canonical_json([_plain(candidate) for candidate in source.candidates] if pack.chose else []),
-            "contents": canonical_object(new_contents),
-            "epoch": canonical_json(new_epoch),
-            "problems": canonical_json(source.problems),
+        # The texts that the chain does not hold, as canonical JSON; wires are that already.
+        new_contents = {content.digest: content.wire for content in request.contents if content.digest not in held}
+        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
+        members = {"contents": f"[{','.join(new_contents.values())}]"} if new_contents else {}
+        others = {
+            "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
+            "epoch": new_epoch,
+            "problems": source.problems,
+            "summaries": source.summaries,
         }
-        if source.summaries:
-            members["summaries"] = canonical_json(source.summaries)
-        written = canonical_object(members).encode("utf-8", "surrogatepass")
-        own = hash_bytes(written)
-        blobs[own] = written
-        needed = [*contents.added, *epoch_texts]
-        earlier = {homes[digest] for digest in needed if digest in homes}
-        texts = (own, *sorted(earlier - set(parent.homes.values() if parent is not None else ())))
-        homes |= {digest: own for digest in needed if digest not in homes}
+        members |= {name: canonical_json(other) for name, other in others.items() if other}
+        texts = canonical_object(members).encode("utf-8", "surrogatepass")
+        held = held.union(new_contents, new_epoch)
 
     # Budgets are shares of the window; where more may be counted than that, of what may be.
     allocation = pack.allocation
     whole = max(allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values()))
     signals = {name: getattr(pack.signals, name) for name in Signals.__slots__}
     uris = tuple(sorted(pack.artifact_uris))
-    manifest, text = Manifest(
+    manifest, of_manifest = Manifest(
         pack_id=pack_id(identity, step),
         parent=parent.pack_id if parent is not None else None,
         previous=source.previous_pack or None,
@@ -210,7 +221,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=hash_bytes(setting),
-        texts=texts,
+        texts=(hash_bytes(texts),) if texts else (),
         stages=stage_hashes(pack),
     ).sealed()
 
@@ -225,10 +236,12 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         contents=standing,
         rows=frozenset(keys) if grown is None else known | frozenset(keys),
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
-        homes={digest: homes[digest] for digest in (*standing, *epoch_texts) if digest in homes},
+        held=held.intersection((*standing, *epoch_texts)),
         epoch=epoch,
+        base=parent.base if parent is not None else Base(pack_id=manifest.pack_id, fields=of_manifest),
     )
-    return Recording(manifest=manifest, text=text, blobs=blobs, tip=after, saved=pack.saved)
+    line = manifest_line(manifest.pack_id, of_manifest, after.base)
+    return Recording(manifest=manifest, line=line, texts=texts, blobs=blobs, tip=after, saved=pack.saved)
 
 
 def stage_hashes(pack: Pack) -> dict[str, str]:

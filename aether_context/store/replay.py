@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import JSON, canonical_json, short
+from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.quotes import attributed
 from aether_context.errors import BlobNotFound, PolicyError, ReplayError, ReplayIncomplete, ReplayMismatch
@@ -113,9 +113,9 @@ class Replayer:
                 if digest in self._texts:
                     continue
                 texts = self._texts[digest] = self._json(link, digest, f"texts of {link.pack_id}", missing)
-                for name, value in texts.get("contents", {}).items():
-                    if name not in self._contents:
-                        self._contents[name] = content_from_wire(canonical_json(value))
+                for wire in wires(texts):
+                    if (name := hash_text(wire)) not in self._contents:
+                        self._contents[name] = content_from_wire(wire)
                 self._epoch_texts.update(texts.get("epoch", {}))
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
@@ -146,11 +146,11 @@ class Replayer:
             step=setting.step,
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
-            candidates=_CANDIDATES.validate_python(texts["candidates"]),
+            candidates=_CANDIDATES.validate_python(texts.get("candidates", ())),
             epoch=epoch,
             tool_scores=manifest.tools.scores,
             tool_encoder=manifest.tools.encoder,
-            problems=tuple(texts["problems"]),
+            problems=tuple(texts.get("problems", ())),
             summaries=texts.get("summaries", {}),
         )
 
@@ -185,6 +185,12 @@ class Replayer:
             stage = next((name for name, found in hashes.items() if manifest.stages.get(name) != found), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
         return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
+
+
+def wires(texts: Mapping[str, JSON]) -> list[str]:
+    """The wires of the contents among a pack's texts, which earlier versions named by their hashes."""
+    contents = texts.get("contents", ())
+    return [canonical_json(value) for value in (contents.values() if isinstance(contents, dict) else contents)]
 
 
 def _indices(ranges: Iterable[tuple[int, int]]) -> list[int]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from aether_context.errors import StoreError
+from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import File
-from aether_context.store.manifest import SCHEMA_VERSION
+from aether_context.store.pack_file import BASE, ENDING, SCHEMA_VERSION
 from aether_context.store.packs import PackStore
 from aether_context.store.spool import spool_of
 
@@ -39,7 +39,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a manifest names: the folder of the pack that it extends, if any, and its blobs, by hash.
+    """What the file of a pack names: the place of the pack that it extends, if any, and its blobs, by hash.
 
     It may name more where it is not readable, as where it is foreign: of a schema version that is not known here.
     """
@@ -56,7 +56,7 @@ class Plan:
 
     owner: str
     packs: Mapping[str, tuple[File, ...]]
-    """Folders of packs, each with its files, those that extend others first."""
+    """Places of packs, each with its files, those that extend others first."""
     blobs: tuple[File, ...]
     evidence: tuple[File, ...]
     caches: tuple[File, ...]
@@ -64,7 +64,7 @@ class Plan:
     """Manifests that could not be read. What they name is unknown, so no text of the user is deleted."""
     kept_bytes: int
     links: Mapping[str, Link]
-    """What all packs named when the plan was made, by folder."""
+    """What all packs named when the plan was made, by place."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -190,7 +190,8 @@ def carry_out_forgetting(
 ) -> None:
     """Deletes the files that `forget` found, what waits for their places on this machine, and then their folders."""
     spool = spool_of(store.files)
-    for file in sorted(files, key=lambda file: file.name == "name.json"):
+    newest_first = sorted(files, key=lambda file: file.path, reverse=True)  # a pack goes before those that it extends
+    for file in sorted(newest_first, key=lambda file: file.name == "name.json"):
         store.files.delete(file.path)
         deleted(file)
         if spool is not None:
@@ -201,7 +202,7 @@ _KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors":
 
 
 def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """The files of a user's packs by folder, and the others by kind.
+    """The files of a user's packs by place, and the others by kind.
 
     ``raw`` are the bytes of evidence, ``evidence`` what sessions say of them, and what was taken out of messages.
     """
@@ -211,8 +212,8 @@ def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], 
         pieces = file.path.removeprefix(f"{owner}/").split("/")
         if pieces[0] in _KINDS:
             kinds[_KINDS[pieces[0]]].append(file)
-        elif len(pieces) == 4 and pieces[1] == "packs":
-            packs[file.path.rsplit("/", 1)[0]].append(file)
+        elif len(pieces) > 2 and pieces[1] == "packs":
+            packs["/".join([owner, *pieces[:3]]).removesuffix(ENDING)].append(file)
         elif len(pieces) > 2 and pieces[1] in ("messages", "evidence"):
             kinds["evidence"].append(file)
     return packs, kinds
@@ -241,21 +242,23 @@ def _evidence_of(store: PackStore, files: Iterable[File]) -> set[str]:
 
 
 def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
-    """What packs name, by folder."""
+    """What the files of packs name, by place. What one leaves out since it is as in its base that names, too."""
 
     def link(pack: str) -> Link:
         try:
-            value = json.loads(store.files.read(f"{pack}/manifest.json"))
+            lines = store.lines(pack)
+            if lines is None:  # what a deletion that was cut short left behind
+                return Link()
+            value = json.loads(lines[0])
             parent, version = value.get("parent"), value.get("schema_version")
             is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
-            digests = [] if is_foreign else [value["policy"], value["setting"], *value.get("texts", ())]
+            named = [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
+            digests = [*(value[name] for name in named), *(() if is_foreign else value.get("texts", ()))]
             names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
-        except FileNotFoundError:  # what a deletion that was cut short left behind
-            return Link()
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ManifestError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Link(is_readable=False)
-        folder = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else ""
-        return Link(parent=folder, blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
+        place = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else ""
+        return Link(parent=place, blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
 
     packs = list(packs)
     return dict(zip(packs, store.files.at_once(link, packs), strict=True))
@@ -314,7 +317,7 @@ def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
         sessions[pack.rsplit("/", 2)[0]].append(pack)
     for session, gone in sessions.items():
         there = store.files.below(session)
-        left = {store.hour_of(file.path.rsplit("/", 1)[0]) for file in there if file.name == "manifest.json"}
+        left = {store.hour_of(pack) for pack in _by_kind(session.rpartition("/")[0], there)[0]}
         for hour in sorted({store.hour_of(pack) for pack in gone} - left):
             store.files.delete(hour + session.removeprefix(store.files.root))
         if all(file.path == f"{session}/name.json" for file in there):

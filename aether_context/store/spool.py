@@ -12,10 +12,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aether_context.canonical import hash_bytes, hash_json, plain, short
 from aether_context.errors import StoreError
@@ -23,6 +23,8 @@ from aether_context.store.files import Files
 
 if TYPE_CHECKING:
     import sqlite3
+
+_R = TypeVar("_R")
 
 logger = logging.getLogger("aether_context")
 
@@ -54,16 +56,20 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, path: str, data: bytes, *, exclusive: bool) -> bool:
-        """Puts a write behind the others; False where the same new file waits already."""
+    def add(self, path: str, data: bytes, *, exclusive: bool, instead: bool) -> bool:
+        """Puts a write behind the others; False where one waits for the same place already.
+
+        Args:
+            exclusive: whether it may replace no file but one that is its beginning.
+            instead: whether it takes the place of one that waits.
+        """
         with self._open() as database:
             free = shutil.disk_usage(self.path.parent).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            instead = "NOTHING" if exclusive else "UPDATE SET data = excluded.data, hash = excluded.hash"
+            then = "UPDATE SET data = excluded.data, hash = excluded.hash" if instead else "NOTHING"
             added = database.execute(
-                "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
-                f"ON CONFLICT (path) DO {instead}",
+                f"INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) ON CONFLICT (path) DO {then}",
                 (path, exclusive, data, hash_bytes(data)),
             )
             return added.rowcount > 0
@@ -150,27 +156,28 @@ class SpooledFiles(Files):
         self._thread: threading.Thread | None = None
 
     def create(self, path: str, data: bytes) -> bool:
-        return self._write(path, data, exclusive=True)
+        return self._write(super().create, path, data, exclusive=True, instead=False) is not False
 
     def replace(self, path: str, data: bytes) -> None:
-        self._write(path, data, exclusive=False)
+        self._write(super().replace, path, data, exclusive=False, instead=True)
 
-    def _write(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+    def extend(self, path: str, data: bytes) -> None:
+        self._write(super().extend, path, data, exclusive=True, instead=True)
+
+    def _write(
+        self, act: Callable[[str, bytes], _R], path: str, data: bytes, *, exclusive: bool, instead: bool
+    ) -> _R | bool:
         may_ask = not self.spares_store and (not self._is_down or time.monotonic() > self._ask_again)
         if may_ask and self._is_empty():
             try:
                 with _contained():
-                    created = True
-                    if exclusive:
-                        created = super().create(path, data)
-                    else:
-                        super().replace(path, data)
+                    done = act(path, data)
             except StoreError as error:
                 self._fell(error)
             else:
                 self._is_down = False
-                return created
-        added = self.spool.add(path, data, exclusive=exclusive)
+                return done
+        added = self.spool.add(path, data, exclusive=exclusive, instead=instead)
         self.deliver()
         return added
 
@@ -248,8 +255,11 @@ class SpooledFiles(Files):
                         fault = "it was damaged"
                     elif not exclusive:
                         super().replace(path, data)
-                    elif not super().create(path, data) and super().read(path) != data:
-                        fault = "another file is in its place"
+                    elif not super().create(path, data) and (there := super().read(path)) != data:
+                        if data.startswith(there):
+                            super().replace(path, data)
+                        else:
+                            fault = "another file is in its place"
             except (StoreError, FileNotFoundError) as error:  # what was in its place may be deleted before it is read
                 if not self._answers():
                     self._fell(error)

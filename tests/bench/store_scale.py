@@ -43,16 +43,13 @@ def named(made, session: int, call: int, sessions: int):
     """The recording as the pack of another call of another session."""
     moment = BEGIN + session * DAYS * 86_400 / sessions + call
     stamp = time.strftime("%Y%m%dT%H%M%S.000000Z", time.gmtime(moment))
-    manifest, text = made.manifest.model_copy(
-        update={
-            "pack_id": f"pack_{stamp}_{session:04x}{call:04x}",
-            "user": f"user-{session % USERS}",
-            "session": f"session-{session}",
-            "call": call + 1,
-            "last_event_time": moment,
-        }
-    ).sealed()
-    return made.__class__(manifest=manifest, text=text, blobs=made.blobs, tip=made.tip)
+    return made.changed(
+        pack_id=f"pack_{stamp}_{session:04x}{call:04x}",
+        user=f"user-{session % USERS}",
+        session=f"session-{session}",
+        call=call + 1,
+        last_event_time=moment,
+    )
 
 
 def median_ms(act: Callable[[PackStore], object], opened: Callable[[], PackStore], rounds: int) -> float:
@@ -80,9 +77,9 @@ def measure(url: str, packs: int, sessions: int, rounds: int) -> None:
     def opened() -> PackStore:
         return PackStore(url)
 
-    if not opened().folders(newest=1):
+    if not opened().places(newest=1):
         print(f"{fill(opened(), packs, sessions):,.0f} packs written in a second\n")
-    known = opened().folders()
+    known = opened().places()
     newest = opened().read(known[-1])
     middle = opened().read(known[len(known) // 2])
     made = recording()
@@ -93,12 +90,12 @@ def measure(url: str, packs: int, sessions: int, rounds: int) -> None:
     acts: dict[str, Callable[[PackStore], object]] = {
         "write a pack": write,
         "the newest pack (`inspect`)": lambda store: store.read(lookup.find(store, None)),
-        "the 20 newest (`list --limit 20`)": lambda store: [store.read(one) for one in store.folders(newest=20)],
+        "the 20 newest (`list --limit 20`)": lambda store: [store.read(one) for one in store.places(newest=20)],
         "a pack by its id": lambda store: store.manifest(middle.pack_id),
         "a pack by the hash at its end": lambda store: lookup.find(store, middle.pack_id[-8:]),
         "a session's packs": lambda store: list(store.manifests(middle.app, middle.user, middle.session)),
         "a pack's chain": lambda store: store.chain(newest),
-        "names of all packs": lambda store: store.folders(),
+        "names of all packs": lambda store: store.places(),
     }
     print(f"| {len(known):,} packs, {sessions:,} sessions | ms |\n| --- | ---: |")
     for name, act in acts.items():

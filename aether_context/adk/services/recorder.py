@@ -9,8 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -51,6 +51,14 @@ _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
 
 
+CallKey: TypeAlias = tuple[str | int, ...]
+"""A model call: its agent in a session, the invocation, and its number."""
+
+
+def _call_key(identity: Identity) -> CallKey:
+    return (*agent_key(identity), identity.invocation, identity.call)
+
+
 class Recorder:
     """The writing end of a store, which first writes what an earlier process left in the spool.
 
@@ -70,38 +78,46 @@ class Recorder:
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[tuple[str | int, ...], Manifest] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[CallKey, tuple[Manifest, bytes]] = LRUCache(_MOST_CHAINS)
+        self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._fails = False
         self._warned = False
         self._interrupted = 0
 
     def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
         """Queues a pack."""
+        of_call = _call_key(pack.identity)
 
         def write() -> None:
             key = agent_key(pack.identity)
             recording = record(pack, policy, counter, self._tips.get(key))
-            manifest = self.store.write(recording)
-            tip = recording.tip
-            if manifest.pack_id != tip.pack_id:
-                logger.info("%s is in the store as %s", tip.pack_id, self.store.uri(manifest))
-                tip = replace(tip, pack_id=manifest.pack_id)
-            self._tips[key] = tip
-            # Rows are many small objects; all that an outcome needs of so many manifests is where they are.
-            written = manifest.model_copy(update={"rows": ()})
-            self._written[(*key, pack.identity.invocation, pack.identity.call)] = written
+            outcome = self._outcomes.get(of_call)
+            manifest = self.store.write(recording, outcome)
+            if manifest.pack_id != recording.manifest.pack_id:
+                logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
+                recording = recording.changed(pack_id=manifest.pack_id)
+            self._tips[key] = recording.tip
+            if outcome is None:
+                # Rows are many small objects; all that an outcome needs of a manifest is where it is.
+                self._written[of_call] = (manifest.model_copy(update={"rows": ()}), recording.data)
+            else:
+                self._outcomes.pop(of_call, None)
             if self._recorded is not None:
                 self._recorded(manifest, recording)
 
         self.later(write)
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
-        """Queues what became of the model call that `identity` names."""
+        """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
+        of_call = _call_key(identity)
+        self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            manifest = self._written.get((*agent_key(identity), identity.invocation, identity.call))
-            if manifest is not None:
-                self.store.write_outcome(manifest, {"pack_id": manifest.pack_id, **values})
+            manifest, data = self._written.get(of_call, (None, b""))
+            if manifest is not None and of_call in self._outcomes:
+                self.store.write_outcome(manifest, self._outcomes[of_call], data)
+            self._written.pop(of_call, None)
+            self._outcomes.pop(of_call, None)
 
         self.later(write)
 

@@ -1,0 +1,128 @@
+"""A pack as one file, ``{pack_id}.json.gz``: lines of JSON, compressed.
+
+1. The manifest. Of one that extends others there is only what differs from the first of its chain, which ``base``
+   names: a field that is not there is as in that pack's manifest, and so is a layer that is not there in ``allocation``
+   or ``layer_budgets``; null is a field's default.
+2. The texts that are new with the pack; an empty line where none are recorded.
+3. The outcome, once the model has answered.
+
+An outcome that comes later is a gzip member of its own behind the first: what is replaced is the beginning of what
+replaces it. ``zcat`` shows all lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aether_context.canonical import JSON, canonical_json, canonical_object
+from aether_context.errors import ManifestError, SchemaVersionError
+
+SCHEMA_VERSION = 1
+BY_LAYER = ("allocation", "layer_budgets")
+"""Fields that hold a value for each layer."""
+FieldTexts: TypeAlias = Mapping[str, str | Mapping[str, str]]
+"""The fields of a manifest, each as canonical JSON, or as that of each of its layers."""
+ENDING = ".json.gz"
+BASE = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The first manifest of a chain, which the others are written against: its pack and its fields."""
+
+    pack_id: str
+    fields: FieldTexts
+
+
+def manifest_line(pack_id: str, fields: FieldTexts, base: Base) -> bytes:
+    """What is written of a manifest; all of it where it is the base itself."""
+    if base.pack_id != pack_id:
+        written: dict[str, str | Mapping[str, str]] = dict.fromkeys(base.fields.keys() - fields.keys(), "null")
+        for name, field in fields.items():
+            before = base.fields.get(name)
+            if field != before:
+                if not isinstance(field, str) and isinstance(before, Mapping) and before.keys() == field.keys():
+                    field = {layer: text for layer, text in field.items() if before[layer] != text}
+                written[name] = field
+        # Who does not know the version must not need the base to see that.
+        fields = {**written, "schema_version": fields["schema_version"], BASE: canonical_json(base.pack_id)}
+    return whole_text(fields).encode()
+
+
+def file_of(manifest: bytes, texts: bytes, outcome: Mapping[str, JSON] | None = None) -> bytes:
+    """The file of a pack from its first two lines, and its outcome where that is known."""
+    return _member(manifest, texts, *((canonical_json(dict(outcome)).encode(),) if outcome is not None else ()))
+
+
+def with_outcome(data: bytes, outcome: Mapping[str, JSON]) -> bytes:
+    """The file of a pack with its outcome."""
+    return data + _member(canonical_json(dict(outcome)).encode())
+
+
+def _member(*lines: bytes) -> bytes:
+    return compressed(b"".join(line + b"\n" for line in lines))
+
+
+def compressed(data: bytes) -> bytes:
+    """A gzip member, the same for the same bytes."""
+    return gzip.compress(data, compresslevel=6, mtime=0)
+
+
+def decompressed(data: bytes) -> bytes:
+    """What gzip members hold; `ManifestError` where they are damaged."""
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ManifestError(f"damaged: {error}") from error
+
+
+def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
+    """Manifest, texts and outcome of a file, None without an outcome; `ManifestError` where it is damaged."""
+    lines = decompressed(data).split(b"\n")
+    if len(lines) not in (3, 4) or lines[-1]:
+        raise ManifestError(f"not a manifest: {len(lines) - 1} lines")
+    return lines[0], lines[1], lines[2] if len(lines) == 4 else None
+
+
+def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The fields of a manifest, from what its file says and those of its base."""
+    whole = {name: value for name, value in {**base, **fields}.items() if value is not None and name != BASE}
+    for name in BY_LAYER:
+        if isinstance(whole.get(name), dict) and isinstance(base.get(name), dict):
+            whole[name] = {**base[name], **whole[name]}
+    return whole
+
+
+def whole_text(fields: FieldTexts) -> str:
+    """The canonical JSON of fields."""
+    return canonical_object(
+        {name: field if isinstance(field, str) else canonical_object(field) for name, field in fields.items()}
+    )
+
+
+def fields_of(text: str | bytes) -> dict[str, JSON]:
+    """The fields in the JSON of a manifest, or of what it differs in from another.
+
+    Raises:
+        SchemaVersionError: it was written by a later version.
+        ManifestError: it is not a manifest.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"not a manifest: {error}") from error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if type(version) is not int or version < 1:
+        raise ManifestError("not a manifest: it has no schema_version")
+    if version > SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"this manifest has schema version {version} and this installation reads up to {SCHEMA_VERSION}: "
+            "upgrade aether-context-adk"
+        )
+    fields: dict[str, JSON] = value
+    return fields

@@ -1,0 +1,254 @@
+"""A pack as one file: little is written, all of it is read, and what earlier versions wrote is read, too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import packs
+import pytest
+from click.testing import CliRunner
+from failing import FailingFileSystem
+from pack_inputs import recording
+from scripted import Chat, call, look_up
+
+from aether_context import PackPolicy, PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.services.recorder import Recorder
+from aether_context.canonical import hash_bytes
+from aether_context.cli import main
+from aether_context.errors import PackNotFound
+from aether_context.store.export import export_pack
+from aether_context.store.files import Files
+from aether_context.store.pack_file import ENDING, read_lines
+from aether_context.store.replay import Replayer
+from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, plan
+from aether_context.store.spool import Spool, SpooledFiles
+
+EARLIER = Path(__file__).parent / "golden" / "1"
+
+
+def lines(store: PackStore, manifest: Any) -> tuple[bytes, bytes, bytes | None]:
+    return read_lines(store.files.read(f"{store.place(manifest)}{ENDING}"))
+
+
+def whole(store: PackStore) -> int:
+    """How many packs verify and replay; all have to."""
+    replayer, count = Replayer(store), 0
+    for manifest in store.manifests():
+        manifest.verify()
+        assert replayer.replay(manifest).matches
+        count += 1
+    return count
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PackStore:
+    return PackStore(tmp_path / "store")
+
+
+def test_a_manifest_that_extends_others_is_written_as_what_differs_and_read_as_a_whole(store: PackStore) -> None:
+    first, *others = packs.chain(store, 6)
+    assert lines(store, first)[0].decode() == first.to_json()
+    for manifest in others:
+        written = json.loads(lines(store, manifest)[0])
+        assert written["base"] == first.pack_id
+        assert not {"app", "session", "model", "policy", "setting", "tools", "counter"} & written.keys()
+        assert "system" not in written["allocation"]
+        assert store.read(store.place(manifest)) == manifest
+        assert len(store.files.read(f"{store.place(manifest)}{ENDING}")) < len(manifest.to_json()) / 3
+    assert whole(store) == 6
+    assert len(store.files.below(store.files.root)) == 6 + 3  # policy, setting, and the hour
+
+
+def test_a_field_that_only_the_base_has_is_at_its_default(store: PackStore) -> None:
+    chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"), script=[call("look_up", key="1"), "done"])
+    chat.tools = [look_up]
+    chat.say("go")
+    first, second = store.manifests()
+    assert first.epoch_reason == "first_call"
+    assert second.epoch_reason is None
+    assert json.loads(lines(store, second)[0])["epoch_reason"] is None
+
+
+def test_the_texts_of_a_pack_stand_behind_its_manifest(store: PackStore) -> None:
+    first, second = packs.chain(store, 2)
+    for manifest in (first, second):
+        texts = lines(store, manifest)[1]
+        assert manifest.texts == (hash_bytes(texts),)
+        assert store.blob(manifest, manifest.texts[0]) == texts
+    assert b"result 1" in lines(store, second)[1]
+    assert b"Find out" not in lines(store, second)[1]
+    assert not any("result 1" in str(store.files.read(one.path)) for one in store.files.below(store.files.root))
+
+
+def test_hashes_alone_leave_no_text(store: PackStore) -> None:
+    manifests = packs.chain(store, 3, PackPolicy(record="hashes"))
+    assert [lines(store, one)[1] for one in manifests] == [b"", b"", b""]
+    assert [one.texts for one in store.manifests()] == [(), (), ()]
+
+
+def test_each_chain_replays_without_those_before_it(store: PackStore) -> None:
+    manifests = packs.talk(store, turns=16)
+    begins = [at for at, one in enumerate(manifests) if one.parent is None]
+    assert len(begins) > 2
+    for one in manifests[: begins[-1]]:
+        store.files.delete(f"{store.place(one)}{ENDING}")
+    assert whole(PackStore(store.url)) == len(manifests) - begins[-1]
+
+
+def test_a_base_that_is_gone_is_named(store: PackStore) -> None:
+    first, second, _ = packs.chain(store, 3)
+    store.files.delete(f"{store.place(first)}{ENDING}")
+    fresh = PackStore(store.url)
+    named = f"{second.pack_id} extends {first.pack_id}, which is not in"
+    with pytest.raises(PackNotFound, match=named):
+        fresh.read(store.place(second))
+    with pytest.raises(PackNotFound, match=named):
+        list(fresh.manifests())
+
+
+def test_a_pack_under_another_id_is_still_the_base_of_its_chain(store: PackStore) -> None:
+    packs.chain(store, 1, window=9_000)  # takes the id
+    session = packs.Session(store, tools=[packs.tool("search")])
+    first = session.ask("Find out who approves refunds.")
+    assert first.pack_id.endswith("-2")
+    session._tip = recording_tip(session, first.pack_id)
+    second = session.use("search", "nobody")
+    assert second.parent == first.pack_id
+    assert json.loads(lines(store, second)[0])["base"] == first.pack_id
+    assert whole(store) == 3
+
+
+def recording_tip(session: packs.Session, pack_id: str) -> Any:
+    from aether_context.store import record
+    from aether_context.tokens import counter_for
+
+    made = record(session.packs[-1], session.policy, counter_for(packs.MODEL).name, None)
+    return made.changed(pack_id=pack_id).tip
+
+
+# outcomes
+
+
+def test_an_outcome_is_added_to_the_file_of_its_pack(store: PackStore) -> None:
+    manifest = store.write(recording())
+    path = f"{store.place(manifest)}{ENDING}"
+    before = store.files.read(path)
+    store.write_outcome(manifest, {"input_tokens": 5})
+    store.write_outcome(manifest, {"input_tokens": 7})
+    assert store.outcome(manifest) == {"input_tokens": 5}
+    assert store.files.read(path).startswith(before)
+    assert whole(store) == 1
+
+
+def test_an_outcome_that_is_known_goes_with_its_pack(store: PackStore) -> None:
+    recorder = Recorder(store)
+    replaced: list[str] = []
+    recorder.store.files.replace = lambda path, data: replaced.append(path)  # type: ignore[method-assign]
+    chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"), script=["done"])
+    chat.plugin._packer._recorder = recorder
+    chat.say("go")
+    (manifest,) = store.manifests()
+    assert store.outcome(manifest) is not None
+    assert not [path for path in replaced if ENDING in path]
+
+
+def test_an_outcome_brings_no_deleted_pack_back(store: PackStore) -> None:
+    made = recording()
+    manifest = store.write(made)
+    store.files.delete(f"{store.place(manifest)}{ENDING}")
+    with pytest.raises(PackNotFound):
+        store.write_outcome(manifest, {"input_tokens": 5})
+    store.write_outcome(manifest, {"input_tokens": 5}, made.data)
+    assert store.places() == []
+
+
+def test_an_outcome_spares_another_pack_in_its_place(store: PackStore) -> None:
+    made = recording()
+    other = store.write(recording("Another question"))
+    store.write_outcome(made.manifest, {"input_tokens": 5}, made.data)
+    assert store.outcome(other) is None
+    assert whole(store) == 1
+
+
+@pytest.mark.parametrize("down", ["before", "between", "while it is delivered"])
+def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) -> None:
+    url = f"failing://outcome-{down.replace(' ', '-')}"
+    spool = Spool(tmp_path / "spool.sqlite")
+    files = SpooledFiles(Files(url), spool)
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    there, store = PackStore(url), PackStore(url).through(files)
+    made = recording()
+    try:
+        FailingFileSystem.down = down != "between"
+        manifest = store.write(made)
+        if down == "while it is delivered":  # the first version arrives, and is not yet taken out of the spool
+            FailingFileSystem.down = False
+            for path in list(there.files.fs.find(there.files.root)):
+                there.files.delete(path)
+            PackStore(url).write(made)
+        FailingFileSystem.down = True
+        store.write_outcome(manifest, {"input_tokens": 5}, made.data)
+        assert store.outcome(manifest) == {"input_tokens": 5}
+        FailingFileSystem.down = False
+        assert files._deliver_all()
+        assert spool.aside() == []
+        assert there.outcome(manifest) == {"input_tokens": 5}
+        assert whole(there) == 1
+    finally:
+        FailingFileSystem.down = False
+
+
+# what earlier versions wrote
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> PackStore:
+    shutil.copytree(EARLIER, tmp_path / "earlier")
+    store = PackStore(tmp_path / "earlier")
+    for manifest in store.manifests():
+        store.files.create(f"{store.place(manifest)}/outcome.json", b'{"input_tokens":7}')
+    return store
+
+
+def test_packs_of_earlier_versions_are_read(earlier: PackStore) -> None:
+    assert whole(earlier) == 3
+    assert [earlier.outcome(one) for one in earlier.manifests()] == [{"input_tokens": 7}] * 3
+    assert all(earlier.uri(one).endswith(f"{one.pack_id}/manifest.json") for one in earlier.manifests())
+    for words in (["list"], ["inspect"], ["usage"], ["verify", "--replay"], ["gc"]):
+        result = CliRunner().invoke(main, [*words, "--store", earlier.url])
+        assert result.exit_code == 0, result.output
+    path = next(Path(earlier.url).rglob("manifest.json"))
+    assert CliRunner().invoke(main, ["tokens", str(path)]).exit_code == 0
+
+
+def test_packs_of_earlier_versions_are_copied_and_deleted(earlier: PackStore, tmp_path: Path) -> None:
+    target = PackStore(tmp_path / "target")
+    for manifest in earlier.manifests():
+        export_pack(earlier, manifest, target)
+        assert export_pack(earlier, manifest, target).files == 0
+    assert whole(target) == 3
+    assert [target.outcome(one) for one in target.manifests()] == [{"input_tokens": 7}] * 3
+    (owner,) = target.owners()
+    carry_out(target, plan(target, owner, Rules(), time.time() + 40 * DAY_SECONDS))
+    assert target.files.below(target.files.root) == []
+
+
+def test_packs_of_both_forms_share_a_store(earlier: PackStore) -> None:
+    packs.talk(earlier, turns=2)
+    assert whole(earlier) == 5
+    assert len(earlier.places(newest=4)) == 4
+
+
+def test_an_export_brings_an_outcome_that_came_later(store: PackStore, tmp_path: Path) -> None:
+    manifest = store.write(recording())
+    target = PackStore(tmp_path / "target")
+    export_pack(store, manifest, target)
+    assert target.outcome(manifest) is None
+    store.write_outcome(manifest, {"input_tokens": 5})
+    export_pack(store, manifest, target)
+    assert target.outcome(manifest) == {"input_tokens": 5}
