@@ -128,7 +128,7 @@ def entity_table(
         entities = [
             name for name, strongest in best.items() if strongest == rank and name not in stale and name not in here
         ]
-        counter.count_ahead([_BETWEEN + entity for entity in entities[: left // _LEAST_TOKENS]])
+        counter.count_ahead([_BETWEEN + entity for entity in entities[: max(0, left) // _LEAST_TOKENS]])
         for entity in entities:
             is_address = _FOLDER in entity
             if entity in seen or (is_address and len(entity) >= too_long):
