@@ -76,8 +76,8 @@ BOUNDS = {
     "append, long": 2.0,
     "message": 40.0,
     "message, long": 10.0,
-    "cut": 250.0,
-    "cold": 5.0,
+    "cut": 150.0,
+    "cold": 1.8,
     "saturated": 4.0,
     "import": 0.25,
 }
