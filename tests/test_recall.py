@@ -192,10 +192,10 @@ def test_the_indexes_of_sessions_long_unused_are_forgotten() -> None:
     assert len(indexes) == 2
 
 
-def read_anew(history: list[types.Content], events: list[Event]) -> list[Entry]:
+def read_anew(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
     spoken = SpokenTurns()
     spoken.read(history, ())
-    return spoken.turns(events, len(history))
+    return spoken.turns(events, len(history) if end is None else end)
 
 
 def test_turns_are_words_with_an_event_of_their_own() -> None:
@@ -218,6 +218,8 @@ def test_turns_are_words_with_an_event_of_their_own() -> None:
         ("5", "ok", 4.0, "user"),
     ]
     assert [one.time for one in read_anew(history[5:], events)] == [4.0], "a history that lost its beginning"
+    before_the_last = read_anew(history, events, end=5)
+    assert [(one.id, one.time) for one in before_the_last][-1] == ("3", 2.0), "words that the request says once more"
 
 
 SAID = ["ok", "Is it ok?", FACTS[0], "A long answer. " * 60]
