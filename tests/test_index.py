@@ -271,10 +271,90 @@ def test_folders_without_an_index(tmp_path):
         HybridIndex.load(tmp_path)
 
 
+FILLER = "Nothing here is about it. " * 30
+LONG = f"A house\n{FILLER}The crimson entrance is locked at night.\n{FILLER}"
+OTHER = f"A garden\n{FILLER}Trees grow.\n{FILLER}An entrance. {FILLER}A crimson rose. {FILLER}"
 operations = st.lists(
-    st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 8), st.sampled_from(["red door", "car", "blue", ""])),
+    st.tuples(
+        st.sampled_from(["add", "remove"]), st.integers(0, 8), st.sampled_from(["red door", "car", "blue", "", LONG])
+    ),
     max_size=40,
 )
+
+
+def test_a_long_text_is_found_by_one_place():
+    """By its whole either page says the same of both words, and the shorter one less of others."""
+    texts = [LONG + 4 * FILLER, OTHER]
+    whole = HybridIndex("none", passages=False)
+    whole.add_texts(["a", "b"], texts)
+    assert ids(whole.search("crimson entrance")) == ["b", "a"]
+    hits = HybridIndex.from_texts(["a", "b"], texts, embedder="none").search("crimson entrance")
+    assert ids(hits) == ["a", "b"]
+    for hit in hits:
+        made = 0.5 * hit.scores["lexical"] + 0.5 * hit.scores["passages"]
+        assert hit.score == pytest.approx(made, abs=1e-5)
+
+
+def test_a_title_belongs_to_each_passage():
+    texts = [f"Gold card\n{FILLER}The fee is 3 euros.", f"Silver card\n{FILLER}The fee is 4 euros."]
+    index = HybridIndex.from_texts(["gold", "silver"], [f"{text}\n{FILLER}" for text in texts], embedder="none")
+    for name in ("gold", "silver"):
+        first, second = index.search(f"fee of the {name} card")
+        assert first.id == name
+        assert first.scores["passages"] > 1.3 * second.scores["passages"]
+
+
+def test_short_texts_score_as_they_do_without_passages():
+    texts = {**TEXTS, "e": "word " * 120}
+    by_passages, whole = HybridIndex(Fake()), HybridIndex(Fake(), passages=False)
+    for index in (by_passages, whole):
+        index.add_texts(list(texts), list(texts.values()))
+    for query in ("crimson entrance", "note word", "car"):
+        assert by_passages.search(query) == whole.search(query)
+
+
+def test_an_index_of_long_texts_is_saved_with_their_passages(tmp_path):
+    index = HybridIndex(Fake(), redact=masker(["email"]))
+    index.add_texts(["a", "b", "c", "d"], [LONG, "gone", OTHER, "a red door of ann@example.com"])
+    index.remove(["b"])
+    index.save(tmp_path)
+    embedder = Fake()
+    loaded = HybridIndex.load(tmp_path, embedder, redact=masker(["email"]))
+    assert not embedder.seen
+    for query in ("crimson entrance", "ann@example.com", "door"):
+        assert loaded.search(query) == index.search(query)
+    for one in (index, loaded):
+        one.add_texts(["e"], [f"{FILLER}the red door"])
+    assert loaded.search("red door") == index.search("red door")
+
+
+def test_an_index_that_was_saved_without_passages_gets_them(tmp_path):
+    whole = HybridIndex(Fake(), passages=False)
+    whole.add_texts(["a", "b"], [LONG, OTHER])
+    whole.save(tmp_path)
+    fresh = HybridIndex.from_texts(["a", "b"], [LONG, OTHER], embedder=Fake())
+    assert HybridIndex.load(tmp_path, Fake()).search("crimson entrance") == fresh.search("crimson entrance")
+
+
+def test_an_embedder_that_fails_at_passages_leaves_the_index_as_it_was():
+    class FailsLater(Fake):
+        fails_at = 0
+
+        def embed(self, texts, *, purpose="entry"):
+            self.fails_at -= 1
+            self.fails = self.fails_at == 0
+            return super().embed(texts, purpose=purpose)
+
+    embedder = FailsLater()
+    index = HybridIndex.from_texts(["a"], ["red door"], embedder=embedder)
+    before = index.search("crimson door")
+    embedder.fails_at = 2
+    with pytest.raises(EmbeddingError):
+        index.add_texts(["a", "b"], [LONG, OTHER])
+    assert index.search("crimson door") == before
+    index.add_texts(["a", "b"], [LONG, OTHER])
+    fresh = HybridIndex.from_texts(["a", "b"], [LONG, OTHER], embedder=Fake())
+    assert index.search("crimson door") == fresh.search("crimson door")
 
 
 @settings(max_examples=60)

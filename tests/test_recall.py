@@ -21,11 +21,12 @@ from scripted import Chat, Memories, call, inside, look_up, new_store, remembere
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.spoken import SpokenTurns, passages
+from aether_context.adk.request.spoken import SpokenTurns
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
 from aether_context.retrieval.embedders import Embedder, Vectors, register
+from aether_context.retrieval.passages import passages
 from aether_context.store.replay import Replayer
 
 FACTS = [

@@ -142,6 +142,6 @@ class Searcher:
         if len(self._passages) > _MOST_PASSAGES:
             return None
         texts = ["\n".join(map(self.view.line, range(*passage))) for passage in self._passages]
-        index = HybridIndex(self._embedder, redact=self._redact)
+        index = HybridIndex(self._embedder, redact=self._redact, passages=False)
         index.add_texts([str(at) for at in range(len(texts))], texts)
         return index

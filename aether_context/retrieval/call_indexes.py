@@ -39,7 +39,7 @@ def tool_encoder() -> str:
 @lru_cache(maxsize=16)
 def _tool_index(tools: tuple[Tool, ...], redact: tuple[str, ...]) -> HybridIndex:
     """The index of a set of tools; the latest sets are remembered."""
-    index = HybridIndex(StaticEmbedder(), redact=masker(redact))
+    index = HybridIndex(StaticEmbedder(), redact=masker(redact), passages=False)
     texts = {tool.name: described(tool) for tool in tools}
     index.add_texts(list(texts), list(texts.values()))
     return index
@@ -82,7 +82,7 @@ def ranked(
             layers.setdefault(candidate.layer, []).append(candidate)
     scores: dict[str, Mapping[str, float]] = {}
     for pool in layers.values():
-        index = HybridIndex(embedder or "none", redact=masker(redact))
+        index = HybridIndex(embedder or "none", redact=masker(redact), passages=False)
         index.add(
             Entry(id=candidate.id, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
             for candidate in pool

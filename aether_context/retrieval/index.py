@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.canonical import canonical_json, hash_bytes
-from aether_context.errors import SearchIndexError
+from aether_context.errors import EmbeddingError, SearchIndexError
 from aether_context.retrieval import terms
-from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, packed, unpacked
+from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, packed, smallest, unpacked
 from aether_context.retrieval.embedders import Embedder, embedder_for
 from aether_context.retrieval.lexical import InvertedIndex
+from aether_context.retrieval.passages import LONGEST, titled_passages
 from aether_context.retrieval.semantic import SemanticIndex
 
 
@@ -58,7 +59,7 @@ class Hit:
     Attributes:
         score: the one it is ranked by.
         scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
-            and what it exceeds the pool's median by, ``semantic``; then ``neighbours``, ``time`` and
+            and what it exceeds the pool's median by, ``semantic``; then ``passages``, ``neighbours``, ``time`` and
             ``recency`` where they played a part.
     """
 
@@ -87,6 +88,10 @@ _CANDIDATES = 1_000
 """So many of each list, words and meaning, are looked at."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
+_PASSAGES_WEIGHT = 0.5
+"""The share of an entry's passages in its score where texts are long; the whole text has the rest."""
+_NEXT_BEST = (1.0, 0.1, 0.01)
+"""How much the best passage of a text counts, the second and the third."""
 _EXHAUSTIVE = 200_000
 """Up to so many entries are compared with a query one by one."""
 _NEARER, _NEAR_SHARE = 8, 32
@@ -188,38 +193,34 @@ class SlotIndex:
         return kept
 
     def search(
-        self, query: str, limit: int, entries: Callable[[Slots], Sequence[Entry]], *, asked: float | None = None
+        self,
+        query: str,
+        limit: int,
+        entries: Callable[[Slots], Sequence[Entry]],
+        *,
+        asked: float | None = None,
+        passages: PassageIndex | None = None,
     ) -> list[Hit]:
         """As `HybridIndex.search`.
 
         Args:
             entries: says what stands in slots, in their order.
+            passages: those of the same texts; they have half of the score.
         """
         if not len(self) or limit <= 0:
             return []
         query = self.redact(query)
-        bm25, ceiling = self._lexical.scores(terms.query_terms(query))
-        cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
-
-        # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
-        # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
-        best = float(bm25.max(initial=0.0))
-        lexical = bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
-        # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
-        # usual is taken off. The median of a small pool says little and counts for less.
-        usual = max(0.0, float(np.median(cosine[self._sample()]))) * len(self) / (len(self) + _SMALL_POOL)
-        semantic = np.maximum(0.0, cosine - usual)
-        # The more of the words are identifiers, the less meaning tells.
-        named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        weight = _SEMANTIC_WEIGHT * (1.0 - named) if self._semantic.names else 0.0
-        alone = (1 - weight) * lexical + weight * semantic
-
-        slots = self._candidates(lexical, semantic)
+        alone, scores = self.answers(query)
+        lists = [scores["lexical"], scores["semantic"]]
+        if passages is not None:
+            lists.append(passages.scores(query, self.slots))
+            scores["passages"] = lists[-1]
+            alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * lists[-1]
+        slots = self._candidates(*lists)
         total = alone[slots]
         for sides, share in zip(self._around(slots), _NEIGHBOURS, strict=True):
             for near in sides:
                 total = total + np.where(near >= 0, share * alone[near], 0.0)
-        scores = {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
         scores = {name: values[slots] for name, values in scores.items()}
         scores["neighbours"] = total - alone[slots]
         times = self._times.values[slots]
@@ -242,6 +243,29 @@ class SlotIndex:
             Hit(entry=found[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
+
+    def answers(self, query: str) -> tuple[Floats, dict[str, Floats]]:
+        """How well each entry answers a masked query without its neighbours and its time; and what that is made of.
+
+        Raises:
+            EmbeddingError: a local embedder failed.
+        """
+        bm25, ceiling = self._lexical.scores(terms.query_terms(query))
+        cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
+
+        # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
+        # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
+        best = float(bm25.max(initial=0.0))
+        lexical = bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
+        # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
+        # usual is taken off. The median of a small pool says little and counts for less.
+        usual = max(0.0, float(np.median(cosine[self._sample()]))) * len(self) / (len(self) + _SMALL_POOL)
+        semantic = np.maximum(0.0, cosine - usual)
+        # The more of the words are identifiers, the less meaning tells.
+        named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
+        weight = _SEMANTIC_WEIGHT * (1.0 - named) if self._semantic.names else 0.0
+        alone = (1 - weight) * lexical + weight * semantic
+        return alone, {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
 
     def _cosines(self, query: str, bm25: Floats) -> Floats:
         """The cosine of every entry with a query; in a large index of those that may be candidates, 0 of the others.
@@ -314,26 +338,97 @@ def _best(scores: Floats, most: int) -> Slots:
     return places
 
 
+class PassageIndex:
+    """The texts of an index in passages, so that a long one is found by what it says in one place.
+
+    The passage of a short text is the text.
+    """
+
+    def __init__(self, embedder: str | Embedder | None = None) -> None:
+        self._index = SlotIndex(embedder)
+        self._texts = Rows(np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """How many passages there are, those of removed texts not counted."""
+        return len(self._index)
+
+    def add(self, slots: Slots, texts: Sequence[Sequence[str]]) -> None:
+        """Adds texts that stand in slots of an index, each in its passages.
+
+        Raises:
+            EmbeddingError: a local embedder failed; nothing was added.
+        """
+        pieces = [piece for text in texts for piece in text]
+        self._index.add([Entry(id="", text=piece) for piece in pieces])
+        self._texts.extend(np.repeat(slots, [len(text) for text in texts]))
+
+    def extend(self, part: Mapping[str, Array]) -> None:
+        """Adds what `part` gave of an index in which no text was removed."""
+        self._index.extend(part)
+        self._texts.extend(part["texts"].astype(np.int64))
+
+    def part(self, slots: Slots) -> dict[str, Array]:
+        """What is known of the texts in some slots, numbered by their places among these."""
+        passages = self._index.living
+        texts = np.searchsorted(slots, self._texts.values[passages])
+        return {**self._index.part(passages), "texts": smallest(texts)}
+
+    def remove(self, slots: Slots) -> None:
+        """Forgets the texts in some slots."""
+        living = self._index.living
+        self._index.remove(living[np.isin(self._texts.values[living], slots)])
+
+    def scores(self, query: str, texts: int) -> Floats:
+        """How well each of so many texts answers a masked query: as its best passage does, and a share of the next.
+
+        Raises:
+            EmbeddingError: a local embedder failed.
+        """
+        alone, _ = self._index.answers(query)
+        places = np.flatnonzero(alone > 0)
+        owners, values = self._texts.values[places], alone[places]
+        order = np.lexsort((-values, owners))
+        owners, values = owners[order], values[order]
+        found = np.zeros(texts)
+        for share in _NEXT_BEST:
+            first = np.ones(len(owners), dtype=np.bool_)
+            first[1:] = owners[1:] != owners[:-1]
+            found[owners[first]] += share * values[first]
+            owners, values = owners[~first], values[~first]
+        return found
+
+
 _COMPACT_ABOVE = 1_000
 _FILE = "index.bin"
-"""A line of JSON about what follows it, then entries, terms, postings, vectors, times and threads."""
+"""A line of JSON about what follows it, then entries, terms, postings, vectors, times and threads, and passages."""
+_PASSAGE_ARRAYS = "passages/"
 _FORMAT = 4
 
 
 class HybridIndex:
-    """Entries found by BM25 and vectors together.
+    """Entries found by BM25 and vectors together, long ones also by their passages.
 
     Args:
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
+        passages: False finds long texts as a whole alone, for an index that is made in a moment and soon forgotten.
 
     Raises:
         PolicyError: no embedder of that name is known.
         MissingExtra: the embedder needs a package that is not installed.
     """
 
-    def __init__(self, embedder: str | Embedder | None = None, *, redact: Callable[[str], str] | None = None) -> None:
-        self._index = SlotIndex(embedder, redact=redact)
+    def __init__(
+        self,
+        embedder: str | Embedder | None = None,
+        *,
+        redact: Callable[[str], str] | None = None,
+        passages: bool = True,
+    ) -> None:
+        self._embedder = embedder_for(embedder) or "none"
+        self._cuts = passages
+        self._index = SlotIndex(self._embedder, redact=redact)
+        self._passages: PassageIndex | None = None  # where a text is long
         self._entries: list[Entry | None] = []
         self._slots: dict[str, int] = {}
 
@@ -388,15 +483,28 @@ class HybridIndex:
                 )
             new[entry.id] = entry
         if new:
-            self._index.add(list(new.values()))
+            entries = list(new.values())
+            slots = np.arange(self._index.slots, self._index.slots + len(entries))
+            self._index.add(entries)
+            try:
+                self._cut(slots, entries)
+            except EmbeddingError:
+                self._index.remove(slots)
+                self._entries += [None] * len(entries)
+                raise
             self._forget(new)
-            self._keep(list(new.values()))
+            self._keep(entries)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forgets entries in every part of the index; ids that are not there are passed over."""
         self._forget(ids)
         if len(self._entries) > _COMPACT_ABOVE + 2 * len(self._slots):
-            kept = self._at(self._index.compact())
+            slots = self._index.compact()
+            if self._passages is not None:
+                part = self._passages.part(slots)
+                self._passages = PassageIndex(self._embedder)
+                self._passages.extend(part)
+            kept = self._at(slots)
             self._entries, self._slots = [], {}
             self._keep(kept)
 
@@ -410,7 +518,12 @@ class HybridIndex:
         """
         slots = self._index.living
         rows = canonical_json([asdict(entry) for entry in self._at(slots)]).encode("utf-8", "surrogatepass")
-        body = packed({"entries": np.frombuffer(rows, dtype=np.uint8), **self._index.part(slots)})
+        passages = {} if self._divided is None else self._divided.part(slots)
+        body = packed(
+            {"entries": np.frombuffer(rows, dtype=np.uint8)}
+            | self._index.part(slots)
+            | {_PASSAGE_ARRAYS + name: values for name, values in passages.items()}
+        )
         head = {"format": _FORMAT, "embedders": list(self.embedders), "hash": hash_bytes(body)}
         root = Path(folder).expanduser()
         try:
@@ -450,6 +563,7 @@ class HybridIndex:
             entries = [Entry(**row) for row in json.loads(arrays["entries"].tobytes())]
             if head["embedders"] == list(index.embedders):
                 index._index.extend(arrays)
+                index._read_passages(arrays, entries)
                 index._keep(entries)
                 return index
         except FileNotFoundError as error:
@@ -465,14 +579,57 @@ class HybridIndex:
         Args:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
         """
-        return self._index.search(query, limit, self._at, asked=asked)
+        return self._index.search(query, limit, self._at, asked=asked, passages=self._divided)
+
+    @property
+    def _divided(self) -> PassageIndex | None:
+        """The passages, None where every text is one."""
+        passages = self._passages
+        return passages if passages is not None and len(passages) > len(self) else None
+
+    def _cut(self, slots: Slots, entries: Sequence[Entry]) -> None:
+        """Adds the passages of entries; at the first long text also those of the entries that are there.
+
+        Raises:
+            EmbeddingError: a local embedder failed; nothing was added.
+        """
+        if not self._cuts or (self._passages is None and all(len(entry.text) <= LONGEST for entry in entries)):
+            return
+        if self._passages is None:
+            passages = PassageIndex(self._embedder)
+            known = np.array(list(self._slots.values()), dtype=np.int64)
+            slots, entries = np.concatenate([known, slots]), [*self._at(known), *entries]
+        else:
+            passages = self._passages
+        passages.add(slots, [self._pieces(entry) for entry in entries])
+        self._passages = passages
+
+    def _read_passages(self, arrays: Mapping[str, Array], entries: Sequence[Entry]) -> None:
+        """Takes the passages of a saved index; makes them where an index of long texts has none."""
+        named = {
+            name.removeprefix(_PASSAGE_ARRAYS): values
+            for name, values in arrays.items()
+            if name.startswith(_PASSAGE_ARRAYS)
+        }
+        if named and self._cuts:
+            self._passages = PassageIndex(self._embedder)
+            self._passages.extend(named)
+        else:
+            self._cut(np.arange(len(entries)), entries)
+
+    def _pieces(self, entry: Entry) -> list[str]:
+        text = self._index.redact(entry.searched)
+        return [text] if len(entry.text) <= LONGEST else titled_passages(text)
 
     def _forget(self, ids: Iterable[str]) -> None:
         gone = [self._slots.pop(id) for id in dict.fromkeys(ids) if id in self._slots]
         for slot in gone:
             self._entries[slot] = None
         if gone:
-            self._index.remove(np.array(gone, dtype=np.int64))
+            slots = np.array(gone, dtype=np.int64)
+            self._index.remove(slots)
+            if self._passages is not None:
+                self._passages.remove(slots)
 
     def _keep(self, entries: Sequence[Entry]) -> None:
         """Keeps the entries of the last slots."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -13,6 +12,7 @@ from google.genai import types
 
 from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
+from aether_context.retrieval.passages import passages
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 LOADER = "load_memory"
 LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_LONG_TURN = 600
-_SENTENCE = re.compile(r"[^\n.!?]*(?:[.!?]+|\n|$)\s*")
 
 
 class Outline(NamedTuple):
@@ -284,17 +282,3 @@ def outline_of(content: types.Content) -> Outline:
     if exchanges or not texts:
         return Outline("", None, size, loads)
     return Outline("\n".join(texts).strip(), quoted_words(texts), size, loads)
-
-
-def passages(text: str, most: int = _LONG_TURN) -> list[str]:
-    """A text in pieces of at most so many characters, each of whole lines or sentences while those are no longer."""
-    if len(text) <= most:
-        return [text.strip()] if text.strip() else []
-    pieces = [""]
-    for sentence in _SENTENCE.findall(text):
-        for start in range(0, len(sentence), most):
-            part = sentence[start : start + most]
-            if len(pieces[-1]) + len(part) > most:
-                pieces.append("")
-            pieces[-1] += part
-    return [piece.strip() for piece in pieces if piece.strip()]
