@@ -270,7 +270,8 @@ class RetrievalSettings(_Settings):
     those that answer the request return as memories."""
     embedder: str = "static"
     """What compares meanings: ``static``, the model in this package; ``sentence-transformers:MODEL``; a name that was
-    registered; or ``none`` for words alone, which also stand in where another one fails."""
+    registered; or ``none`` for words alone. ``static`` stands in where another one fails, is late, or is still loading,
+    which it does behind the calls."""
     floor: float = Field(default=0.15, ge=0, le=1)
     """Share of the best similarity under which a memory that a search found stays out where room is short. Recalled
     turns and memories beyond ``memory_k`` stay out under this share of a fair match. What the app itself put into the

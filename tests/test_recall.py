@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from aether_context.adk.request.spoken import SpokenTurns
 from aether_context.errors import EmbeddingError, PolicyError
 from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import SessionIndexes
-from aether_context.retrieval.embedders import Embedder, Vectors, register
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder, Vectors, register
 from aether_context.retrieval.passages import passages
 from aether_context.store.replay import Replayer
 
@@ -387,11 +389,72 @@ def failing(request: pytest.FixtureRequest) -> str:
     return "failing"
 
 
-def test_an_embedder_that_fails_leaves_the_words_and_a_note(failing: str) -> None:
+class Loading:
+    """Gives vectors once it is loaded, which takes until it is let go."""
+
+    local = True
+    name = "loading"
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self.asked = 0
+
+    def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
+        self.asked += 1
+        assert self.let_go.wait(60)
+        return np.ones((len(texts), 4), dtype=np.float32) / 2
+
+
+def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
+    loading = Loading()
+    register("loading", lambda model: loading)
+    retrieval = {"embedder": "loading", "memory_timeout_seconds": 0.05}
+    chat = talk(retrieval=retrieval, conversation={"summary": "off"})
+    try:
+        chat.say(ASKED[1])
+        assert loading.asked == 1, "no call asks again while it loads"
+        assert FACTS[1] in memory_of(chat.sent[-1].human())
+        manifest = chat.manifests()[-1]
+        assert manifest.encoder.startswith("static-")
+        assert "the embedder loading is still loading: ranked by the model in the package" in manifest.degradations
+        chat.replays()
+    finally:
+        loading.let_go.set()
+    for _ in range(100):
+        chat.say(ASKED[2])
+        manifest = chat.manifests()[-1]
+        if manifest.encoder == "loading":
+            break
+        time.sleep(0.05)
+    assert manifest.encoder == "loading"
+    assert not any("embedder" in problem for problem in manifest.degradations)
+    chat.replays()
+
+
+def test_an_embedder_that_could_not_be_loaded_is_asked_again() -> None:
+    class Recovering(Counting):
+        name = "recovering"
+
+        def embed(self, texts: Any, *, purpose: str = "entry") -> Vectors:
+            if not self.texts:
+                self.texts = 1
+                raise EmbeddingError(self.name, "the file is not there yet")
+            return super().embed(texts, purpose=purpose)
+
+    embedder = Recovering()
+    register("recovering", lambda model: embedder)
+    chat = talk(retrieval={"embedder": "recovering"})
+    notes = [problem for manifest in chat.manifests() for problem in manifest.degradations if "recovering" in problem]
+    assert notes == ["the embedder recovering failed (EmbeddingError): ranked by the model in the package"]
+    assert chat.manifests()[-1].encoder == "recovering"
+
+
+def test_an_embedder_that_fails_leaves_the_packaged_one_and_a_note(failing: str) -> None:
     chat = talk(retrieval={"embedder": failing}, conversation={"summary": "off"})
     chat.say(ASKED[1])
     assert FACTS[1] in memory_of(chat.sent[-1].human())
     assert any("embedder" in one for one in chat.manifests()[-1].degradations)
+    assert chat.manifests()[-1].encoder in ("failing", StaticEmbedder().name)
     chat.replays()
 
 

@@ -7,10 +7,11 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 from google.adk.memory.memory_entry import MemoryEntry
@@ -85,6 +86,7 @@ class Shelves:
 
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
+_MOST_THREADS = 32
 
 _TOKEN_CHARACTERS = 4
 _MOST_CONTENTS = 50_000
@@ -107,6 +109,9 @@ class Recall:
         )
         self._lock = threading.Lock()
         self._embedder = cache(_embedder)
+        self._loading: dict[str, Future[Vectors]] = {}
+        # Threads of its own, since an event loop that ends waits for those of `asyncio.to_thread`.
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aether-context-embedder")
 
     @cached_property
     def _indexes(self) -> SessionIndexes:
@@ -234,29 +239,65 @@ class Recall:
     async def _compared(
         self, read: ReadCall, act: Callable[[Embedder | None], tuple[Candidate, ...]]
     ) -> tuple[tuple[Candidate, ...], str, tuple[str, ...]]:
-        """What an act gives with the policy's embedder, or without one where that fails or takes too long.
+        """What an act gives with the policy's embedder, or with the packaged one where that fails or takes too long.
+
+        What takes too long goes on behind the call: a model is loaded and a history embedded for the calls to come.
 
         Returns:
             It, what compared the meanings, and what failed.
         """
         policy = read.call.policy
-        name = policy.retrieval.embedder
+        name, seconds = policy.retrieval.embedder, policy.retrieval.memory_timeout_seconds
         failures: list[str] = []
         token = _FAILURES.set(failures)
-        limit = None if name in _INSTANT else policy.retrieval.memory_timeout_seconds
         try:
             embedder = self._embedder(name)
-            if embedder is not None:
-                embedder = self._shelves.of(embedder, read.source.identity, policy)
+            if embedder is None or name in _INSTANT:
+                return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
+            embedder = self._shelves.of(embedder, read.source.identity, policy)
+            query = masker(policy.retrieval.redact_before_retrieval)(query_for(read.source))
+            if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
+                problem = "is still loading"
+            else:
                 embedder = embedder if embedder.local else _Watched(embedder)
-            candidates = await asyncio.wait_for(asyncio.to_thread(act, embedder), limit)
-            encoder = "none" if embedder is None else embedder.name
-        except Exception as error:  # whatever an embedder raises, and a timeout
-            failures.append(f"the embedder {name} failed ({type(error).__name__}): ranked by words alone")
-            candidates, encoder = await asyncio.to_thread(act, None), "none"
+                acting = self._threads.submit(copy_context().run, act, embedder)
+                if await _is_done(acting, seconds):
+                    return acting.result(), embedder.name, tuple(dict.fromkeys(failures))
+                acting.cancel()  # where no thread has begun it
+                problem = f"takes longer than {seconds:g} s"
+        except Exception as error:  # whatever an embedder raises
+            problem = f"failed ({type(error).__name__})"
         finally:
             _FAILURES.reset(token)
-        return candidates, encoder, tuple(dict.fromkeys(failures))
+        instead = None if name in _INSTANT else self._embedder("static")
+        ranked_by = "words alone" if instead is None else "the model in the package"
+        candidates = await asyncio.to_thread(act, instead)
+        failures.append(f"the embedder {name} {problem}: ranked by {ranked_by}")
+        return candidates, "none" if instead is None else instead.name, tuple(dict.fromkeys(failures))
+
+    async def _is_loaded(self, name: str, embedder: Embedder, query: str, seconds: float) -> bool:
+        """Whether an embedder has answered yet. The call that asks it first waits for so long, later ones do not.
+
+        Raises:
+            EmbeddingError: it cannot be loaded; the next call tries again.
+        """
+        with self._lock:
+            loading = self._loading.get(name)
+            begun = loading is not None
+            if loading is None:
+                loading = self._loading[name] = self._threads.submit(embedder.embed, [query], purpose="query")
+        if not loading.done() and (begun or not await _is_done(loading, seconds)):
+            return False
+        if loading.exception() is not None:
+            with self._lock:
+                self._loading.pop(name, None)
+        loading.result()
+        return True
+
+
+async def _is_done(work: Future[Any], seconds: float) -> bool:
+    """Waits for work at most so long, and leaves it to go on."""
+    return work.done() or bool((await asyncio.to_thread(wait, [work], seconds)).done)
 
 
 def _embedder(name: str) -> Embedder | None:
