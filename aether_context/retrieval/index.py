@@ -487,7 +487,8 @@ class HybridIndex:
             slots = np.arange(self._index.slots, self._index.slots + len(entries))
             self._index.add(entries)
             try:
-                self._cut(slots, entries)
+                if self._cuts:
+                    self._cut(slots, entries)
             except EmbeddingError:
                 self._index.remove(slots)
                 self._entries += [None] * len(entries)
@@ -579,7 +580,8 @@ class HybridIndex:
         Args:
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any entry.
         """
-        return self._index.search(query, limit, self._at, asked=asked, passages=self._divided)
+        passages = self._passages and self._divided
+        return self._index.search(query, limit, self._at, asked=asked, passages=passages)
 
     @property
     def _divided(self) -> PassageIndex | None:
@@ -593,7 +595,7 @@ class HybridIndex:
         Raises:
             EmbeddingError: a local embedder failed; nothing was added.
         """
-        if not self._cuts or (self._passages is None and all(len(entry.text) <= LONGEST for entry in entries)):
+        if self._passages is None and all(len(entry.text) <= LONGEST for entry in entries):
             return
         if self._passages is None:
             passages = PassageIndex(self._embedder)
@@ -611,7 +613,7 @@ class HybridIndex:
             for name, values in arrays.items()
             if name.startswith(_PASSAGE_ARRAYS)
         }
-        if named and self._cuts:
+        if named:
             self._passages = PassageIndex(self._embedder)
             self._passages.extend(named)
         else:
