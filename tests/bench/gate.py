@@ -71,15 +71,15 @@ SHORT = 100
 SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
-    "append": 25.0,
-    "append, p95": 40.0,
-    "append, long": 2.0,
+    "append": 13.0,
+    "append, p95": 22.0,
+    "append, long": 1.5,
     "message": 26.0,
     "message, long": 3.0,
     "cut": 150.0,
-    "cold": 1.8,
+    "cold": 2.5,
     "saturated": 4.0,
-    "import": 0.25,
+    "import": 0.3,
 }
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
