@@ -190,6 +190,10 @@ class Files:
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or those from ``start`` up to ``end``; `FileNotFoundError` where it is not there."""
         with self._guarded(path, "read"):
+            if self.is_local:
+                with open(path, "rb") as file:
+                    file.seek(start or 0)
+                    return file.read(-1 if end is None else end - (start or 0))
             data: bytes = self._call("cat_file", path, start=start, end=end)
             return data
 

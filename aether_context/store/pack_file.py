@@ -29,6 +29,7 @@ FieldTexts: TypeAlias = Mapping[str, str | Mapping[str, str]]
 """The fields of a manifest, each as canonical JSON, or as that of each of its layers."""
 ENDING = ".json.gz"
 BASE = "base"
+_FEW_BYTES = 8_192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +90,27 @@ def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
     return lines[0], lines[1], lines[2] if len(lines) == 4 else None
 
 
+def read_manifest(data: bytes) -> bytes:
+    """The first line of a file; what stands behind it is not looked at."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
+    try:
+        found = stream.decompress(data, _FEW_BYTES)
+        while b"\n" not in found and stream.unconsumed_tail:
+            found += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
+    except zlib.error as error:
+        raise ManifestError(f"damaged: {error}") from error
+    line, end, _ = found.partition(b"\n")
+    if not end:
+        raise ManifestError("damaged: it ends in its first line")
+    return line
+
+
 def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JSON]:
     """The fields of a manifest, from what its file says and those of its base."""
-    whole = {name: value for name, value in {**base, **fields}.items() if value is not None and name != BASE}
+    whole = {**base, **fields}
+    del whole[BASE]
+    for name in [name for name, value in fields.items() if value is None]:
+        del whole[name]
     for name in BY_LAYER:
         if isinstance(whole.get(name), dict) and isinstance(base.get(name), dict):
             whole[name] = {**base[name], **whole[name]}

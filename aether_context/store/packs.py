@@ -46,6 +46,7 @@ from aether_context.store.pack_file import (
     file_of,
     merged,
     read_lines,
+    read_manifest,
     with_outcome,
 )
 from aether_context.store.recording import Recording
@@ -203,6 +204,8 @@ class PackStore:
             fields = self.fields(place)
             if BASE in fields:
                 fields = merged(fields, self._base(place, fields[BASE]))
+            else:
+                self._keep_base(place, fields)
             return Manifest.of(fields)
         except ManifestError as error:
             path = self._path(place)
@@ -210,10 +213,11 @@ class PackStore:
 
     def fields(self, place: str) -> dict[str, JSON]:
         """What the file of a pack itself says of its manifest, see `pack_file`; errors as for `read`."""
-        lines = self.lines(place)
-        if lines is None:
+        data = self.files.get(f"{place}{ENDING}")
+        line = read_manifest(data) if data is not None else self.files.get(f"{place}/manifest.json")
+        if line is None:
             raise PackNotFound(f"{place}{ENDING} is not there")
-        return fields_of(lines[0])
+        return fields_of(line)
 
     def _base(self, place: str, base: JSON) -> Mapping[str, JSON]:
         """The fields of the first manifest of a chain, which do not change while it is there."""
@@ -228,10 +232,13 @@ class PackStore:
                 raise PackNotFound(f"{_name(place)} extends {base}, which is not in {self.url}") from error
             except ManifestError as error:
                 raise type(error)(f"it extends {base}, which cannot be read: {error}") from error
-            if len(self._bases) >= _MOST_BASES:
-                self._bases.clear()
-            self._bases[path] = found
+            self._keep_base(path, found)
         return found
+
+    def _keep_base(self, place: str, fields: Mapping[str, JSON]) -> None:
+        if len(self._bases) >= _MOST_BASES:
+            self._bases.clear()
+        self._bases[place] = fields
 
     def lines(self, place: str) -> tuple[bytes, bytes, bytes | None] | None:
         """The manifest as it is written, the texts and the outcome of a pack, None where it is not there."""
