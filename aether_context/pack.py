@@ -614,6 +614,11 @@ class Calibration:
     """Tokens that may be counted beyond the window, since the last usage fell short of its count by as many."""
 
 
+_USUAL_GROWTH = 0.05
+"""Share of the window that memories leave free for what a session adds before the next human message, where that is not
+known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackInput:
     """All that `aether_context.packing.build_pack` reads.
@@ -635,7 +640,8 @@ class PackInput:
     nothing is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
     that was asked for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a
     later reading that differs, empty where there is none. ``tools_kept`` are the tools of whose results it keeps
-    some.
+    some. ``growth`` are the tokens by which the session grows from one human message to the next, but for one time in
+    ten; None where that is not known.
     """
 
     identity: Identity
@@ -668,6 +674,12 @@ class PackInput:
     asked: str = ""
     evidence: Mapping[str, str] = field(default_factory=dict)
     tools_kept: frozenset[str] = frozenset()
+    growth: int | None = None
+
+    @property
+    def kept_free(self) -> int:
+        """Tokens of the window that memories leave to the session's growth."""
+        return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
 
 
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]

@@ -248,9 +248,6 @@ class ConversationSettings(_Settings):
         return self
 
 
-MEMORY_FILL = 0.5
-"""Share of the window up to which room that nothing else asks for is filled with memories."""
-
 _SHORT_MEMORY_TOKENS = 24
 
 
@@ -288,7 +285,7 @@ class RetrievalSettings(_Settings):
         """How many memories are ranked for a window: no more than could be short enough to fill it."""
         if self.memory_k == 0:
             return 0
-        fitting = self.memory_k + int(window * MEMORY_FILL) // _SHORT_MEMORY_TOKENS
+        fitting = self.memory_k + window // _SHORT_MEMORY_TOKENS
         return max(self.memory_k, min(self.memory_fill_k, fitting))
 
     @field_validator("redact_before_retrieval")

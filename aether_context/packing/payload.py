@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from aether_context.pack import (
     RECALLED,
@@ -38,6 +39,8 @@ STANDING = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
 SUPERSEDED = "superseded unless both hold"
 """What the line of a memory says where a later one may contradict it, which stands before it."""
+MANY_OF_DAY = 3
+"""So many memories of one day stand under its date, which models read digit by digit; fewer carry it themselves."""
 _MARK = re.compile(r"\[\s{0,8}standing[\s_-]{0,8}preferences?\s{0,8}\]", re.IGNORECASE)
 _UNSEEN = ("Mn", "Cf", "Cc")
 HEADERS = (
@@ -187,7 +190,7 @@ def render(
         ("CONSTRAINTS", bullets(_constraints(step))),
         ("TOOLS", bullets(tool.signature for tool in tools) if settings.tool_lines else ""),
         ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
-        ("MEMORY", "\n".join(candidate.line for candidate in _in_time(memory))),
+        ("MEMORY", _in_time(memory)),
     )
     tail = _sections(
         ("ACCEPTANCE", checklist(step)),
@@ -251,11 +254,55 @@ def step_text(step: Step) -> str:
     )
 
 
-def _in_time(memory: Sequence[Candidate]) -> list[Candidate]:
-    """Memories as they are ranked, then the turns of this conversation in the order in which they were said."""
-    turns = [candidate for candidate in memory if candidate.source == RECALLED]
-    turns.sort(key=lambda candidate: (candidate.time or 0.0, turn_place(candidate)))
-    return [*(candidate for candidate in memory if candidate.source != RECALLED), *turns]
+def _in_time(memory: Sequence[Candidate]) -> str:
+    """What is there on purpose or has no date, as it is ranked; then what was found, in the order of time, with one
+    heading for a day that many are of. What a later memory takes the place of stands behind that."""
+    names = {candidate.id for candidate in memory}
+    earlier: dict[str, list[Candidate]] = {}
+    first: list[Candidate] = []
+    dated: list[Candidate] = []
+    for candidate in memory:
+        if candidate.superseded_by in names:
+            earlier.setdefault(candidate.superseded_by, []).append(candidate)
+        else:
+            (dated if day_of(candidate) else first).append(candidate)
+    dated.sort(key=lambda candidate: (candidate.time or 0.0, turn_place(candidate)))
+    lines: list[str] = []
+
+    def add(candidate: Candidate, line: str) -> None:
+        lines.append(line)
+        for superseded in earlier.pop(candidate.id, ()):
+            add(superseded, superseded.line)
+
+    for candidate in first:
+        add(candidate, candidate.line)
+    for date, found in groupby(dated, key=day_of):
+        of_day = list(found)
+        headed = len(of_day) >= MANY_OF_DAY
+        if headed:
+            lines.append(f"{date}:")
+        for candidate in of_day:
+            add(candidate, undated(candidate) if headed else candidate.line)
+    for circle in list(earlier.values()):
+        lines += [candidate.line for candidate in circle]
+    return "\n".join(lines)
+
+
+def day_of(candidate: Candidate) -> str:
+    """The day that a memory may stand under; empty for one that is there on purpose, is superseded, or has no date."""
+    if candidate.kind or candidate.superseded_by or candidate.layer != "memory" or candidate.time is None:
+        return ""
+    return day(candidate.time)
+
+
+def undated(candidate: Candidate) -> str:
+    """The line of a memory under its day."""
+    date = day_of(candidate)
+    if not date:
+        return candidate.line
+    if candidate.source == RECALLED:
+        return candidate.line.replace(f"- {date} ", "- ", 1)
+    return candidate.line.removesuffix(f" ({date})")
 
 
 def memory_line(candidate: Candidate) -> str:

@@ -12,10 +12,9 @@ from aether_context.canonical import strings
 from aether_context.conversation import units
 from aether_context.conversation.strategies import RECAP_SHARE
 from aether_context.conversation.turns import is_human
-from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
-from aether_context.policy import MEMORY_FILL
 from aether_context.retrieval import Found, Left, answers, weakest
 from aether_context.tokens.cache import PackCounter
 
@@ -96,13 +95,23 @@ def render_line(candidate: Candidate) -> str:
 
 
 def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
-    """Candidates with their lines, and what each costs with the line break behind it."""
-    lines = [render_line(candidate) for candidate in candidates]
-    counts = counter.count_all(lines)
-    return tuple(
-        replace(candidate, line=line, tokens=tokens + 1)
-        for candidate, line, tokens in zip(candidates, lines, counts, strict=True)
-    )
+    """Candidates with their lines, and what each costs with the line break behind it: the one with which a day has so
+    many that they stand under a heading, less what the others' dates cost, and further ones without a date."""
+    candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
+    counts = counter.count_all([candidate.line for candidate in candidates])
+    bare = counter.count_all([payload.undated(candidate) for candidate in candidates])
+    of_day: dict[str, list[int]] = {}
+    priced = []
+    for candidate, tokens, without in zip(candidates, counts, bare, strict=True):
+        if day := payload.day_of(candidate):
+            dates = of_day.setdefault(day, [])
+            dates.append(tokens - without)
+            if len(dates) == payload.MANY_OF_DAY:
+                tokens -= sum(dates) - counter.count(f"{day}:") - 1
+            elif len(dates) > payload.MANY_OF_DAY:
+                tokens = without
+        priced.append(replace(candidate, tokens=max(1, tokens + 1)))
+    return tuple(priced)
 
 
 # What the layers ask for: the allocator's inputs, read off the pack so far.
@@ -121,7 +130,8 @@ def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
     if at_cut:
         compact_to = draft.policy.conversation.compact_to
         low = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
-        spoken = min(spoken, max(low, _latest_need(draft)))
+        recalls = any(candidate.source == RECALLED for candidate in draft.found_memory.chosen)
+        spoken = min(spoken, latest_need(draft) if recalls else max(low, latest_need(draft)))
     return {
         "evidence": sum(candidate.tokens for candidate in draft.found_evidence.chosen) + used.get("evidence", 0),
         "memory": sum(candidate.tokens for candidate in draft.found_memory.chosen) + used.get("memory", 0),
@@ -129,17 +139,15 @@ def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
     }
 
 
-def _latest_need(draft: Draft) -> int:
-    """What the conversation has to be given so that its latest turns outlive a cut.
-
-    A cut leaves it the low-water share of that, half of which may go to the recap.
-    """
+def latest_need(draft: Draft) -> int:
+    """What the conversation has to be given so that its latest turns outlive a cut, beside a recap that may take half
+    of what a cut leaves, and so that the session can grow."""
     items, settings = draft.items, draft.policy.conversation
     parts = units([item.content for item in items])
     first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
-    return int(tokens / (settings.compact_to * (1 - RECAP_SHARE)))
+    return int(tokens / (1 - RECAP_SHARE)) + draft.input.kept_free
 
 
 def signals(draft: Draft) -> Signals:
@@ -169,9 +177,9 @@ def fill(draft: Draft) -> None:
     whole.
 
     Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
-    all layers together leave of half of the window, so a further memory takes nothing from another layer and
-    shortens nothing. At a cut memories alone may take as much, and the conversation's latest turns find room beside
-    them: how much more of it stays follows from what the other layers leave.
+    all layers together leave of the input budget, but for what the session grows by until the next human message, so a
+    further memory takes nothing from another layer and shortens nothing. At a cut the conversation's latest turns find
+    room beside them: how much more of it stays follows from what the other layers leave.
     """
     found, settings = draft.found_memory, draft.policy.retrieval
     weak = weakest(found.chosen, settings)
@@ -186,9 +194,9 @@ def fill(draft: Draft) -> None:
         draft.found_memory = replace(found, chosen=chosen)
         asked = wanted(draft)
     others = sum(draft.measured.values()) + asked["memory"] + asked["evidence"]
-    full = min(draft.input_budget, int(draft.input.window * MEMORY_FILL)) if draft.policy.budget.lending else 0
+    full = max(0, draft.input_budget - draft.input.kept_free) if draft.policy.budget.lending else 0
     if draft.at_cut:
-        room = min(full - asked["memory"], draft.input_budget - others - _latest_need(draft))
+        room = min(full - asked["memory"], draft.input_budget - others - latest_need(draft))
     else:
         room = full - others - asked["conversation"]
     taken = []

@@ -185,6 +185,8 @@ class Manifest(_Record):
     """Contents that were marked to outlive others."""
     asked: str = ""
     """The last cut that was asked for by hand."""
+    growth: int | None = None
+    """Tokens by which the session grows from one human message to the next; null where that was not known."""
     epoch: Epoch
     """The epoch after this pack."""
     epoch_before: Epoch | None = None

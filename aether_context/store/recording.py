@@ -24,7 +24,7 @@ _RARE = ("superseded_by", "content_hash", "kind")
 _CANDIDATE_FIELDS = tuple(known.name for known in fields(Candidate) if known.name not in _RARE)
 GIVEN = (
     "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
-    "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration",
+    "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration", "growth",
 )  # fmt: skip
 """Fields that a manifest takes from a pack's input as they are, and a replay gives back."""
 _FOUND = (

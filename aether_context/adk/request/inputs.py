@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from cachetools import LRUCache
 from google.adk.events.event import Event
@@ -33,6 +33,7 @@ from aether_context.adk.request.reader import (
     system_text,
     unchanged,
 )
+from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import Records, SessionRecords, align, holds_epoch, load_epoch, reset
 from aether_context.canonical import hash_text
@@ -53,7 +54,6 @@ from aether_context.pack import (
     valid,
 )
 from aether_context.packing.payload import TOOL
-from aether_context.policy import MEMORY_FILL
 from aether_context.retrieval.ranking import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
@@ -65,6 +65,7 @@ _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
+_MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 1_000, 50, 4
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -270,6 +271,7 @@ class Gatherer:
             asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
             evidence=records.readings(),
             tools_kept=records.tools(),
+            growth=_growth(events),
         )
         seen = replace(seen, known=known, tools=mirror(declared_tools(request)))
         return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
@@ -458,6 +460,21 @@ def _rewrote(call: Call, epoch: Epoch) -> bool:
     return bool(posted)
 
 
+def _growth(events: Sequence[Event]) -> int | None:
+    """Tokens by which a session grows from one human message to the next, but for one time in ten; None before there
+    is any growth. The latest messages tell."""
+    sizes = [0]
+    for event in islice(reversed(events), _MOST_GROWTH_EVENTS):
+        sizes[-1] += characters(event.content) if event.content is not None else 0
+        if event.author == "user" and not event.get_function_responses():
+            if len(sizes) > _MOST_GROWTH_MESSAGES:
+                break
+            sizes.append(0)
+    if len(sizes) <= 2 and not sizes[-1]:
+        return None
+    return sorted(sizes)[(9 * len(sizes)) // 10] // _GROWTH_CHARACTERS
+
+
 def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
     """What is missing where the host loads a part of a session's events, in words; and how many contents, which are not
     sent then, stand first without the user message that they answer.
@@ -513,7 +530,7 @@ async def _memories(
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
         return tuple(candidates), ""
-    room = int(MEMORY_FILL * window) * _TOKEN_CHARACTERS
+    room = window * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):

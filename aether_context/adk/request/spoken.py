@@ -262,23 +262,29 @@ def _written(content: types.Content) -> int:
     return size
 
 
-def outline_of(content: types.Content) -> Outline:
-    size, exchanges, loads = 1, False, False
-    texts: list[str] = []
+def characters(content: types.Content) -> int:
+    """The length of a content, of calls and answers only the texts that stand at their top, and one more."""
+    size = 1
     for part in content.parts or ():
-        if part.text:
-            size += len(part.text)
-            if not part.thought:
-                texts.append(part.text)
+        size += len(part.text or "")
         call, response = part.function_call, part.function_response
-        if call is None and response is None:
-            continue
-        exchanges = True
-        loads = loads or (response is not None and response.name == LOADER)
         for values in (call and call.args, response and response.response):
             for value in values.values() if values else ():
                 if isinstance(value, str):
                     size += len(value)
+    return size
+
+
+def outline_of(content: types.Content) -> Outline:
+    exchanges, loads = False, False
+    texts: list[str] = []
+    for part in content.parts or ():
+        if part.text and not part.thought:
+            texts.append(part.text)
+        if part.function_call is not None or part.function_response is not None:
+            exchanges = True
+            loads = loads or (part.function_response is not None and part.function_response.name == LOADER)
+    size = characters(content)
     if exchanges or not texts:
         return Outline("", None, size, loads)
     return Outline("\n".join(texts).strip(), quoted_words(texts), size, loads)
