@@ -729,6 +729,17 @@ def test_a_new_process_goes_on_where_the_last_one_was(sessions: BaseSessionServi
     assert report(after).accuracy.calls == totals(after).calls
 
 
+def test_what_only_an_answer_without_usage_tells_is_known_to_the_next_process() -> None:
+    expert = LlmAgent(name="expert", model=Scripted(script=[answer("found", 1_000, 50)], sent=[]))
+    asked = answer("", 120, 7).model_copy(update={"content": types.ModelContent([call("expert", request="what?")])})
+    before = Chat(script=[(asked, answer("meanwhile", None))], tools=[AgentTool(expert)])
+    before.say("go")
+    assert totals(before)[:3] == (2, 1_120, 57)
+    after = Chat(sessions=before.sessions)
+    after.say("more")
+    assert totals(after)[:3] == (3, 1_240, 64)
+
+
 def test_two_workers_take_turns_on_one_session() -> None:
     one = Chat(policy=limited("stop", session={"total_tokens": 100 * CALL}))
     other = Chat(policy=one.policy, sessions=one.sessions)

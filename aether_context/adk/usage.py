@@ -390,7 +390,7 @@ def _recall(session: _Session, event: Event) -> None:
     if standing is not None:
         estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
     if call is None:
-        if (silent and output is None) or (event.partial and standing is None):
+        if standing is None and (silent or event.partial):
             return
         call = CallUsage(
             input_tokens=(estimate or 0) if silent else usage.billed_input,
