@@ -32,12 +32,23 @@ BASE = "base"
 _FEW_BYTES = 8_192
 
 
+_OWN = ("rows", "contents", "counts")
+"""Fields that are each pack's own: long, and never as in another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The first manifest of a chain, which the others are written against: its pack and its fields."""
+    """The first manifest of a chain, which the others are written against: its pack and its fields.
+
+    It is kept as long as its chain goes on, so of what is each pack's own only the names are.
+    """
 
     pack_id: str
     fields: FieldTexts
+
+    @classmethod
+    def of(cls, pack_id: str, fields: FieldTexts) -> Base:
+        return cls(pack_id=pack_id, fields={**fields, **{name: "" for name in _OWN if name in fields}})
 
 
 def manifest_line(pack_id: str, fields: FieldTexts, base: Base) -> bytes:

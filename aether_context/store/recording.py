@@ -73,7 +73,7 @@ class Recording:
         manifest, fields = self.manifest.model_copy(update=values).sealed()
         base = self.tip.base
         if base.pack_id == self.manifest.pack_id:
-            base = Base(pack_id=manifest.pack_id, fields=fields)
+            base = Base.of(manifest.pack_id, fields)
         line = manifest_line(manifest.pack_id, fields, base)
         return replace(self, manifest=manifest, line=line, tip=replace(self.tip, pack_id=manifest.pack_id, base=base))
 
@@ -238,7 +238,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
         held=held.intersection((*standing, *epoch_texts)),
         epoch=epoch,
-        base=parent.base if parent is not None else Base(pack_id=manifest.pack_id, fields=of_manifest),
+        base=parent.base if parent is not None else Base.of(manifest.pack_id, of_manifest),
     )
     line = manifest_line(manifest.pack_id, of_manifest, after.base)
     return Recording(manifest=manifest, line=line, texts=texts, blobs=blobs, tip=after, saved=pack.saved)

@@ -41,10 +41,12 @@ class Rules:
 class Link:
     """What the file of a pack names: the place of the pack that it extends, if any, and its blobs, by hash.
 
-    It may name more where it is not readable, as where it is foreign: of a schema version that is not known here.
+    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. It may name more
+    where it is not readable, as where it is foreign: of a schema version that is not known here.
     """
 
     parent: str = ""
+    base: str = ""
     blobs: frozenset[str] = frozenset()
     is_readable: bool = True
     is_foreign: bool = False
@@ -250,15 +252,15 @@ def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
             if lines is None:  # what a deletion that was cut short left behind
                 return Link()
             value = json.loads(lines[0])
-            parent, version = value.get("parent"), value.get("schema_version")
+            parent, base, version = value.get("parent"), value.get(BASE), value.get("schema_version")
             is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
             named = [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
-            digests = [*(value[name] for name in named), *(() if is_foreign else value.get("texts", ()))]
+            digests = [*(value[name] for name in named), *(() if is_foreign else value.get("texts") or ())]
             names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
         except (ManifestError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Link(is_readable=False)
-        place = f"{pack.rsplit('/', 1)[0]}/{parent}" if isinstance(parent, str) else ""
-        return Link(parent=place, blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
+        above = [f"{pack.rsplit('/', 1)[0]}/{name}" if isinstance(name, str) else "" for name in (parent, base)]
+        return Link(parent=above[0], base=above[1], blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
 
     packs = list(packs)
     return dict(zip(packs, store.files.at_once(link, packs), strict=True))
@@ -267,10 +269,12 @@ def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
 def _with_ancestors(packs: Iterable[str], links: Mapping[str, Link]) -> set[str]:
     """Packs with those that they extend, as far as these are there."""
     found: set[str] = set()
-    for pack in packs:
-        while pack in links and pack not in found:
+    waiting = list(packs)
+    while waiting:
+        pack = waiting.pop()
+        if pack in links and pack not in found:
             found.add(pack)
-            pack = links[pack].parent
+            waiting += (links[pack].parent, links[pack].base)
     return found
 
 
@@ -280,7 +284,7 @@ def _within(
     """The packs that stay within so many bytes: the chains that were written to last, and what is too young to go."""
     chains: dict[str, list[str]] = defaultdict(list)
     for pack in sorted(links):
-        root = pack
+        root = links[pack].base if links[pack].base in links else pack
         while (parent := links[root].parent) in links:
             root = parent
         chains[root].append(pack)
