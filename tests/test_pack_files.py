@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -201,6 +203,106 @@ def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) 
         assert whole(there) == 1
     finally:
         FailingFileSystem.down = False
+
+
+def test_an_outcome_reaches_a_pack_that_a_failed_attempt_has_written(store: PackStore) -> None:
+    made = recording()
+    store.write(made)
+    assert store.write(made, {"input_tokens": 5}) == made.manifest
+    assert store.outcome(made.manifest) == {"input_tokens": 5}
+    store.write(made, {"input_tokens": 7})
+    assert store.outcome(made.manifest) == {"input_tokens": 5}
+    assert whole(store) == 1
+
+
+def test_what_cannot_be_read_in_a_packs_place_holds_nothing_back(store: PackStore) -> None:
+    made = recording()
+    store.files.create(f"{store.place(made.manifest)}{ENDING}", made.data[:40])
+    manifest = store.write(made)
+    assert manifest.pack_id == f"{made.manifest.pack_id}-2"
+    assert store.read(store.place(manifest)) == manifest
+
+
+def test_an_outcome_that_waited_brings_no_deleted_pack_back(tmp_path: Path) -> None:
+    files = SpooledFiles(Files("failing://outcome-deleted"), Spool(tmp_path / "spool.sqlite"))
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    there, store = PackStore(files.url), PackStore(files.url).through(files)
+    made = recording()
+    manifest = store.write(made)
+    try:
+        FailingFileSystem.down = True
+        store.write_outcome(manifest, {"input_tokens": 5}, made.data)
+    finally:
+        FailingFileSystem.down = False
+    there.files.delete(f"{there.place(manifest)}{ENDING}")
+    assert files._deliver_all()
+    assert there.places() == files.spool.aside() == []
+
+
+def test_a_pack_that_waited_spares_what_another_process_made_of_it(tmp_path: Path) -> None:
+    files = SpooledFiles(Files("failing://outcome-faster"), Spool(tmp_path / "spool.sqlite"))
+    files.deliver = lambda: None  # type: ignore[method-assign]
+    there, made = PackStore(files.url), recording()
+    try:
+        FailingFileSystem.down = True
+        PackStore(files.url).through(files).write(made)
+    finally:
+        FailingFileSystem.down = False
+    there.write_outcome(there.write(made), {"input_tokens": 5})
+    assert files._deliver_all()
+    assert files.spool.aside() == []
+    assert there.outcome(made.manifest) == {"input_tokens": 5}
+
+
+def test_an_outcome_goes_with_a_pack_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aether_context.adk.services.recorder._MOST_WAITING", 10)
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", "off")
+    plugin = ContextPackPlugin(store="failing://given-up")
+    recorder = plugin._packer._recorder
+    chat = Chat(plugin=plugin, on_error="passthrough")
+    try:
+        FailingFileSystem.down = True
+        chat.say(*(f"message {at}" for at in range(30)))
+        assert len(recorder._waiting) <= 10
+        assert len(recorder._outcomes) <= 10
+    finally:
+        FailingFileSystem.down = False
+    asyncio.run(plugin.close())
+    assert not recorder._outcomes
+
+
+# what is deleted
+
+
+def test_the_first_pack_of_a_chain_stays_while_another_is_read_by_it(store: PackStore) -> None:
+    first, second, third = packs.chain(store, 3)
+    store.files.delete(f"{store.place(second)}{ENDING}")
+    now = time.time() + 20 * DAY_SECONDS
+    os.utime(f"{store.place(third)}{ENDING}", (now, now))
+    (owner,) = store.owners()
+    for rules in (Rules(packs_seconds=10 * DAY_SECONDS), Rules(most_bytes=100_000)):
+        carry_out(store, plan(store, owner, rules, now))
+        assert {place.rsplit("/", 1)[-1] for place in store.places()} == {first.pack_id, third.pack_id}
+    assert PackStore(store.url).read(store.place(third)) == third
+
+
+def test_packs_with_texts_and_without_are_deleted_alike(store: PackStore) -> None:
+    session = packs.Session(store, tools=[packs.tool("search")])
+    session.ask("Find out who approves refunds.")
+    session.policy = PackPolicy(record="hashes")
+    assert session.use("search", "nobody").texts == ()
+    (owner,) = store.owners()
+    assert plan(store, owner, Rules(), time.time()).unreadable == ()
+    carry_out(store, plan(store, owner, Rules(), time.time() + 40 * DAY_SECONDS))
+    assert store.files.below(store.files.root) == []
+
+
+def test_of_what_is_each_packs_own_a_chain_keeps_nothing(store: PackStore) -> None:
+    session = packs.Session(store, tools=[packs.tool("search")])
+    session.ask("Find out who approves refunds.")
+    base = recording_tip(session, "pack_x").base
+    assert base.fields.keys() >= {"rows", "contents", "tools"}
+    assert base.fields["rows"] == base.fields["contents"] == ""
 
 
 # what earlier versions wrote

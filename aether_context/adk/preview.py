@@ -42,7 +42,7 @@ from aether_context.adk.call import Last
 from aether_context.adk.packer import InvalidPlan, RequestPacker
 from aether_context.adk.request.inputs import CUT, last_unread
 from aether_context.adk.request.reader import Reader
-from aether_context.adk.services.recorder import Recorder
+from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.conversation import strategy_names
 from aether_context.errors import MissingExtra, SessionError
 from aether_context.pack import Pack
@@ -295,7 +295,7 @@ class _Unwritten(Recorder):
     """Takes recordings and lets them go."""
 
     @override
-    def later(self, job: Callable[[], object]) -> None:
+    def later(self, job: Callable[[], object], of_call: CallKey | None = None) -> None:
         return None
 
 

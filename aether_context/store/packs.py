@@ -126,7 +126,9 @@ class PackStore:
             self.files.create(path, data)
         self._create_known(self.hour_entry(manifest), b"{}")
         while not self._create(recording, outcome):
-            if self.read(self.place(recording.manifest)).digest == recording.manifest.digest:
+            if self._holds(recording.manifest):
+                if outcome is not None:
+                    self.write_outcome(recording.manifest, outcome)
                 break
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
@@ -137,6 +139,13 @@ class PackStore:
     def _create(self, recording: Recording, outcome: Mapping[str, JSON] | None) -> bool:
         data = file_of(recording.line, recording.texts, outcome)
         return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
+
+    def _holds(self, manifest: Manifest) -> bool:
+        """Whether an equal manifest is there; what cannot be read is another one, and must hold nothing back."""
+        try:
+            return self.read(self.place(manifest)).digest == manifest.digest
+        except (ManifestError, PackNotFound):
+            return False
 
     def _create_known(self, path: str, data: bytes) -> bool:
         """Creates a file that never changes; False where it was there, and this store did not know.

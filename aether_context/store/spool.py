@@ -13,7 +13,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +48,14 @@ CREATE TABLE IF NOT EXISTS aside (
 """
 
 
+class Write(IntEnum):
+    """How a write meets what the store has in its place, which for the last two may be its own beginning."""
+
+    REPLACE = 0
+    CREATE = 1
+    EXTEND = 2
+
+
 class Spool:
     """Writes that wait for one store, in a file that processes may share and that leaves 256 MB of its disk free.
 
@@ -56,21 +65,19 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, path: str, data: bytes, *, exclusive: bool, instead: bool) -> bool:
+    def add(self, path: str, data: bytes, write: Write) -> bool:
         """Puts a write behind the others; False where one waits for the same place already.
 
-        Args:
-            exclusive: whether it may replace no file but one that is its beginning.
-            instead: whether it takes the place of one that waits.
+        What replaces or extends a file takes the data's place in a write that waits.
         """
         with self._open() as database:
             free = shutil.disk_usage(self.path.parent).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            then = "UPDATE SET data = excluded.data, hash = excluded.hash" if instead else "NOTHING"
+            then = "NOTHING" if write is Write.CREATE else "UPDATE SET data = excluded.data, hash = excluded.hash"
             added = database.execute(
                 f"INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) ON CONFLICT (path) DO {then}",
-                (path, exclusive, data, hash_bytes(data)),
+                (path, write, data, hash_bytes(data)),
             )
             return added.rowcount > 0
 
@@ -156,17 +163,25 @@ class SpooledFiles(Files):
         self._thread: threading.Thread | None = None
 
     def create(self, path: str, data: bytes) -> bool:
-        return self._write(super().create, path, data, exclusive=True, instead=False) is not False
+        return self._write(super().create, path, data, Write.CREATE) is not False
 
     def replace(self, path: str, data: bytes) -> None:
-        self._write(super().replace, path, data, exclusive=False, instead=True)
+        self._write(super().replace, path, data, Write.REPLACE)
 
     def extend(self, path: str, data: bytes) -> None:
-        self._write(super().extend, path, data, exclusive=True, instead=True)
+        self._write(self._extend, path, data, Write.EXTEND)
 
-    def _write(
-        self, act: Callable[[str, bytes], _R], path: str, data: bytes, *, exclusive: bool, instead: bool
-    ) -> _R | bool:
+    def _extend(self, path: str, data: bytes) -> bool | None:
+        """`extend` in the store itself; False where another file is in its place, None where none is."""
+        there = self._there(path)
+        if there is None:
+            return None
+        if len(there) < len(data) and data.startswith(there):
+            super().replace(path, data)
+            return True
+        return there.startswith(data)  # another process may have been faster, with more
+
+    def _write(self, act: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
         may_ask = not self.spares_store and (not self._is_down or time.monotonic() > self._ask_again)
         if may_ask and self._is_empty():
             try:
@@ -177,7 +192,7 @@ class SpooledFiles(Files):
             else:
                 self._is_down = False
                 return done
-        added = self.spool.add(path, data, exclusive=exclusive, instead=instead)
+        added = self.spool.add(path, data, write)
         self.deliver()
         return added
 
@@ -247,20 +262,21 @@ class SpooledFiles(Files):
         """Writes what waits, the oldest first; False where the store is down."""
         first = "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
         while waiting := self.spool.ask(first):
-            number, path, exclusive, data, digest, tries = waiting[0]
+            number, path, write, data, digest, tries = waiting[0]
             fault = ""
             try:
                 with _contained():
                     if hash_bytes(data) != digest:
                         fault = "it was damaged"
-                    elif not exclusive:
+                    elif write == Write.REPLACE:
                         super().replace(path, data)
-                    elif not super().create(path, data) and (there := super().read(path)) != data:
-                        if data.startswith(there):
-                            super().replace(path, data)
-                        else:
+                    elif write == Write.EXTEND or not super().create(path, data):
+                        extended = self._extend(path, data)
+                        if extended is False:
                             fault = "another file is in its place"
-            except (StoreError, FileNotFoundError) as error:  # what was in its place may be deleted before it is read
+                        elif extended is None and write == Write.CREATE:
+                            raise StoreError(f"{path} was deleted in the moment when it was written")
+            except StoreError as error:
                 if not self._answers():
                     self._fell(error)
                     return False
@@ -280,11 +296,18 @@ class SpooledFiles(Files):
     def _answers(self) -> bool:
         """Whether the store can be asked at all."""
         try:
-            with _contained(), suppress(FileNotFoundError):
-                super().read(f"{self.root}/.asked")
+            with _contained():
+                self._there(f"{self.root}/.asked")
         except StoreError:
             return False
         return True
+
+    def _there(self, path: str) -> bytes | None:
+        """What the store itself has in a place."""
+        try:
+            return super().read(path)
+        except FileNotFoundError:
+            return None
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Recorder:
         self.store = store.through(self._spooled) if self._spooled is not None else store
         if self._spooled is not None:
             self._spooled.deliver()
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: deque[tuple[Callable[[], object], CallKey | None]] = deque()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
@@ -105,7 +105,7 @@ class Recorder:
             if self._recorded is not None:
                 self._recorded(manifest, recording)
 
-        self.later(write)
+        self.later(write, of_call)
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
@@ -119,7 +119,7 @@ class Recorder:
             self._written.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
-        self.later(write)
+        self.later(write, of_call)
 
     def summary(self, identity: Identity, key: str, text: str) -> None:
         """Queues a summary that a model wrote, under the hash over what it was asked with."""
@@ -133,11 +133,17 @@ class Recorder:
         """Queues what a user's usage of a model has taught."""
         self.later(lambda: self.store.write_calibration(identity.app, identity.user, model, value))
 
-    def later(self, job: Callable[[], object]) -> None:
-        """Queues a write without waking the thread: one that wakes here takes its time from the model call."""
-        self._waiting.append(job)
+    def later(self, job: Callable[[], object], of_call: CallKey | None = None) -> None:
+        """Queues a write without waking the thread: one that wakes here takes its time from the model call.
+
+        Args:
+            of_call: the call whose outcome goes, too, where the write is given up.
+        """
+        self._waiting.append((job, of_call))
         if len(self._waiting) > _MOST_WAITING and self._fails:
-            self._waiting.popleft()
+            _, given_up = self._waiting.popleft()
+            if given_up is not None:
+                self._outcomes.pop(given_up, None)
             logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
         self._ensure_thread()
 
@@ -185,12 +191,12 @@ class Recorder:
             self._hurry.clear()
             quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
             while self._waiting:
-                job = self._waiting[0]
+                first = self._waiting[0]
                 if len(self._waiting) > _MANY_WAITING:
                     self._spare_store(True)
-                if self._attempt(job):
+                if self._attempt(first[0]):
                     self._fails = False
-                    if self._waiting and self._waiting[0] is job:
+                    if self._waiting and self._waiting[0] is first:
                         self._waiting.popleft()
                 else:
                     self._hurry.clear()
