@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,12 @@ def test_the_step_over_plain_words_passes_no_entity(text):
 def test_a_number_in_a_response_stands_with_its_key():
     response = answered("look_up", "1", json.dumps({"price": 1250, "open": True}))
     assert ("price: 1250", "seen") in mentions(response)
+
+
+def test_a_result_beside_a_later_call_of_its_name_is_no_error():
+    result, again = answered("look_up", "", '{"seat": "seat_A7"}'), called("look_up", "", key="order_2")
+    both = replace(result, parts=(*result.parts, *again.parts))
+    assert "seat_A7" in table(called("look_up", "", key="order_1"), both)
 
 
 def test_who_mentioned_it_decides_the_line():

@@ -225,7 +225,7 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
                 called.add(call[:2])
                 waiting[call].append(_asked_about(text))
             elif kind == "response":
-                owners.append(waiting[call].pop(0) if call in clear else "")
+                owners.append(waiting[call].pop(0) if call in clear and waiting[call] else "")
         unclear = answers.keys() - clear
         for call in unclear:
             waiting[call].clear()
