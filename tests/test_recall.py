@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -293,6 +296,15 @@ def test_turns_that_were_read_before_are_what_a_new_look_finds(rounds: list[Any]
         assert spoken.loading(end) == anew.loading(end)
 
 
+def test_events_count_where_what_was_said_is_kept_within_bounds() -> None:
+    events = [Event(author="user", content=types.UserContent(f"number {at}")) for at in range(9)]
+    history = [event.content for event in events[-2:] if event.content is not None]
+    spoken = SpokenTurns()
+    spoken.read(history, ())
+    assert [entry.id for entry in spoken.turns(events, 2)] == ["0", "1"]
+    assert len(spoken) == len(history) + len(events), "an agent that is shown little keeps what all others said, too"
+
+
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))
 def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
     found = passages(text, most)
@@ -430,6 +442,45 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     assert manifest.encoder == "loading"
     assert not any("embedder" in problem for problem in manifest.degradations)
     chat.replays()
+
+
+FORKED = """
+import os
+
+import numpy as np
+from plans import small
+from scripted import Chat, Memories, remembered
+
+from aether_context.retrieval.embedders import register
+
+
+class Own:
+    local, name = True, "own"
+
+    def embed(self, texts, *, purpose="entry"):
+        return np.ones((len(texts), 4), dtype=np.float32) / 2
+
+
+register("own", lambda model: Own())
+policy = small(4_000, retrieval={"embedder": "own", "memory_timeout_seconds": 10})
+chat = Chat(memory=Memories(remembered("The car is in the garage.")), policy=policy)
+chat.say("Where is the car?")
+if (child := os.fork()) == 0:
+    try:
+        chat.say("And where is the garage?")
+        os._exit(0 if [manifest.encoder for manifest in chat.manifests()] == ["own", "own"] else 1)
+    except BaseException:
+        os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_an_embedder_answers_in_a_process_that_is_forked_behind_a_call() -> None:
+    paths = [str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_embedder_that_could_not_be_loaded_is_asked_again() -> None:

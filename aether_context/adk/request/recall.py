@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -97,8 +98,8 @@ _INSTANT = ("static", "none")
 _MOST_THREADS = 32
 
 _TOKEN_CHARACTERS = 4
-_MOST_CONTENTS = 50_000
-"""Contents of all sessions that are kept read, those of the session in use aside."""
+_MOST_SAID = 100_000
+"""Contents and events of all sessions that are kept read, those of the session in use aside."""
 
 _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
@@ -113,10 +114,14 @@ class Recall:
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
         self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
-            _MOST_CONTENTS, lambda said: min(max(len(said), 1), _MOST_CONTENTS)
+            _MOST_SAID, lambda said: min(max(len(said), 1), _MOST_SAID)
         )
         self._lock = threading.Lock()
         self._embedder = cache(_embedder)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._loading: dict[str, Future[Vectors]] = {}
         # Threads of its own, since an event loop that ends waits for those of `asyncio.to_thread`.
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aether-context-embedder")
@@ -258,6 +263,9 @@ class Recall:
         name, seconds = policy.retrieval.embedder, policy.retrieval.memory_timeout_seconds
         failures: list[str] = []
         token = _FAILURES.set(failures)
+        with self._lock:
+            if self._process != os.getpid():  # a forked process has no threads of its parent
+                self._begin()
         try:
             embedder = self._embedder(name)
             if embedder is None or name in _INSTANT:

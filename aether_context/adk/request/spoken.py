@@ -67,8 +67,8 @@ class SpokenTurns:
         self._last_event, self._was_edited = "", False
 
     def __len__(self) -> int:
-        """How many contents were read."""
-        return len(self._outlines)
+        """How many contents and events were read."""
+        return len(self._outlines) + len(self._event_glances)
 
     def read(self, history: Sequence[types.Content], live: Iterable[int]) -> None:
         """Takes over what a history says now.
