@@ -87,6 +87,18 @@ def test_of_three_versions_the_newest_stands_first_and_the_others_are_marked() -
     ]
 
 
+def test_what_is_said_again_holds_again() -> None:
+    again = [
+        MemoryEntry(id=str(day), content=types.UserContent(text), timestamp=f"2026-03-{day:02}T10:00:00+00:00")
+        for day, text in enumerate([JASMINE, ROOIBOS, JASMINE, *OTHERS], start=1)
+    ]
+    chat = Chat(memory=Memories(*again))
+    chat.say(ASKED)
+    of_tyler = [line for line in lines(chat) if "Tyler's favourite" in line]
+    assert of_tyler == [f"- {JASMINE} (2026-03-03)", f"- {ROOIBOS} (2026-03-02, {SUPERSEDED})"]
+    chat.replays()
+
+
 def test_what_users_say_in_later_sessions_corrects_what_they_said_in_earlier_ones() -> None:
     service = HybridMemoryService()
     said = ("My favourite tea is jasmine.", "I cycle to work.", "My favourite tea is oolong these days.")

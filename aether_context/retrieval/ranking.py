@@ -71,19 +71,23 @@ def retrieve(
     """
     left: list[Left] = []
     fresh: list[Candidate] = []
-    seen: set[str] = set()
+    expired = {candidate.id for candidate in candidates if candidate.expires is not None and candidate.expires < now}
+    # Of those that say the same the latest stays: what is said again holds again.
+    stays: dict[str, str] = {}
+    for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), -(candidate.time or 0), candidate.id)):
+        if candidate.id not in expired:
+            stays.setdefault(candidate.digest, candidate.id)
     for candidate in sorted(candidates, key=lambda candidate: (rank(candidate), candidate.id)):
         reason: Reason | None = None
         standing = candidate.kind == "standing"
         if candidate.id.partition("#")[0] in sent:
             reason = "already_in_conversation"
-        elif candidate.expires is not None and candidate.expires < now:
+        elif candidate.id in expired:
             reason = "expired"
-        elif candidate.digest in seen:
+        elif candidate.id != stays[candidate.digest]:
             reason = "duplicate"
         elif tail and not standing and len(candidate.text) >= _LEAST_QUOTED and candidate.text in tail:
             reason = "already_in_conversation"
-        seen.add(candidate.digest)
         if reason is None:
             fresh.append(candidate)
         else:
