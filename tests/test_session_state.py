@@ -20,7 +20,7 @@ from restarting import Restarting, same_requests
 from scripted import Chat, call, look_up, new_store, set_state, state_of
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk import ContextPackPlugin
+from aether_context.adk import ContextPackPlugin, session
 from aether_context.adk.session import load_epoch
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Epoch, Identity, PackedMessage
@@ -218,6 +218,23 @@ def test_where_one_packed_message_is_damaged_the_others_stay_as_they_are() -> No
 
 
 # what an earlier version wrote
+
+
+@pytest.mark.parametrize("kind", ["summary", "payload"])
+def test_what_a_state_claims_to_hold_does_not_fill_the_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_MOST_CHARACTERS", 1_000)
+    identity = Identity(app="shop", user="ann", session="s1", invocation="i1", agent="clerk")
+    scope = session._scope("", "clerk")
+    parts = {f"aether:summary:{scope}:{at}": session._packed("x" * 300, "x" * 300 * at) for at in range(9)}
+    packed = {"session": "s1", "of": "", "invocation": "", "split": 0, "packed": session._packed("x" * 300, "")}
+    slots = {f"aether:payload:{scope}:{at}": packed for at in range(9)}
+    epoch = {"session": "s1", "number": 1, "cut_count": 1}
+    for count, most in [(3, 3), (9, 3 if kind == "payload" else 0)]:
+        counts = {"summary_parts": count if kind == "summary" else 1, "payloads": count if kind == "payload" else 0}
+        found = load_epoch(
+            {**parts, **slots, f"aether:epoch:{scope}": {**epoch, **counts}}, identity, lambda message: ""
+        )
+        assert (len(found.payloads) if kind == "payload" else len(found.summary) // 300) == most
 
 
 def as_written_before(chat: Chat) -> dict[str, Any]:

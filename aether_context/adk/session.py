@@ -66,8 +66,12 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     fields["summary"] = summary
     if not fields.get("cut_count"):
         fields["summary_place"] = 0
-    slots = (_message(_fields(state, f"aether:payload:{scope}:{slot}", identity), original_of) for slot in range(count))
-    fields["payloads"] = tuple(message for message in slots if message is not None)
+    payloads: list[PackedMessage] = []
+    for slot in range(count):
+        message = _message(_fields(state, f"aether:payload:{scope}:{slot}", identity), original_of)
+        if message is not None and sum(len(one.text) for one in (*payloads, message)) <= _MOST_CHARACTERS:
+            payloads.append(message)
+    fields["payloads"] = tuple(payloads)
     fields["tools"] = valid(_TOOLS, _fields(state, f"aether:tools:{scope}", identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
@@ -100,7 +104,7 @@ def _summary(state: Mapping[str, Any], scope: str, parts: object) -> str | None:
     summary = ""
     for number in range(parts):
         part = _unpacked(state.get(f"aether:summary:{scope}:{number}"), summary)
-        if part is None:
+        if part is None or len(summary) + len(part) > _MOST_CHARACTERS:
             return None
         summary += part
     return summary
@@ -240,8 +244,8 @@ def _scope(branch: str, agent: str) -> str:
 
 _REACH = 32_768
 """Bytes that deflate can refer back to."""
-_MOST_BYTES = 16_000_000
-"""No text that was packed is longer: what anybody may have written into a state must not fill the memory."""
+_MOST_CHARACTERS = 16_000_000
+"""No summary and no packed messages are longer: what anybody may have written into a state must not fill the memory."""
 
 
 def _packed(text: str, known: str) -> str:
@@ -257,7 +261,7 @@ def _unpacked(packed: object, known: str) -> str | None:
         return None
     try:
         decompressor = zlib.decompressobj(zdict=known.encode("utf-8", "surrogatepass")[-_REACH:])
-        text = decompressor.decompress(base64.b85decode(packed), _MOST_BYTES)
+        text = decompressor.decompress(base64.b85decode(packed), _MOST_CHARACTERS)
         return text.decode("utf-8", "surrogatepass") if decompressor.eof else None
     except (ValueError, zlib.error):
         return None
