@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +24,10 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
 
     pydantic itself would read them when a class is made (``use_attribute_docstrings``): 80 ms at import.
     """
-    tree = ast.parse(inspect.getsource(kind)).body[0]
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except (OSError, TypeError):  # its source is not at hand
+        return
     assert isinstance(tree, ast.ClassDef)
     for statement, following in pairwise(tree.body):
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):

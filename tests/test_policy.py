@@ -142,3 +142,13 @@ def test_a_recorded_setting_of_another_value_than_the_constant_is_refused():
 def test_a_policy_cannot_be_changed():
     with pytest.raises(Exception, match="frozen"):
         PackPolicy().max_input_tokens = 5  # type: ignore[misc]
+
+
+def test_a_policy_of_ones_own_has_a_schema_wherever_it_is_defined():
+    class Indented(PackPolicy):
+        note: str = ""
+        """Says something."""
+
+    assert Indented.model_json_schema()["properties"]["note"]["description"] == "Says something."
+    without_source = type("Unknown", (PackPolicy,), {"__module__": "nowhere"})
+    assert without_source.model_json_schema()["title"] == "Unknown"
