@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aether_context.conversation.lookups import is_lookup, lookup_lines
 from aether_context.pack import Content
 from aether_context.text.compression import CountsAhead, Summaries, split_bullets, summarize
 from aether_context.text.entities import entity_table, is_entry
@@ -30,6 +31,7 @@ MOST_TOKENS = 4_000
 """A recap's ceiling whatever the window: it lies in session state, where 12 KB of text are 4 KB or less."""
 
 _ENTITIES = 0.7
+_LOOKUPS = 0.3
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
@@ -70,11 +72,20 @@ def _composed(
 ) -> str:
     bullets = split_bullets(earlier)
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    sentences = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
+    sentences = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
+    looked_up = "\n".join(
+        lookup_lines(
+            gone,
+            max_tokens=int(_LOOKUPS * room),
+            counter=counter,
+            earlier=[bullet for bullet in bullets if is_lookup(bullet)],
+        )
+    )
+    known = "\n".join(filter(None, (known, looked_up)))
     table = entity_table(
         gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
     )
-    left = room - counter.count(table) - 2
+    left = room - counter.count(looked_up) - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=sentences)
     summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=sentences)
-    return "\n".join(filter(None, (summary, table)))
+    return "\n".join(filter(None, (summary, looked_up, table)))

@@ -238,7 +238,7 @@ def _budget(draft: Draft) -> Budget:
         + draft.reserve
     )
     budget = marks(draft.policy, draft.shares, fixed)
-    if any(candidate.source == RECALLED for candidate in draft.memory):
+    if draft.policy.conversation.compact_at == 1 and any(memory.source == RECALLED for memory in draft.memory):
         # Recalled turns were given what the latest ones leave, so that these stay.
         budget = replace(budget, low=max(budget.low, min(budget.ceiling, latest_need(draft)) - draft.input.kept_free))
     share = draft.net_share(item.content for item in draft.items)

@@ -147,7 +147,9 @@ def latest_need(draft: Draft) -> int:
     first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
-    return int(tokens / (1 - RECAP_SHARE)) + draft.input.kept_free
+    # Where less than the window is wanted, a cut leaves that share of it, whoever else needs it.
+    left = 1.0 if settings.compact_at == 1 else settings.compact_to
+    return int(tokens / (left * (1 - RECAP_SHARE))) + draft.input.kept_free
 
 
 def signals(draft: Draft) -> Signals:
@@ -177,9 +179,9 @@ def fill(draft: Draft) -> None:
     whole.
 
     Room is short where not all that the layers ask for finds some, and at every cut. For further memories room is what
-    all layers together leave of the input budget, but for what the session grows by until the next human message, so a
-    further memory takes nothing from another layer and shortens nothing. At a cut the conversation's latest turns find
-    room beside them: how much more of it stays follows from what the other layers leave.
+    all layers together leave below the high-water mark, but for what the session grows by until the next human
+    message, so a further memory takes nothing from another layer and shortens nothing. At a cut the conversation's
+    latest turns find room beside them: how much more of it stays follows from what the other layers leave.
     """
     found, settings = draft.found_memory, draft.policy.retrieval
     weak = weakest(found.chosen, settings)
@@ -194,7 +196,8 @@ def fill(draft: Draft) -> None:
         draft.found_memory = replace(found, chosen=chosen)
         asked = wanted(draft)
     others = sum(draft.measured.values()) + asked["memory"] + asked["evidence"]
-    full = max(0, draft.input_budget - draft.input.kept_free) if draft.policy.budget.lending else 0
+    most = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
+    full = max(0, most) if draft.policy.budget.lending else 0
     if draft.at_cut:
         room = min(full - asked["memory"], draft.input_budget - others - latest_need(draft))
     else:

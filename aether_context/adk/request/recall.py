@@ -197,16 +197,21 @@ class Recall:
             from aether_context.retrieval.call_indexes import ranked, scores_of
 
             turns: list[Candidate] = []
-            characters = room * _TOKEN_CHARACTERS
+            characters, limit = room * _TOKEN_CHARACTERS, settings.most_memories(source.window)
             hits = []
             if entries:
                 # An index of this agent's session, which nobody else's turns are in.
                 session = (*agent, redact, "" if embedder is None else embedder.name)
-                limit = _MORE_HITS * settings.most_memories(source.window)
                 hits = self._indexes.search(
-                    session, entries, query, limit, asked=asked, embedder=embedder or "none", redact=masker(redact)
+                    session,
+                    entries,
+                    query,
+                    _MORE_HITS * limit,
+                    asked=asked,
+                    embedder=embedder or "none",
+                    redact=masker(redact),
                 )
-            for hit in _telling(hits):
+            for hit in _telling(hits)[:limit]:
                 if len(hit.text) <= characters:
                     characters -= len(hit.text)
                     place, passage, number = hit.id.partition("#")
