@@ -566,3 +566,21 @@ def long_talk(count: int) -> list[str]:
     """Answers of 80 words each about nothing that is asked for later."""
     words = ["garden", "rain", "leaf", "weather", "grey", "stone", "bench", "fence", "path", "cloud"]
     return [" ".join(f"{words[(at + place) % 10]}{at * place % 7}" for place in range(80)) for at in range(count)]
+
+
+def test_what_is_kept_free_of_memories_is_what_the_session_grew_by_between_messages() -> None:
+    chat = Chat(script=[f"Short answer {at}." for at in range(12)] + ["long " * 2_000, "ok", "ok"], policy=small(4_000))
+    chat.say(*(f"A question {at}?" for at in range(12)))
+    grown = [manifest.growth for manifest in chat.manifests()]
+    assert grown[0] is None
+    assert all(growth is not None and growth < 20 for growth in grown[1:])
+    chat.say("Tell me all.", "And now?", "And now?")
+    assert chat.manifests()[-1].growth < 20, "one message in ten may bring more"
+
+
+def test_the_growth_stays_the_same_within_an_invocation() -> None:
+    chat = Chat(script=["first", *(call("look_up", key=str(at)) for at in range(5)), "done"], tools=[look_up])
+    chat.say("one", "two")
+    grown = [manifest.growth for manifest in chat.manifests()]
+    assert len(set(grown[1:])) == 1
+    assert grown[1] is not None

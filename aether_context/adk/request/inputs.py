@@ -65,7 +65,7 @@ _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
 _USUAL_CACHED_PRICE = 0.1
 _TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
-_MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 1_000, 50, 4
+_MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -271,7 +271,7 @@ class Gatherer:
             asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
             evidence=records.readings(),
             tools_kept=records.tools(),
-            growth=_growth(events),
+            growth=_growth(events, identity.invocation),
         )
         seen = replace(seen, known=known, tools=mirror(declared_tools(request)))
         return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
@@ -460,19 +460,23 @@ def _rewrote(call: Call, epoch: Epoch) -> bool:
     return bool(posted)
 
 
-def _growth(events: Sequence[Event]) -> int | None:
-    """Tokens by which a session grows from one human message to the next, but for one time in ten; None before there
-    is any growth. The latest messages tell."""
-    sizes = [0]
+def _growth(events: Sequence[Event], invocation: str) -> int | None:
+    """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
+    began; None where nothing was said before. The latest messages tell."""
+    sizes: list[int] = []
+    size = 0
     for event in islice(reversed(events), _MOST_GROWTH_EVENTS):
-        sizes[-1] += characters(event.content) if event.content is not None else 0
+        if event.invocation_id == invocation or event.content is None:
+            continue
+        size += characters(event.content)
         if event.author == "user" and not event.get_function_responses():
-            if len(sizes) > _MOST_GROWTH_MESSAGES:
+            sizes.append(size)
+            size = 0
+            if len(sizes) == _MOST_GROWTH_MESSAGES:
                 break
-            sizes.append(0)
-    if len(sizes) <= 2 and not sizes[-1]:
-        return None
-    return sorted(sizes)[(9 * len(sizes)) // 10] // _GROWTH_CHARACTERS
+    if size:
+        sizes.append(size)
+    return sorted(sizes)[9 * len(sizes) // 10] // _GROWTH_CHARACTERS if sizes else None
 
 
 def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[str]]:
