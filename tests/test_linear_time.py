@@ -46,7 +46,7 @@ from aether_context.tokens.framing import framing_of, written_call, written_decl
 
 SHORT, LONG = 10_000, 100_000
 MOST_TIMES = 30
-UNNOTICED_SECONDS = 0.2
+UNNOTICED_SECONDS = 0.5
 TRIES = 8
 
 UNITS = {

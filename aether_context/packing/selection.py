@@ -15,6 +15,7 @@ from aether_context.conversation.turns import is_human
 from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, Signals, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
+from aether_context.policy import ConversationSettings
 from aether_context.retrieval import Found, Left, answers, weakest
 from aether_context.tokens.cache import PackCounter
 
@@ -147,9 +148,16 @@ def latest_need(draft: Draft) -> int:
     first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
-    # Where less than the window is wanted, a cut leaves that share of it, whoever else needs it.
-    left = 1.0 if settings.compact_at == 1 else settings.compact_to
+    left = 1.0 if makes_way(settings) else settings.compact_to
     return int(tokens / (left * (1 - RECAP_SHARE))) + draft.input.kept_free
+
+
+def makes_way(settings: ConversationSettings) -> bool:
+    """Whether a cut leaves the latest turns what they need, however much is recalled beside them.
+
+    Where less than the window is wanted, a cut leaves that share of it; other strategies keep other contents as well.
+    """
+    return settings.compact_at == 1 and settings.strategy == ("epochs",)
 
 
 def signals(draft: Draft) -> Signals:

@@ -264,7 +264,7 @@ def shared(rounds: int = 3) -> tuple[float, float]:
 def imported(rounds: int = 5) -> float:
     compileall.compile_dir(Path(aether_context.__file__).parent, quiet=1)  # as installing does
     runs: Sequence[str] = [
-        subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True).stdout
+        subprocess.run([sys.executable, "-P", "-c", IMPORT], check=True, capture_output=True, text=True).stdout
         for _ in range(rounds)
     ]
     return statistics.median(map(float, runs))
