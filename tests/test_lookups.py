@@ -78,6 +78,14 @@ def test_an_earlier_recap_goes_on_and_says_nothing_twice() -> None:
     assert COUNTER.count(tight) <= 400
 
 
+def test_what_a_recap_says_already_is_not_added_to_it() -> None:
+    first = recap(looked_up(), [], max_tokens=900, counter=COUNTER)
+    second = recap(looked_up(), [], max_tokens=900, counter=COUNTER, earlier=first)
+    held = [line for line in second.splitlines() if is_lookup(line)]
+    assert second.startswith(first)
+    assert len(held) == len(set(held)) == len(NAMES)
+
+
 def find(key: str) -> dict[str, str]:
     """Finds a person."""
     return {"result": f"### {NAMES[int(key) % len(NAMES)]} the {key}th\nborn: {1900 + int(key)}"}

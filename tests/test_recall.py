@@ -578,8 +578,13 @@ def test_what_is_kept_free_of_memories_is_what_the_session_grew_by_between_messa
     assert chat.manifests()[-1].growth < 20, "one message in ten may bring more"
 
 
-def test_the_growth_stays_the_same_within_an_invocation() -> None:
-    chat = Chat(script=["first", *(call("look_up", key=str(at)) for at in range(5)), "done"], tools=[look_up])
+@pytest.mark.parametrize("calls", [5, pytest.param(170, marks=pytest.mark.slow)])
+def test_the_growth_stays_the_same_within_an_invocation(calls: int) -> None:
+    chat = Chat(
+        script=["first", *(call("look_up", key=str(at)) for at in range(calls)), "done"],
+        tools=[look_up],
+        policy=small(2_000),
+    )
     chat.say("one", "two")
     grown = [manifest.growth for manifest in chat.manifests()]
     assert len(set(grown[1:])) == 1

@@ -23,20 +23,22 @@ def is_lookup(bullet: str) -> bool:
 
 
 def lookup_lines(
-    contents: Sequence[Content], *, max_tokens: int, counter: CountsAhead, earlier: Sequence[str] = ()
+    contents: Sequence[Content], *, max_tokens: int, counter: CountsAhead, earlier: Sequence[str] = (), known: str = ""
 ) -> list[str]:
     """The small results of tools that gave many, a line each, in their order; the latest where not all find room.
 
     Args:
         contents: that leave, in their order.
         earlier: the lines of earlier cuts.
+        known: text that stands beside them; what it says already is left out.
     """
     small = list(_small(contents))
     results = Counter(response.name for content in contents for response in content.responses)
     often = Counter(name for name, _ in small)
     tables = {name for name, number in often.items() if number >= max(_MANY, _SHARE * results[name])}
     lines = [*earlier, *(line for name, line in small if name in tables)]
-    latest = list(dict.fromkeys(reversed(lines)))
+    there = set(known.splitlines())
+    latest = [line for line in dict.fromkeys(reversed(lines)) if line not in there]
     counter.count_ahead(latest[: max_tokens // 8])
     kept: list[str] = []
     for line in latest:

@@ -79,6 +79,7 @@ def _composed(
             max_tokens=int(_LOOKUPS * room),
             counter=counter,
             earlier=[bullet for bullet in bullets if is_lookup(bullet)],
+            known=known,
         )
     )
     known = "\n".join(filter(None, (known, looked_up)))

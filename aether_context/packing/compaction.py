@@ -31,7 +31,7 @@ from aether_context.conversation.turns import Unit, as_ranges, protected
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
-from aether_context.packing.selection import latest_need, makes_way
+from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract, level
 from aether_context.tokens.cache import PackCounter
@@ -238,8 +238,7 @@ def _budget(draft: Draft) -> Budget:
         + draft.reserve
     )
     budget = marks(draft.policy, draft.shares, fixed)
-    if makes_way(draft.policy.conversation) and any(memory.source == RECALLED for memory in draft.memory):
-        # Recalled turns were given what the latest ones leave, so that these stay.
+    if leaves_latest(draft, draft.memory):
         budget = replace(budget, low=max(budget.low, min(budget.ceiling, latest_need(draft)) - draft.input.kept_free))
     share = draft.net_share(item.content for item in draft.items)
     if share == 1:

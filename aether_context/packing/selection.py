@@ -131,8 +131,8 @@ def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
     if at_cut:
         compact_to = draft.policy.conversation.compact_to
         low = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
-        recalls = any(candidate.source == RECALLED for candidate in draft.found_memory.chosen)
-        spoken = min(spoken, latest_need(draft) if recalls else max(low, latest_need(draft)))
+        makes_way = leaves_latest(draft, draft.found_memory.chosen)
+        spoken = min(spoken, latest_need(draft) if makes_way else max(low, latest_need(draft)))
     return {
         "evidence": sum(candidate.tokens for candidate in draft.found_evidence.chosen) + used.get("evidence", 0),
         "memory": sum(candidate.tokens for candidate in draft.found_memory.chosen) + used.get("memory", 0),
@@ -148,15 +148,17 @@ def latest_need(draft: Draft) -> int:
     first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
-    left = 1.0 if makes_way(settings) else settings.compact_to
+    left = 1.0 if _wants_all(settings) else settings.compact_to
     return int(tokens / (left * (1 - RECAP_SHARE))) + draft.input.kept_free
 
 
-def makes_way(settings: ConversationSettings) -> bool:
-    """Whether a cut leaves the latest turns what they need, however much is recalled beside them.
+def leaves_latest(draft: Draft, memory: Sequence[Candidate]) -> bool:
+    """Whether a cut leaves the conversation what its latest turns need, since turns were recalled into the rest."""
+    return _wants_all(draft.policy.conversation) and any(candidate.source == RECALLED for candidate in memory)
 
-    Where less than the window is wanted, a cut leaves that share of it; other strategies keep other contents as well.
-    """
+
+def _wants_all(settings: ConversationSettings) -> bool:
+    """Whether all of the window is wanted, and nothing but the latest turns outlives a cut."""
     return settings.compact_at == 1 and settings.strategy == ("epochs",)
 
 

@@ -465,10 +465,9 @@ def _growth(events: Sequence[Event], invocation: str) -> int | None:
     began; None where nothing was said before. The latest messages tell."""
     sizes: list[int] = []
     size = 0
-    for event in islice(reversed(events), _MOST_GROWTH_EVENTS):
-        if event.invocation_id == invocation or event.content is None:
-            continue
-        size += characters(event.content)
+    earlier = (event for event in reversed(events) if event.invocation_id != invocation)
+    for event in islice(earlier, _MOST_GROWTH_EVENTS):
+        size += characters(event.content) if event.content is not None else 0
         if event.author == "user" and not event.get_function_responses():
             sizes.append(size)
             size = 0
