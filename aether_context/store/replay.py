@@ -169,10 +169,11 @@ class Replayer:
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
-    def replay(self, manifest: Manifest, policy: PackPolicy | None = None) -> Replayed:
-        """Builds the pack again, with another policy where one is given; see `replay`."""
+    def replay(self, manifest: Manifest, policy: PackPolicy | None = None, *, window: int | None = None) -> Replayed:
+        """Builds the pack again, with another policy or in another window where one is given; see `replay`."""
         try:
             source = self.pack_input(manifest)
+            source = source if window is None else replace(source, window=window)
             counts = self.resolve(manifest).counts
             pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -180,7 +181,7 @@ class Replayer:
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
         matches = pack.checksum == manifest.checksum
-        if policy is None and not matches:
+        if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
             stage = next((name for name, found in hashes.items() if manifest.stages.get(name) != found), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])

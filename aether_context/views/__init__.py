@@ -1,0 +1,29 @@
+"""Packs as people look at them: values without any formatting, for whatever shows them."""
+
+from __future__ import annotations
+
+from aether_context.views.difference import (
+    CandidateChange,
+    Difference,
+    Fate,
+    LayerChange,
+    Parting,
+    TextChange,
+    difference,
+)
+from aether_context.views.packs import PackView, Piece, read_view, view_of, view_under
+
+__all__ = [
+    "CandidateChange",
+    "Difference",
+    "Fate",
+    "LayerChange",
+    "PackView",
+    "Parting",
+    "Piece",
+    "TextChange",
+    "difference",
+    "read_view",
+    "view_of",
+    "view_under",
+]
