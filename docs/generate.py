@@ -35,6 +35,7 @@ _OPERANDS: Mapping[str, str] = {
     "PACK_IDS": "The same, of any number of packs.",
     "QUERY": "What is looked for, in plain words.",
     "SESSION.json": "An exported session.",
+    "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
@@ -44,6 +45,7 @@ API = (
     "aether_context.retrieval",
     "aether_context.tokens",
     "aether_context.store",
+    "aether_context.viewer",
 )
 """The packages whose names are public."""
 _WITH_A_PAGE = (policy.__name__, Manifest.__module__)

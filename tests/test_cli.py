@@ -748,7 +748,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens"}
+    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "serve", "demo", "tokens"}
     commands = looking | {"gc", "forget", "export-pack"}
     assert main.commands.keys() == commands
     for command in ([], *([name] for name in main.commands)):

@@ -368,6 +368,27 @@ def export_pack(**options: Any) -> None:
     export(**options)
 
 
+@_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere with a token only.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
+@click.option(
+    "--token",
+    envvar="AETHER_CONTEXT_TOKEN",
+    show_envvar=True,
+    help="What a reader has to give, at least 16 characters; best set in the environment.",
+)
+def serve(**options: Any) -> None:
+    """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
+
+    It reads and writes nothing. Bound to another address than this machine's own it needs a token, which a reader gives
+    once as ?token=…, or as the header "Authorization: Bearer …". Needs the extra "viewer".
+    """
+    from aether_context.cli.browser import serve as run
+
+    run(**options)
+
+
 @_command("schema", "schema state", "schema policy > policy.schema.json")
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:

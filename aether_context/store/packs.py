@@ -27,6 +27,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -210,15 +211,17 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            fields = self.fields(place)
-            if BASE in fields:
-                fields = merged(fields, self._base(place, fields[BASE]))
-            else:
-                self._keep_base(place, fields)
-            return Manifest.of(fields)
+            return Manifest.of(self.filled(place, self.fields(place)))
         except ManifestError as error:
             path = self._path(place)
             raise type(error)(f"{error} (pack {_name(place)}, {self.files.url_of(path)})") from error
+
+    def filled(self, place: str, fields: dict[str, JSON]) -> dict[str, JSON]:
+        """The fields of the manifest at a place, from those in its file; errors as for `read`."""
+        if BASE in fields:
+            return merged(fields, self._base(place, fields[BASE]))
+        self._keep_base(place, fields)
+        return fields
 
     def fields(self, place: str) -> dict[str, JSON]:
         """What the file of a pack itself says of its manifest, see `pack_file`; errors as for `read`."""
@@ -467,7 +470,7 @@ class PackStore:
         if session is None and (hour or newest):
             found = self._recent(app, user, hour, newest)
         if found is None:
-            found = self._packs_of(self._inside(self.owners(app, user), session, _NO_SESSIONS))
+            found = self._packs_of(self.sessions(app, user, session))
         found = sorted((pack for pack in found if _name(pack).startswith(begins)), key=lambda pack: (_name(pack), pack))
         return found[-newest:] if newest else found
 
@@ -494,9 +497,23 @@ class PackStore:
         for day in sorted(self.files.folders(f"{self.files.root}/{_HOURS}"), reverse=True):
             yield from sorted(self.files.folders(day), reverse=True)
 
+    def sessions(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
+        """The folders of sessions."""
+        return self._inside(self.owners(app, user), session, _NO_SESSIONS)
+
+    def pack_files(self, session: str) -> list[File]:
+        """The files of the packs in a session's folder, whose paths without the ending are their places.
+
+        Packs that earlier versions wrote as folders are among them by their manifests.
+        """
+        folders, files = self.files.inside(f"{session}/packs")
+        old = [file for folder in folders for file in self.files.files(folder) if file.name == "manifest.json"]
+        return files + [replace(file, path=file.path.rpartition("/")[0]) for file in old]
+
     def _packs_of(self, sessions: list[str]) -> list[str]:
         found = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)
-        return [path.removesuffix(ENDING) for paths in found for path in paths]
+        paths = [path for folders, files in found for path in (*folders, *(file.path for file in files))]
+        return [path.removesuffix(ENDING) for path in paths]
 
     def _inside(self, folders: list[str], name: str | None, others: Sequence[str] = ()) -> list[str]:
         """In each folder the one of a name, or all but some."""

@@ -1,0 +1,51 @@
+"""`aether-context serve`: packs in a browser."""
+
+from __future__ import annotations
+
+import ipaddress
+from contextlib import suppress
+
+import click
+
+from aether_context.cli import packs
+from aether_context.cli.terminal import tell
+from aether_context.store import PackStore
+
+
+def serve(url: str, *, host: str, port: int, token: str | None) -> None:
+    """Serves a store until it is stopped; only this machine may read it where there is no token.
+
+    Raises:
+        click.UsageError: another machine could reach it, and there is no token.
+    """
+    if token is None and not _is_loopback(host):
+        raise click.UsageError(
+            f"{host} can be reached from other machines, and whoever reaches it reads every pack: "
+            "set AETHER_CONTEXT_TOKEN to a long random text, or leave --host out"
+        )
+    if token is not None and len(token) < 16:
+        raise click.UsageError("a token of fewer than 16 characters can be guessed: give a longer one")
+    import uvicorn
+
+    from aether_context.viewer.server import LOOPBACK, create_app
+
+    store = packs.require(PackStore(url))
+    # Without a token nothing but the name tells a page of this machine from one that a web site made its browser ask.
+    app = create_app(store, token=token, hosts=None if token else (*LOOPBACK, _in_url(host)))
+    rows = app.state.rows
+    while rows.all(most_seconds=0.5) is not None and rows.unread:
+        tell(f"reading: {rows.unread:,} packs left")
+    tell(f"{store.url} at http://{_in_url(host)}:{port}/{'?token=…' if token else ''}, until Ctrl-C")
+    with suppress(KeyboardInterrupt):
+        uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

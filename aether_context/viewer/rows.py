@@ -1,0 +1,271 @@
+"""A small row for each pack of a store, read once a file: what pages of many packs are made of."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from sys import intern
+from typing import Any
+
+from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.errors import ChecksumMismatch, ManifestError, PackNotFound
+from aether_context.pack import LAYERS
+from aether_context.store import Manifest, PackStore
+from aether_context.store.files import File
+from aether_context.store.pack_file import ENDING, fields_of
+from aether_context.usage import CallUsage
+
+MOST_PACKS = 20_000
+"""Packs of which rows are kept, the newest ones: about 20 MB."""
+_PLANNED = ("cut", "new_invocation")
+"""What ends a common prefix as it is meant to."""
+_REST = 10
+"""A list that took a second is made again after so many seconds at the earliest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One pack in a list.
+
+    Attributes:
+        place: where it is, below the store's base: ``app/user/session/packs/pack_id`` in safe names.
+        stamp: size and time of its file when it was read.
+        fault: why it is not what was written, or could not be read; empty where it is sound.
+        budget: what the request may take: the window less what stays free.
+        used: tokens by layer, in the order of `LAYERS`.
+        left_out: declarations that were not sent.
+        cut: why what was cut went, by the events' stages.
+        answered: what the provider reported, None where no answer is on record or the call failed.
+        error: the code with which the call failed.
+    """
+
+    place: str
+    stamp: tuple[int, float | None]
+    pack_id: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    agent: str = ""
+    branch: str = ""
+    invocation: str = ""
+    call: int = 0
+    time: float = 0.0
+    task: str = ""
+    step: str = ""
+    model: str = ""
+    window: int = 0
+    budget: int = 0
+    policy: str = ""
+    previous: str = ""
+    used: tuple[int, ...] = (0,) * len(LAYERS)
+    estimate: int = 0
+    counted: int = 0
+    over_window: int = 0
+    validity: str = ""
+    degradations: int = 0
+    needed: int = 0
+    left_out: int = 0
+    shared: int | None = None
+    broken_by: str = ""
+    epoch: int = 0
+    epoch_reason: str = ""
+    cut: tuple[tuple[str, str, int], ...] = ()
+    answered: CallUsage | None = None
+    error: str = ""
+    fault: str = ""
+
+    @property
+    def session_place(self) -> str:
+        return self.place.rsplit("/", 2)[0]
+
+    @property
+    def cost(self) -> Decimal | None:
+        return self.answered.cost_usd if self.answered is not None else None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What makes it worth a look, as `FLAGS` names it."""
+        found = {
+            "over": self.over_window > 0,
+            "degraded": self.degradations > 0,
+            "invalid": self.validity == "invalid",
+            "unverified": bool(self.fault),
+            "broken": self.broken_by not in ("", *_PLANNED),
+            "needed": self.needed > 0,
+            "failed": bool(self.error),
+        }
+        return tuple(name for name, holds in found.items() if holds)
+
+
+FLAGS: Mapping[str, str] = {
+    "over": "over the window",
+    "degraded": "degraded",
+    "invalid": "invalid plan",
+    "unverified": "not verified",
+    "broken": "prefix broken",
+    "needed": "evidence missing",
+    "failed": "call failed",
+}
+
+
+@dataclass(slots=True)
+class PackRows:
+    """The rows of a store's newest packs. A file is read when it is new or was changed, and then never again.
+
+    ``unread`` are packs that are listed and not yet read, ``older`` those beyond the newest that are kept.
+    """
+
+    store: PackStore
+    most: int = MOST_PACKS
+    unread: int = 0
+    older: int = 0
+    _rows: dict[str, Row] = field(default_factory=dict)
+    _listed_again: float = 0.0
+
+    def all(self, *, most_seconds: float | None = None) -> list[Row]:
+        """Rows of all packs, the newest first; with what there was time to read."""
+        if self.unread == 0 and time.monotonic() < self._listed_again:
+            return self._newest(self._rows.values())
+        began = time.monotonic()
+        sessions = self.store.sessions()
+        listed = self.store.files.at_once(self.store.pack_files, sessions)
+        files = sorted((file for files in listed for file in files), key=lambda file: file.name, reverse=True)
+        taken = time.monotonic() - began
+        self._listed_again = time.monotonic() + _REST * taken
+        self.older = max(0, len(files) - self.most)
+        files = files[: self.most]
+        there = {self._place(file) for file in files}
+        self._rows = {place: row for place, row in self._rows.items() if place in there}
+        self.unread = self._read(files, most_seconds)
+        return self._newest(self._rows.values())
+
+    def of_session(self, place: str, *, most_seconds: float | None = None) -> tuple[list[Row], int]:
+        """Rows of a session's packs, the newest first, and how many are not read yet."""
+        files = sorted(self.store.pack_files(f"{self.store.files.root}/{place}"), key=lambda file: file.name)
+        files = files[-self.most :][::-1]
+        there = {self._place(file) for file in files}
+        gone = [name for name, row in self._rows.items() if row.session_place == place and name not in there]
+        for name in gone:
+            del self._rows[name]
+        unread = self._read(files, most_seconds)
+        return self._newest(row for name in there if (row := self._rows.get(name)) is not None), unread
+
+    def _place(self, file: File) -> str:
+        return file.path.removeprefix(f"{self.store.files.root}/").removesuffix(ENDING)
+
+    def _read(self, files: Iterable[File], most_seconds: float | None) -> int:
+        """Reads what is new; how many are left."""
+        until = None if most_seconds is None else time.monotonic() + most_seconds
+        left = 0
+        for file in files:
+            place, stamp = self._place(file), (file.size, file.modified)
+            known = self._rows.get(place)
+            if known is not None and known.stamp == stamp:
+                continue
+            if until is not None and time.monotonic() > until:
+                left += 1
+                continue
+            row = read_row(self.store, place, stamp)
+            if row is not None:
+                self._rows[place] = row
+        return left
+
+    @staticmethod
+    def _newest(rows: Iterable[Row]) -> list[Row]:
+        return sorted(rows, key=lambda row: (row.time, row.call, row.pack_id), reverse=True)
+
+
+def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> Row | None:
+    """The row of the pack at a place below the store's base; None where it is gone."""
+    whole = f"{store.files.root}/{place}"
+    fault = ""
+    try:
+        lines = store.lines(whole)
+        if lines is None:
+            return None
+        fields = store.filled(whole, fields_of(lines[0]))
+        digest = fields.get("digest")
+        if hash_text(canonical_json({name: value for name, value in fields.items() if name != "digest"})) != digest:
+            manifest = Manifest.of(fields)  # so that what is not sound is at least of the right types
+            try:
+                manifest.verify()
+            except ChecksumMismatch as error:
+                fault = str(error)
+            fields = manifest.model_dump(mode="json")
+        return _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
+    except (ManifestError, PackNotFound, ValueError, LookupError, TypeError, AttributeError) as error:
+        return _unreadable(place, stamp, str(error) or type(error).__name__)
+
+
+def _unreadable(place: str, stamp: tuple[int, float | None], fault: str) -> Row:
+    app, user, session, _, pack_id = place.split("/")
+    return Row(place=place, stamp=stamp, pack_id=pack_id, app=app, user=user, session=session, fault=fault)
+
+
+def _row(place: str, stamp: tuple[int, float | None], fields: Mapping[str, Any], outcome: JSON, fault: str) -> Row:
+    """A row from the fields of a manifest, those at their default left out."""
+    allocation: Mapping[str, Mapping[str, int]] = fields["allocation"]
+    used = tuple(allocation[layer]["used"] if layer in allocation else 0 for layer in LAYERS)
+    slack = allocation.get("slack", {}).get("final", 0)
+    prefix, tools = fields["prefix"], fields["tools"]
+    usage, error = _answered(fields, outcome)
+    events = fields.get("truncation_events", ())
+    names = ("app", "user", "session", "agent", "branch", "invocation", "model", "policy")
+    return Row(
+        place=place,
+        stamp=stamp,
+        pack_id=fields["pack_id"],
+        **{name: intern(fields.get(name, "")) for name in names},
+        call=fields["call"],
+        time=float(fields.get("last_event_time", 0.0)),
+        task=intern(fields.get("task_id", "")),
+        step=intern(fields.get("step_id", "")),
+        window=fields["window"],
+        budget=fields["window"] - slack,
+        previous=fields.get("previous") or "",
+        used=used,
+        estimate=fields["request_tokens"],
+        counted=fields.get("counted_tokens", 0),
+        over_window=fields.get("over_window", 0),
+        validity=intern(fields["validity"]),
+        degradations=len(fields.get("degradations", ())),
+        needed=len(fields.get("evidence_needed", ())),
+        left_out=len(tools.get("left_out", ())),
+        shared=prefix.get("shared_tokens"),
+        broken_by=intern(prefix.get("broken_by") or ""),
+        epoch=fields["epoch"]["number"],
+        epoch_reason=intern(fields.get("epoch_reason") or ""),
+        cut=tuple(
+            (intern(event["stage"]), intern(event["reason"]), event["tokens_before"] - event["tokens_after"])
+            for event in events
+        ),
+        answered=usage,
+        error=error,
+        fault=fault,
+    )
+
+
+def _answered(fields: Mapping[str, Any], outcome: JSON) -> tuple[CallUsage | None, str]:
+    """What the provider reported, with what it cost, and the code of an error."""
+    if not isinstance(outcome, dict):
+        return None, ""
+    names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
+    read, answered, cached, written, tool_use = (
+        value if type(value := outcome.get(name)) is int and value >= 0 else None for name in names
+    )
+    error = outcome.get("error_code")
+    if read is None and error is not None:
+        return None, str(error)
+    usage = CallUsage(
+        input_tokens=(fields["request_tokens"] if read is None else read) + (tool_use or 0),
+        output_tokens=answered or 0,
+        cached_tokens=cached,
+        cache_write_tokens=written or 0,
+        estimate=fields["request_tokens"],
+        input_estimated=read is None,
+        output_estimated=answered is None,
+    )
+    return usage.priced(fields["model"], fields.get("last_event_time", 0.0)), "" if error is None else str(error)

@@ -1,0 +1,299 @@
+"""The web app over a store: addresses, who may read, and what a page is given."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from cachetools import LRUCache
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.policy import PackPolicy
+from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import Replayer
+from aether_context.viewer.evidence import raw_of
+from aether_context.viewer.packs import PackPage, pack_page
+from aether_context.viewer.pages import STATIC, Links, environment, render, static
+from aether_context.viewer.rows import PackRows, Row
+from aether_context.viewer.sessions import Wanted, session_list
+from aether_context.viewer.timeline import timeline
+
+COOKIE = "aether_context_viewer"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_SAFE = re.compile(r"[a-z0-9~][a-z0-9._~-]{0,80}")
+_PACK = re.compile(r"pack_[A-Za-z0-9._-]{1,200}")
+_MOST_RAW = 200_000
+_SECONDS = 0.25
+"""How long a page of many packs reads files that it has not seen; what is left comes with the next one."""
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+def create_app(
+    store: PackStore | str | os.PathLike[str], *, token: str | None = None, hosts: Sequence[str] | None = None
+) -> FastAPI:
+    """An app that shows a store's packs, alone or mounted in another one. It writes nothing.
+
+    Args:
+        store: a store, or its URL.
+        token: what a reader has to give, as ``Authorization: Bearer`` or once as ``?token=``; None asks for nothing, so
+            whoever reaches the app can read every pack.
+        hosts: names under which it answers, without ports; None is any. A page from elsewhere cannot read a viewer on
+            this machine through a name of its own where only those of `LOOPBACK` are given.
+
+    Raises:
+        MissingExtra: Jinja2 is not installed.
+        ValueError: the token is empty.
+    """
+    environment()
+    if token is not None and not token:
+        raise ValueError("the token is empty: give one, or None for none")
+    viewer = _Viewer(store if isinstance(store, PackStore) else PackStore(store))
+    app = FastAPI(title="aether-context", openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.rows = viewer.rows
+    for path, page in {
+        "/": viewer.sessions,
+        "/s/{app}/{user}/{session}": viewer.session,
+        "/s/{app}/{user}/{session}/{pack}": viewer.pack,
+        "/s/{app}/{user}/{session}/{pack}/raw": viewer.raw,
+        "/p/{pack}": viewer.find,
+        "/static/{name}": viewer.static,
+    }.items():
+        app.add_route(path, viewer.guarded(page), methods=["GET"])
+    app.add_exception_handler(HTTPException, viewer.refused)
+    app.add_middleware(_Guard, token=token, hosts=hosts)
+    return app
+
+
+class _Guard:
+    """Lets in who may read, and puts the headers of every page on what is answered."""
+
+    def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str] | None) -> None:
+        self.app = app
+        self.token = token
+        self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self.cookie = "" if token is None else hashlib.sha256(f"{COOKIE} {token}".encode()).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                present = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(pair for pair in given if pair[0] not in present)]
+            await send(message)
+
+        request = Request(scope)
+        refusal = self._refusal(request)
+        await (self.app if refusal is None else refusal)(scope, receive, answer)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = re.sub(r":\d+$", "", request.headers.get("host", "")).lower()
+        if self.hosts is not None and host not in self.hosts:
+            return PlainTextResponse("not under this name\n", status_code=421)
+        if self.token is None:
+            return None
+        given = request.query_params.get("token")
+        if given is not None and request.method == "GET":
+            if not _same(given, self.token):
+                return PlainTextResponse("wrong token\n", status_code=401)
+            return self._signed_in(request)
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
+            return None
+        if _same(request.cookies.get(COOKIE, ""), self.cookie):
+            return None
+        headers = {"www-authenticate": "Bearer"}
+        return PlainTextResponse("open it with ?token=… once\n", status_code=401, headers=headers)
+
+    def _signed_in(self, request: Request) -> Response:
+        """On to the same page without the token in its address."""
+        rest = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
+        query = f"?{urlencode(rest)}" if rest else ""
+        # One slash at the beginning: two would be the address of another host.
+        answer = RedirectResponse("/" + request.url.path.lstrip("/\\") + query, status_code=303)
+        answer.set_cookie(
+            COOKIE,
+            self.cookie,
+            httponly=True,
+            samesite="lax",
+            secure=request.url.scheme == "https",
+            path=request.scope.get("root_path") or "/",
+        )
+        return answer
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode("utf-8", "surrogateescape"))
+
+
+class _Viewer:
+    """The pages. They are made one at a time: a viewer beside agents takes no more than one thread's time."""
+
+    def __init__(self, store: PackStore) -> None:
+        self.store = store
+        self.rows = PackRows(store)
+        self._lock = threading.Lock()
+        self._replayers: LRUCache[str, Replayer] = LRUCache(2)
+        self._policies: LRUCache[tuple[str, str, str], PackPolicy | None] = LRUCache(256)
+
+    def guarded(self, page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        """A route of a page; what the store cannot give is a page, too."""
+        from starlette.concurrency import run_in_threadpool
+
+        def answer(request: Request) -> Response:
+            try:
+                with self._lock:
+                    return page(request)
+            except PackNotFound as error:
+                raise HTTPException(404, str(error)) from error
+            except AetherContextError as error:
+                raise HTTPException(502, str(error)) from error
+
+        async def route(request: Request) -> Response:
+            return await run_in_threadpool(answer, request)
+
+        return route
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        detail = error.detail if isinstance(error, HTTPException) else ""
+        return self._page(request, "error.html", status=status, title=str(status), detail=detail, code=status)
+
+    def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+        links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
+        text = render(template, links, **{"store": self.store.url, "follows": False, **values})
+        tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+        if status == 200 and request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        return Response(text, status, {"etag": tag}, media_type="text/html; charset=utf-8")
+
+    # pages
+
+    def sessions(self, request: Request) -> Response:
+        rows = self.rows.all(most_seconds=_SECONDS)
+        query = dict(request.query_params)
+        shown = session_list(rows, Wanted.of(query), _whole(query.get("page")) or 1)
+        found = self._page(request, "sessions.html", title="Sessions", shown=shown, rows=self.rows, follows=True)
+        if self.rows.unread:
+            found.headers["refresh"] = "1"
+        return found
+
+    def session(self, request: Request) -> Response:
+        place = self._session_place(request)
+        rows, unread = self.rows.of_session(place, most_seconds=_SECONDS)
+        if not rows:
+            raise HTTPException(404, "no packs of this session are in the store")
+        agent = request.query_params.get("agent", "")
+        wanted = [row for row in reversed(rows) if not agent or row.agent == agent]
+        if not wanted:
+            raise HTTPException(404, "no packs of this agent are in the session")
+        shown = timeline(wanted, self._policy_of, _whole(request.query_params.get("page")))
+        agents = sorted({row.agent for row in rows})
+        found = self._page(
+            request, "session.html", title=rows[0].session, shown=shown, agents=agents, agent=agent, place=place,
+            unread=unread, follows=True,
+        )  # fmt: skip
+        if unread:
+            found.headers["refresh"] = "1"
+        return found
+
+    def pack(self, request: Request) -> Response:
+        place = self._pack_place(request)
+        manifest = self._manifest(place)
+        whole = "all" in request.query_params
+        shown = self.page_of(manifest, place)
+        return self._page(
+            request, "pack.html", title=manifest.pack_id, shown=shown, place=place, whole=whole, prefix="",
+        )  # fmt: skip
+
+    def raw(self, request: Request) -> Response:
+        """The raw artifact that an address in a pack stands for, as plain text whatever it is."""
+        place = self._pack_place(request)
+        manifest = self._manifest(place)
+        uri = request.query_params.get("uri", "")
+        known = {*manifest.artifact_uris, *(row.uri for row in Replayer(self.store).resolve(manifest).rows.values())}
+        data = raw_of(self.store, manifest, uri) if uri and uri in known else None
+        if data is None:
+            raise HTTPException(404, "the store does not hold what this address of the pack stands for")
+        text = data[:_MOST_RAW].decode("utf-8", "replace")
+        return self._page(
+            request, "raw.html", title="Evidence", uri=uri, text=text, size=len(data), most=_MOST_RAW, place=place,
+            manifest=manifest,
+        )  # fmt: skip
+
+    def find(self, request: Request) -> Response:
+        """On to a pack by its id, the beginning of it, or the hash at its end."""
+        place = self.store.find(request.path_params["pack"]).removeprefix(f"{self.store.files.root}/")
+        links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
+        return RedirectResponse(links.pack_at(place), status_code=303)
+
+    def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            raise HTTPException(404, "there is no such file")
+        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(static(name), 200, headers, media_type=STATIC[name])
+
+    # what pages are made of
+
+    def page_of(self, manifest: Manifest, place: str) -> PackPage:
+        """The values of a pack's page."""
+        session = place.split("/packs/")[0]
+        replayer = self._replayers.get(session)
+        if replayer is None:
+            replayer = self._replayers[session] = Replayer(self.store)
+        rows, _ = self.rows.of_session(session, most_seconds=_SECONDS / 2)
+        line = [row for row in reversed(rows) if (row.agent, row.branch) == (manifest.agent, manifest.branch)]
+        return pack_page(replayer, manifest, line)
+
+    def _policy_of(self, row: Row) -> PackPolicy | None:
+        key = (row.app, row.user, row.policy)
+        if key not in self._policies:
+            try:
+                self._policies[key] = Replayer(self.store).policy(self._manifest(row.place))
+            except AetherContextError:
+                self._policies[key] = None
+        return self._policies[key]
+
+    def _manifest(self, place: str) -> Manifest:
+        return self.store.read(f"{self.store.files.root}/{place}")
+
+    def _session_place(self, request: Request) -> str:
+        names = [request.path_params[name] for name in ("app", "user", "session")]
+        if not all(_SAFE.fullmatch(name) for name in names):
+            raise HTTPException(404, "there is no such session")
+        return "/".join(names)
+
+    def _pack_place(self, request: Request) -> str:
+        name = request.path_params["pack"]
+        if not _PACK.fullmatch(name):
+            raise HTTPException(404, "there is no such pack")
+        return f"{self._session_place(request)}/packs/{name}"
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 9 else None

@@ -1,0 +1,226 @@
+"""What the page of a session shows: its calls in their order, as bars and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aether_context.pack import LAYERS
+from aether_context.policy import PackPolicy
+from aether_context.usage import Accuracy, Totals, accuracy
+from aether_context.viewer.rows import Row
+
+MOST_CALLS = 1_000
+"""Calls on a page."""
+WIDTH, LEFT = 1_000, 52
+"""Units across a chart, and before its first bar."""
+_WIDEST = 34
+_LABEL = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """A line at a call, with its label where there is room for it."""
+
+    x: float
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Bars in units of an SVG: a path for each series, lines by name, ticks by height, and markers.
+
+    ``above`` are lines that lie beyond the top, with their tokens.
+    """
+
+    height: int
+    bars: Mapping[str, str]
+    lines: Mapping[str, str]
+    ticks: Sequence[tuple[float, int]]
+    markers: Sequence[Marker] = ()
+    above: Mapping[str, int]
+    columns: Sequence[tuple[float, float, Row]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLine:
+    """A call: ``grown`` are tokens against the call before it of the same agent, ``freed`` what was left out of it.
+
+    ``error`` is the share by which the estimate missed what was reported.
+    """
+
+    row: Row
+    grown: int | None
+    freed: int
+    reasons: tuple[str, ...]
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A session. ``offset`` is the number of the first call on the page, from 0."""
+
+    calls: Sequence[CallLine]
+    requests: Chart
+    tokens: Chart | None
+    totals: Totals
+    close: Accuracy
+    agents: Sequence[str]
+    whole: int
+    offset: int
+
+    @property
+    def first(self) -> Row:
+        return self.calls[0].row
+
+    @property
+    def last(self) -> Row:
+        return self.calls[-1].row
+
+    @property
+    def pages(self) -> int:
+        return max(1, -(-self.whole // MOST_CALLS))
+
+
+def timeline(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None], page: int | None = None) -> Timeline:
+    """The timeline of a session's rows, the oldest first; its last page unless another one is asked for.
+
+    Args:
+        policy_of: the policy of a pack, None where it cannot be read.
+    """
+    pages = max(1, -(-len(rows) // MOST_CALLS))
+    offset = ((pages if page is None else max(1, min(page, pages))) - 1) * MOST_CALLS
+    shown = rows[offset : offset + MOST_CALLS]
+    totals = Totals()
+    for row in rows:
+        if row.answered is not None:
+            totals = totals.plus(Totals.of(row.answered))
+    pairs = [(row.estimate, read) for row in rows if (read := _reported(row)) is not None]
+    return Timeline(
+        calls=_lines(shown),
+        requests=_requests(shown, policy_of),
+        tokens=_tokens(shown) if any(map(_reported, shown)) else None,
+        totals=totals,
+        close=accuracy(pairs),
+        agents=sorted({row.agent for row in rows}),
+        whole=len(rows),
+        offset=offset,
+    )
+
+
+def _reported(row: Row) -> int | None:
+    return row.answered.input_tokens if row.answered is not None and not row.answered.input_estimated else None
+
+
+def _lines(rows: Sequence[Row]) -> list[CallLine]:
+    before: dict[tuple[str, str], int] = {}
+    lines = []
+    for row in rows:
+        earlier = before.get((row.agent, row.branch))
+        before[row.agent, row.branch] = row.estimate
+        read = _reported(row)
+        lines.append(
+            CallLine(
+                row=row,
+                grown=None if earlier is None else row.estimate - earlier,
+                freed=sum(max(0, tokens) for _, _, tokens in row.cut),
+                reasons=tuple(dict.fromkeys(f"{stage}: {reason}" for stage, reason, _ in row.cut)),
+                error=(row.estimate - read) / read if read else None,
+            )
+        )
+    return lines
+
+
+class _Scale:
+    """From tokens and calls to units of an SVG of a height, whose top stands for so many tokens."""
+
+    def __init__(self, calls: int, height: int, top: int) -> None:
+        self.height, self.top = height, max(1, top)
+        self.step = min(float(_WIDEST), (WIDTH - LEFT - 8) / max(1, calls))
+        self.wide = max(0.6, self.step * 0.8)
+
+    def x(self, at: int) -> float:
+        return round(LEFT + at * self.step, 2)
+
+    def y(self, tokens: float) -> float:
+        return round(self.height - 18 - (self.height - 26) * tokens / self.top, 2)
+
+    def ticks(self) -> list[tuple[float, int]]:
+        return [(self.y(tokens), tokens) for tokens in (0, self.top // 2, self.top)]
+
+    def bars(self, series: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """A path for each series, stacked in their order."""
+        below = [0] * max(map(len, series.values()), default=0)
+        paths = {}
+        for name, values in series.items():
+            pieces = []
+            for at, tokens in enumerate(values):
+                if tokens > 0:
+                    low, high = self.y(below[at]), self.y(below[at] + tokens)
+                    pieces.append(f"M{self.x(at)} {low}V{high}h{self.wide:.2f}V{low}z")
+                    below[at] += tokens
+            if pieces:
+                paths[name] = "".join(pieces)
+        return paths
+
+    def line(self, values: Sequence[int]) -> str:
+        """Steps at the heights of values, one for each call."""
+        path = f"M{self.x(0)} {self.y(values[0])}H{self.x(1)}"
+        for at, (before, tokens) in enumerate(pairwise(values), start=1):
+            path += ("" if before == tokens else f"V{self.y(tokens)}") + f"H{self.x(at + 1)}"
+        return path
+
+
+def _requests(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None]) -> Chart:
+    """Each request by layer, against window, budget and marks."""
+    lines: dict[str, list[int]] = {
+        "window": [row.window for row in rows],
+        "budget": [row.budget for row in rows],
+    }
+    policies = [policy_of(row) for row in rows]
+    for name in ("compact_at", "compact_to"):
+        shares = [getattr(policy.conversation, name) if policy is not None else 1.0 for policy in policies]
+        lines[name] = [int(share * row.budget) for share, row in zip(shares, rows, strict=True)]
+    if lines["compact_at"] == lines["budget"]:
+        del lines["compact_at"]
+    peak = max(sum(row.used) for row in rows)
+    window = max(lines["window"])
+    top = max(window, peak) if 4 * peak >= window else int(1.3 * peak)
+    scale = _Scale(len(rows), 240, top)
+    markers: list[Marker] = []
+    for at, row in enumerate(rows):
+        if row.epoch_reason:
+            x = scale.x(at)
+            named = not markers or x - max((m.x for m in markers if m.label), default=-_LABEL) >= _LABEL
+            markers.append(Marker(x=x, label=str(row.epoch) if named else "", reason=row.epoch_reason))
+    return Chart(
+        height=240,
+        bars=scale.bars({layer: [row.used[at] for row in rows] for at, layer in enumerate(LAYERS)}),
+        lines={name: scale.line(values) for name, values in lines.items() if max(values) <= top},
+        ticks=scale.ticks(),
+        markers=markers,
+        above={name: max(values) for name, values in lines.items() if max(values) > top},
+        columns=[(scale.x(at), scale.step, row) for at, row in enumerate(rows)],
+    )
+
+
+def _tokens(rows: Sequence[Row]) -> Chart:
+    """What providers reported: cached and fresh input, and output; with the estimate as a line."""
+    used = [row.answered for row in rows]
+    read = [_reported(row) or 0 for row in rows]
+    cached = [min(call.cached_tokens or 0, all_of) if call else 0 for call, all_of in zip(used, read, strict=True)]
+    fresh = [all_of - saved for all_of, saved in zip(read, cached, strict=True)]
+    output = [call.output_tokens if call is not None else 0 for call in used]
+    estimates = [row.estimate for row in rows]
+    peak = max(*map(sum, zip(read, output, strict=True)), *estimates, 1)
+    scale = _Scale(len(rows), 150, peak)
+    return Chart(
+        height=150,
+        bars=scale.bars({"cached": cached, "fresh": fresh, "output": output}),
+        lines={"estimate": scale.line(estimates)},
+        ticks=scale.ticks(),
+        above={},
+        columns=[(scale.x(at), scale.step, row) for at, row in enumerate(rows)],
+    )

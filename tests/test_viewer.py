@@ -1,0 +1,440 @@
+"""Pages over packs that ADK's own Runner wrote: what they show, whom they let in, and that they only show."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+import packs
+import pytest
+from browsing import CAUSES, Browser
+from click.testing import CliRunner
+from plans import loop, small, turns
+from scripted import Chat, Memories, call, look_up, new_store, remembered
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from aether_context import PackStore
+from aether_context.cli import main
+from aether_context.pack import LAYERS
+from aether_context.store.packs import ENDING
+from aether_context.viewer import create_app
+from aether_context.viewer.pages import STATIC, static, visible
+from aether_context.viewer.rows import FLAGS, PackRows
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31mred\x1b[0m \u202eevil\u202c \x00\x07\u200b\ufeff"
+    " '\"></textarea><!-- {{ 7 * 7 }} {% raw %} javascript:alert(1)\u2028 end"
+)
+
+
+@pytest.fixture(scope="module")
+def long_chat() -> Chat:
+    """A session with tool calls, memories and cuts."""
+    script: list[Any] = []
+    for _ in range(6):
+        script += [*loop(2), "done"]
+    memory = Memories(remembered("The rate is 19 percent"), remembered("The office opens at nine"))
+    chat = Chat(script=script, tools=[look_up], policy=small(2_500), memory=memory)
+    chat.say(*turns(6))
+    return chat
+
+
+@pytest.fixture(scope="module")
+def browser(long_chat: Chat) -> Browser:
+    return Browser(long_chat.store)
+
+
+def test_the_list_names_each_session_with_what_it_used(long_chat: Chat, browser: Browser) -> None:
+    page = browser.open("/")
+    whole = len(long_chat.manifests())
+    assert page.status == 200
+    assert f"1 with {whole} packs" in page.text
+    (row,) = re.findall(r'<tr>\s*<td><a class="go.*?</tr>', page.html, re.DOTALL)
+    assert "s1" in row
+    assert "shop · ann" in row
+    outcomes = [long_chat.store.outcome(manifest) for manifest in long_chat.manifests()]
+    assert f"{sum(outcome['input_tokens'] for outcome in outcomes if outcome):,}" in row
+    assert "Usage by day and agent" in page.text
+
+
+def test_the_list_is_narrowed_by_names_words_and_flags() -> None:
+    store = new_store()
+    for user, app in (("ann", "shop"), ("bob", "bank")):
+        Chat(store=store, user=user, app_name=app, session=f"of-{user}").say("hello")
+    Chat(store=store, user="eve", session="planned", state={"plan": {"task": "t", "step": {"text": "x"}}}).say("hello")
+    browser = Browser(store)
+    all_of = {"of-ann", "of-bob", "planned"}
+
+    def found(query: str) -> set[str]:
+        page = browser.open(f"/?{query}")
+        return {name for name in all_of if page.leads(f"/{name}$")}
+
+    assert found("") == all_of
+    assert found("app=bank") == {"of-bob"}
+    assert found("user=ann") == {"of-ann"}
+    assert found("q=SHOP+of-ann") == {"of-ann"}
+    assert found("flag=invalid") == {"planned"}
+    assert found("agent=clerk&day=1999-01-01") == set()
+    assert "that match" in browser.open("/?q=nothing-like-it").text
+
+
+def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: Browser) -> None:
+    page = browser.open("/s/shop/ann/s1")
+    manifests = long_chat.manifests()
+    assert len(set(page.leads(r"/pack_[^#]+$"))) == len(manifests)
+    bars = re.search(r'class="bar l-conversation" d="([^"]+)"', page.html)
+    assert bars is not None
+    assert bars[1].count("z") == sum(manifest.allocation["conversation"].used > 0 for manifest in manifests)
+    cuts = [manifest for manifest in manifests if any(event.stage == "cut" for event in manifest.truncation_events)]
+    assert cuts
+    assert page.text.count("prefix ends: cut") == sum(manifest.prefix.broken_by == "cut" for manifest in manifests)
+    assert all(f"{manifest.request_tokens:,}" in page.text for manifest in manifests)
+    assert all(
+        name in page.html for name in ("n-window", "n-budget", "n-compact_to", "l-cached", "l-fresh", "l-output")
+    )
+
+
+def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Browser) -> None:
+    for manifest, sent in zip(long_chat.manifests(), long_chat.sent, strict=True):
+        page = browser.open(f"/p/{manifest.pack_id}?all=1")
+        page = browser.open(f"{page.path}")
+        assert "digest verified request rebuilt, checksum equal" in page.text
+        for content in sent.contents:
+            for part in content.parts or ():
+                if part.text and len(part.text) < 3_000:
+                    for line in part.text.splitlines():
+                        assert " ".join(line.split()) in page.text
+
+
+def test_stretches_and_candidates_lead_to_each_other(long_chat: Chat, browser: Browser) -> None:
+    page = browser.last_pack()
+    fragments = [link[1:] for link in page.links if link.startswith("#")]
+    assert len(page.ids) == len(set(page.ids))
+    assert set(fragments) <= set(page.ids)
+    sent = [name for name in fragments if name.endswith("-sent")]
+    assert sent
+    assert {name.removesuffix("-sent") for name in sent} <= set(page.ids)
+
+
+def test_memories_in_the_request_are_linked_to_their_candidates() -> None:
+    chat = Chat(memory=Memories(remembered("The berth tariff of Kiel is 12 euros")))
+    chat.say("What is the berth tariff of Kiel?")
+    page = Browser(chat.store).last_pack()
+    stretch = re.search(r'<span class="span l-memory" id="(c-\w+)-sent">.*?12 euros', page.html, re.DOTALL)
+    assert stretch is not None
+    assert f'<tr id="{stretch[1]}" class="s-kept">' in page.html
+
+
+def test_where_the_prefix_broke_is_shown_to_the_character() -> None:
+    hours = iter(["nine", "ten"])
+    chat = Chat(instruction=lambda _: f"You help. It is {next(hours)} o'clock.")  # type: ignore[arg-type]
+    chat.say("hello", "and now?")
+    page = Browser(chat.store).last_pack()
+    assert "It ended by system changed" in page.text
+    assert re.search(r"The two part in system, after \d+ characters of it", page.text)
+    assert re.search(r"It is </span><del>nine o", page.html)
+    assert re.search(r"It is </span><ins>ten o", page.html)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_is_three_clicks_from_the_list(cause: str) -> None:
+    plant, words = CAUSES[cause]
+    page = Browser(plant().store).last_pack()
+    assert re.search(words, page.text), page.text[:3_000]
+    findings = re.findall(r"<li>((?:(?!</li>).)*)</li>", page.html, re.DOTALL)
+    (found, *_) = [finding for finding in findings if re.search(words, _text(finding))]
+    (target, *_) = re.findall(r'href="#([^"]+)"', found)
+    assert target in page.ids
+
+
+def _text(markup: str) -> str:
+    return re.sub(r"<[^>]+>", "", markup)
+
+
+# what is hostile, damaged or not there
+
+
+def test_hostile_texts_are_text(tmp_path: Any) -> None:
+    chat = Chat(
+        store=PackStore(tmp_path / "packs"),
+        user=f"eve {HOSTILE[:60]}",
+        session="s/../<b>1",
+        script=[call("look_up", key=HOSTILE), HOSTILE],
+        tools=[look_up],
+        memory=Memories(remembered(f"The rate is {HOSTILE}")),
+        state={"plan": {"task_id": HOSTILE, "task": HOSTILE, "step": {"id": HOSTILE, "text": HOSTILE}}},
+    )
+    chat.say(f"What is the rate? {HOSTILE}")
+    browser = Browser(chat.store)
+    seen = {"/"}
+    waiting = ["/", "/?q=%3Cscript%3E%22%27", "/?app=%22%3E%3Cscript%3E&flag=%22onfocus%3D"]
+    while waiting:
+        page = browser.open(waiting.pop())
+        assert page.status in (200, 404)
+        assert page.tags.count("script") == 1, "the page's own"
+        assert "<img" not in page.html
+        assert not re.search(r" on\w+=|style=|href=\"(?!/|#|data:,|\?)", re.sub(r">[^<]*<", "><", page.html))
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]", page.html)
+        waiting += [link for link in page.links if link.startswith("/s/") and "#" not in link and link not in seen]
+        seen.update(page.links)
+    page = browser.last_pack()
+    for shown in (
+        "<script>alert(1)</script>",
+        r"\x1b[31mred\x1b[0m",
+        r"\u202eevil\u202c",
+        r"\x00\x07\u200b\ufeff",
+        "{{ 7 * 7 }}",
+    ):
+        assert shown in page.text
+
+
+def test_every_character_that_is_not_seen_is_made_visible() -> None:
+    text = "".join(map(chr, range(0x3000))) + "\ud800\U000e0041"
+    shown = visible(text)
+    assert {unicodedata.category(character) for character in shown if character not in "\n\t"}.isdisjoint(
+        {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    )
+    assert visible("plain\n\ttext – ä 中") == "plain\n\ttext – ä 中"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/s/shop/ann/nobody",
+        "/s/shop/ann/s1/pack_20250101T000000.000000Z_00000000",
+        "/s/shop/ann/s1/evidence",
+        "/s/shop/ann/blobs",
+        "/s/../../etc",
+        "/s/..%2f..%2f../etc/passwd",
+        "/s/shop/%2e%2e/s1",
+        "/s/shop/ann/s1/pack_..%2f..%2fx",
+        "/s/shop/ann/s1/..",
+        "/static/../server.py",
+        "/static/..%2fserver.py",
+        "/p/nothing",
+        "/openapi.json",
+        "/docs",
+    ],
+)
+def test_what_is_no_pack_is_not_found(browser: Browser, path: str) -> None:
+    page = browser.open(path)
+    assert page.status == 404
+    assert "root:" not in page.html
+
+
+def test_only_evidence_of_the_pack_itself_is_served(tmp_path: Any) -> None:
+    store = PackStore(tmp_path / "packs")
+    for user in ("ann", "bob"):
+
+        def report(user: str = user) -> dict[str, str]:
+            """Writes the report."""
+            return {"result": "\n".join(f"line {at} of {user}: {at * 37 % 1009} <b>" for at in range(4_000))}
+
+        policy = small(8_000, offload={"mode": "session"})
+        chat = Chat(store=store, user=user, script=[call("report"), "done"], tools=[report], policy=policy)
+        chat.say("Write the report.")
+    browser = Browser(store)
+    ours = [list(store.manifests(user=user))[-1] for user in ("ann", "bob")]
+    mine, theirs = (browser.open(f"/p/{manifest.pack_id}") for manifest in ours)
+    page = browser.open(mine.leads("/raw")[0])
+    assert "line 3 of ann: 111 <b>" in page.text
+    assert "<b>" not in page.html
+    assert page.headers["content-type"].startswith("text/html")
+    secret = theirs.leads("/raw")[0].partition("?uri=")[2]
+    assert browser.open(theirs.leads("/raw")[0]).status == 200
+    for uri in (secret, "artifact%3A%2F%2F..%2Fx", "file%3A%2F%2F%2Fetc%2Fpasswd", ""):
+        assert browser.open(mine.leads("/raw")[0].partition("?")[0] + f"?uri={uri}").status == 404
+
+
+def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() -> None:
+    chat = Chat()
+    chat.say("one", "two", "three")
+    first, second, third = chat.manifests()
+    packs.rewrite(chat.store, third, lambda line: line.replace(b'"profile":"chat"', b'"profile":"chaT"') + b" ")
+    fs = chat.store.files
+    fs.replace(f"{chat.store.place(second)}{ENDING}", b"not a pack")
+    browser = Browser(chat.store)
+    page = browser.open("/")
+    assert "3 packs" in page.text
+    assert f"{FLAGS['unverified']} ×2" in page.text or FLAGS["unverified"] in page.text
+    assert browser.open("/?flag=unverified").leads("/s1$")
+    assert browser.open(f"/p/{first.pack_id}").status == 200
+    assert browser.open(f"/p/{second.pack_id}").status == 502
+    assert browser.open("/s/shop/ann/s1").status == 200
+
+
+def test_packs_of_which_only_hashes_are_recorded_show_their_account() -> None:
+    chat = Chat(policy=small(4_000, record="hashes"))
+    chat.say("my secret word")
+    page = Browser(chat.store).last_pack()
+    assert "Only hashes are recorded" in page.text
+    assert "secret word" not in page.html
+    assert all(layer in page.text for layer in LAYERS)
+
+
+# who may read
+
+
+def test_every_answer_carries_a_strict_policy(browser: Browser) -> None:
+    for path in ("/", "/s/shop/ann/s1", "/nothing", "/static/viewer.css"):
+        headers = browser.open(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
+def test_nothing_can_be_written(browser: Browser, method: str) -> None:
+    for path in ("/", "/s/shop/ann/s1", "/static/viewer.css"):
+        assert getattr(browser.client, method)(path).status_code == 405
+
+
+def test_with_a_token_nobody_reads_without_it(long_chat: Chat) -> None:
+    token = "a-long-random-token"
+    browser = Browser(long_chat.store, token=token)
+    for path in ("/", "/s/shop/ann/s1", "/static/viewer.css", "/nothing", "/p/x"):
+        assert browser.open(path).status == 401
+        assert browser.open(f"{path}?token=wrong").status == 401
+        assert browser.open(path, headers={"authorization": "Bearer wrong"}).status == 401
+        assert browser.open(path, headers={"cookie": f"aether_context_viewer={token}"}).status == 401
+    assert browser.open("/", headers={"authorization": f"Bearer {token}"}).status == 200
+    answer = browser.client.get(f"/?q=s1&token={token}", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?q=s1")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert token not in cookie
+    assert browser.open("/").status == 200, "the cookie is kept"
+    elsewhere = browser.client.get(f"//evil.example/?token={token}", follow_redirects=False)
+    assert not elsewhere.headers.get("location", "").startswith("//")
+
+
+def test_an_empty_token_is_refused(long_chat: Chat) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        create_app(long_chat.store, token="")
+
+
+def test_a_name_that_is_not_this_machines_is_refused(long_chat: Chat) -> None:
+    app = create_app(long_chat.store, hosts=("localhost", "127.0.0.1", "[::1]"))
+    for host in ("localhost:8321", "127.0.0.1", "[::1]:8321"):
+        assert TestClient(app).get("/", headers={"host": host}).status_code == 200
+    for host in ("evil.example", "evil.example:8321", "localhost.evil.example", ""):
+        assert TestClient(app).get("/", headers={"host": host}).status_code == 421
+
+
+# where it stands
+
+
+def test_mounted_in_another_app_its_links_stay_below_the_mount(long_chat: Chat) -> None:
+    outer = Starlette()
+    outer.mount("/deep/context", create_app(long_chat.store, token="a-long-random-token"))
+    client = TestClient(outer)
+    assert client.get("/deep/context/").status_code == 401
+    answer = client.get("/deep/context/?token=a-long-random-token", follow_redirects=False)
+    assert answer.headers["location"] == "/deep/context/"
+    assert "path=/deep/context" in answer.headers["set-cookie"].lower()
+    waiting, seen = ["/deep/context/"], set()
+    while waiting:
+        page = client.get(waiting.pop())
+        assert page.status_code == 200
+        links = {link.replace("&amp;", "&") for link in re.findall(r'(?:href|src|action)="(/[^"]*)"', page.text)}
+        assert all(link.startswith("/deep/context/") for link in links)
+        links = {link.partition("#")[0] for link in links}
+        waiting += sorted(links - seen)
+        seen |= links
+    assert any("/pack_" in link for link in seen)
+
+
+def test_it_mounts_on_the_app_that_adk_makes(long_chat: Chat, tmp_path: Any) -> None:
+    from google.adk.cli.fast_api import get_fast_api_app
+
+    app = get_fast_api_app(agents_dir=str(tmp_path), web=False)
+    app.mount("/context", create_app(long_chat.store))
+    client = TestClient(app)
+    assert "Sessions" in client.get("/context/").text
+    assert client.get("/list-apps").status_code == 200
+
+
+def test_the_scripts_are_small_and_refer_to_nothing_elsewhere() -> None:
+    assert sum(len(static(name)) for name in STATIC) < 150_000
+    for name in STATIC:
+        assert b"http" not in static(name).replace(b"http-equiv", b"")
+
+
+# how little is read
+
+
+def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Any) -> None:
+    chat = Chat(store=PackStore(tmp_path / "packs"))
+    chat.say("one", "two")
+    rows = PackRows(chat.store)
+    before = {row.pack_id: row for row in rows.all()}
+    chat.say("three")
+    rows._listed_again = 0.0
+    after = {row.pack_id: row for row in rows.all()}
+    assert len(after) == 3
+    assert all(after[name] is row for name, row in before.items())
+    manifest = chat.manifests()[0]
+    chat.store.files.delete(f"{chat.store.place(manifest)}{ENDING}")
+    rows._listed_again = 0.0
+    assert manifest.pack_id not in {row.pack_id for row in rows.all()}
+
+
+def test_rows_are_bounded_and_the_newest_are_kept() -> None:
+    store = new_store()
+    manifests = packs.talk(store, turns=12)
+    rows = PackRows(store, most=5)
+    assert [row.pack_id for row in rows.all()] == [manifest.pack_id for manifest in manifests[::-1][:5]]
+    assert rows.older == 7
+
+
+def test_what_there_was_no_time_for_is_read_next_time() -> None:
+    store = new_store()
+    packs.talk(store, turns=3)
+    rows = PackRows(store)
+    assert len(rows.all(most_seconds=-1.0)) == 0
+    assert rows.unread == 3
+    assert len(rows.all()) == 3
+    assert rows.unread == 0
+
+
+def test_a_row_says_what_the_manifest_says(long_chat: Chat) -> None:
+    rows = {row.pack_id: row for row in PackRows(long_chat.store).all()}
+    for manifest in long_chat.manifests():
+        row = rows[manifest.pack_id]
+        outcome = long_chat.store.outcome(manifest) or {}
+        assert row.answered is not None
+        assert row.used == tuple(manifest.allocation[layer].used for layer in LAYERS)
+        assert (row.app, row.user, row.session, row.agent) == (*manifest.session_key, manifest.agent)
+        assert (row.estimate, row.window, row.epoch) == (
+            manifest.request_tokens,
+            manifest.window,
+            manifest.epoch.number,
+        )
+        assert row.budget == manifest.window - manifest.allocation["slack"].final
+        assert row.answered.input_tokens == outcome["input_tokens"]
+        assert row.fault == ""
+
+
+def test_a_page_that_did_not_change_is_not_sent_again(browser: Browser) -> None:
+    tag = browser.open("/s/shop/ann/s1").headers["etag"]
+    assert browser.open("/s/shop/ann/s1", headers={"if-none-match": tag}).status == 304
+
+
+# the command
+
+
+def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AETHER_CONTEXT_TOKEN", raising=False)
+    for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
+        done = CliRunner().invoke(main, ["serve", str(tmp_path), "--host", host])
+        assert done.exit_code == 2
+        assert "AETHER_CONTEXT_TOKEN" in done.output
+    done = CliRunner().invoke(main, ["serve", str(tmp_path), "--host", "0.0.0.0", "--token", "short"])
+    assert done.exit_code == 2
+    done = CliRunner().invoke(main, ["serve", str(tmp_path / "nowhere")])
+    assert done.exit_code == 3
