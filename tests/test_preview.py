@@ -197,7 +197,7 @@ def test_a_preview_is_the_same_each_time_and_changes_nothing() -> None:
     first, second = (make_preview(session, policy=POLICY, message="Go on.") for _ in range(2))
     assert session.model_dump_json() == before
     assert first.pack == second.pack
-    assert first.recording.line == second.recording.line
+    assert first.recording.data == second.recording.data
 
 
 def test_a_preview_is_recorded_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_replay_names_the_stage_that_differs(store):
 
 
 def test_a_later_schema_is_refused_by_name():
-    text = recording().line.decode().replace('"schema_version":1', '"schema_version":99')
+    text = recording().manifest.to_json().replace('"schema_version":1', '"schema_version":99')
     with pytest.raises(SchemaVersionError, match="99"):
         Manifest.parse(text)
 
@@ -202,7 +202,7 @@ def test_what_is_no_manifest_is_refused(text):
 
 def test_the_published_schema_takes_a_manifest():
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(json.loads(recording().line), schema())
+    jsonschema.validate(json.loads(recording().manifest.to_json()), schema())
 
 
 def test_an_unknown_protocol_is_refused():

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aether_context.canonical import JSON, canonical_json, hash_json, hash_text
+from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
 from aether_context.pack import (
     Accuracy,
@@ -31,7 +31,7 @@ from aether_context.pack import (
     Validity,
     describe,
 )
-from aether_context.store.pack_file import BY_LAYER, FieldTexts, fields_of, whole_text
+from aether_context.store.pack_file import fields_of
 
 
 class _Record(BaseModel):
@@ -265,16 +265,11 @@ class Manifest(_Record):
         """Canonical JSON, optional fields at their default left out."""
         return canonical_json(self._value())
 
-    def sealed(self) -> tuple[Self, FieldTexts]:
+    def sealed(self) -> tuple[Self, dict[str, JSON]]:
         """This manifest with its digest, and its fields."""
-        fields: dict[str, str | Mapping[str, str]] = {}
-        for name, value in self._value().items():
-            if name in BY_LAYER:
-                fields[name] = {layer: canonical_json(of_layer) for layer, of_layer in value.items()}
-            elif name != "digest":
-                fields[name] = canonical_json(value)
-        digest = hash_text(whole_text(fields))
-        fields["digest"] = canonical_json(digest)
+        fields = self._value()
+        fields.pop("digest", None)
+        fields["digest"] = digest = hash_json(fields)
         return self.model_copy(update={"digest": digest}), fields
 
     def verify(self) -> None:

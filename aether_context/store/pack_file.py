@@ -6,8 +6,8 @@
 2. The texts that are new with the pack; an empty line where none are recorded.
 3. The outcome, once the model has answered.
 
-An outcome that comes later is a gzip member of its own behind the first: what is replaced is the beginning of what
-replaces it. ``zcat`` shows all lines.
+The outcome is a gzip member of its own behind the first: the file before it came is the beginning of the file with it.
+``zcat`` shows all lines.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from aether_context.canonical import JSON, canonical_json, canonical_object
+from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import ManifestError, SchemaVersionError
 
 SCHEMA_VERSION = 1
 BY_LAYER = ("allocation", "layer_budgets")
 """Fields that hold a value for each layer."""
-FieldTexts: TypeAlias = Mapping[str, str | Mapping[str, str]]
-"""The fields of a manifest, each as canonical JSON, or as that of each of its layers."""
 ENDING = ".json.gz"
 BASE = "base"
 _FEW_BYTES = 8_192
@@ -34,6 +31,8 @@ _FEW_BYTES = 8_192
 
 _OWN = ("rows", "contents", "counts")
 """Fields that are each pack's own: long, and never as in another."""
+_OPEN = ("epoch", "epoch_before")
+"""Fields that hold what strategies keep, any JSON: 1, 1.0 and true are equal there, and written otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,40 +43,37 @@ class Base:
     """
 
     pack_id: str
-    fields: FieldTexts
+    fields: Mapping[str, JSON]
 
     @classmethod
-    def of(cls, pack_id: str, fields: FieldTexts) -> Base:
-        return cls(pack_id=pack_id, fields={**fields, **{name: "" for name in _OWN if name in fields}})
+    def of(cls, fields: Mapping[str, JSON]) -> Base:
+        return cls(pack_id=fields["pack_id"], fields={**fields, **{name: None for name in _OWN if name in fields}})
 
 
-def manifest_line(pack_id: str, fields: FieldTexts, base: Base) -> bytes:
+def manifest_line(fields: Mapping[str, JSON], base: Base) -> bytes:
     """What is written of a manifest; all of it where it is the base itself."""
-    if base.pack_id != pack_id:
-        written: dict[str, str | Mapping[str, str]] = dict.fromkeys(base.fields.keys() - fields.keys(), "null")
+    if base.pack_id != fields["pack_id"]:
+        written: dict[str, JSON] = dict.fromkeys(base.fields.keys() - fields.keys())
         for name, field in fields.items():
             before = base.fields.get(name)
-            if field != before:
-                if not isinstance(field, str) and isinstance(before, Mapping) and before.keys() == field.keys():
-                    field = {layer: text for layer, text in field.items() if before[layer] != text}
-                written[name] = field
+            if field == before and (name not in _OPEN or canonical_json(field) == canonical_json(before)):
+                continue
+            if name in BY_LAYER and isinstance(before, dict) and before.keys() == field.keys():
+                field = {layer: value for layer, value in field.items() if before[layer] != value}
+            written[name] = field
         # Who does not know the version must not need the base to see that.
-        fields = {**written, "schema_version": fields["schema_version"], BASE: canonical_json(base.pack_id)}
-    return whole_text(fields).encode()
+        fields = {**written, "schema_version": fields["schema_version"], BASE: base.pack_id}
+    return canonical_json(fields).encode()
 
 
-def file_of(manifest: bytes, texts: bytes, outcome: Mapping[str, JSON] | None = None) -> bytes:
-    """The file of a pack from its first two lines, and its outcome where that is known."""
-    return _member(manifest, texts, *((canonical_json(dict(outcome)).encode(),) if outcome is not None else ()))
+def file_of(manifest: bytes, texts: bytes) -> bytes:
+    """The file of a pack without an outcome, from its lines."""
+    return compressed(b"%b\n%b\n" % (manifest, texts))
 
 
 def with_outcome(data: bytes, outcome: Mapping[str, JSON]) -> bytes:
     """The file of a pack with its outcome."""
-    return data + _member(canonical_json(dict(outcome)).encode())
-
-
-def _member(*lines: bytes) -> bytes:
-    return compressed(b"".join(line + b"\n" for line in lines))
+    return data + compressed(b"%b\n" % canonical_json(dict(outcome)).encode())
 
 
 def compressed(data: bytes) -> bytes:
@@ -126,13 +122,6 @@ def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JS
         if isinstance(whole.get(name), dict) and isinstance(base.get(name), dict):
             whole[name] = {**base[name], **whole[name]}
     return whole
-
-
-def whole_text(fields: FieldTexts) -> str:
-    """The canonical JSON of fields."""
-    return canonical_object(
-        {name: field if isinstance(field, str) else canonical_object(field) for name, field in fields.items()}
-    )
 
 
 def fields_of(text: str | bytes) -> dict[str, JSON]:

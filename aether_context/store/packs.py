@@ -44,7 +44,6 @@ from aether_context.store.pack_file import (
     compressed,
     decompressed,
     fields_of,
-    file_of,
     merged,
     read_lines,
     read_manifest,
@@ -138,7 +137,7 @@ class PackStore:
         return recording.manifest
 
     def _create(self, recording: Recording, outcome: Mapping[str, JSON] | None) -> bool:
-        data = file_of(recording.line, recording.texts, outcome)
+        data = recording.data if outcome is None else with_outcome(recording.data, outcome)
         return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
 
     def _holds(self, manifest: Manifest) -> bool:
@@ -297,16 +296,17 @@ class PackStore:
         missing = f"{manifest.pack_id} names {digest}, which is not in {self.url}"
         return self._by_digest(path.removesuffix(".gz"), digest, missing)
 
-    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
+    def write_outcome(self, manifest: Manifest | str, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
         """Adds what became of a pack's model call to the pack. A second outcome for the same pack is ignored.
 
         Args:
+            manifest: the pack's, or its place.
             data: the pack's file without an outcome; None looks.
 
         Raises:
             PackNotFound: the pack is not there.
         """
-        path = f"{self.place(manifest)}{ENDING}"
+        path = f"{manifest if isinstance(manifest, str) else self.place(manifest)}{ENDING}"
         if data is None:
             data = self.files.get(path)
             if data is None:

@@ -54,28 +54,24 @@ class Tip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A manifest, the lines of its pack's file, the blobs that it names, by hash, and the tip that it leaves."""
+    """A manifest, the texts and the bytes of its pack's file, which has no outcome yet, the blobs that it names, by
+    hash, and the tip that it leaves."""
 
     manifest: Manifest
-    line: bytes
     texts: bytes
+    data: bytes
     blobs: Mapping[str, bytes]
     tip: Tip
     saved: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def data(self) -> bytes:
-        """The pack's file without an outcome."""
-        return file_of(self.line, self.texts)
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
         manifest, fields = self.manifest.model_copy(update=values).sealed()
         base = self.tip.base
         if base.pack_id == self.manifest.pack_id:
-            base = Base.of(manifest.pack_id, fields)
-        line = manifest_line(manifest.pack_id, fields, base)
-        return replace(self, manifest=manifest, line=line, tip=replace(self.tip, pack_id=manifest.pack_id, base=base))
+            base = Base.of(fields)
+        data = file_of(manifest_line(fields, base), self.texts)
+        return replace(self, manifest=manifest, data=data, tip=replace(self.tip, pack_id=manifest.pack_id, base=base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,27 +119,24 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
 
-    digests = [content.digest for content in request.contents]
     before = parent.contents if parent is not None else ()
     if grown is not None:
-        head, tail = len(digests) - grown, 0
+        head = len(request.contents) - grown
+        new_contents = request.contents[head:]
+        contents = ContentList(head=head, added=tuple(content.digest for content in new_contents))
     else:
+        new_contents, digests = request.contents, [content.digest for content in request.contents]
         most = min(len(digests), len(before))
         head = next((at for at in range(most) if digests[at] != before[at]), most)
         most -= head
         tail = next((at for at in range(most) if digests[-1 - at] != before[-1 - at]), most)
-    contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
+        contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
 
-    # A manifest holds epochs with hashes for their texts.
-    epochs: list[Epoch] = []
-    epoch_texts: dict[str, str] = {}
-    for of_epoch in (pack.epoch, source.epoch):
-        payloads = tuple(replace(packed, text=hash_text(packed.text)) for packed in of_epoch.payloads)
-        summary = hash_text(of_epoch.summary) if of_epoch.summary else ""
-        epochs.append(replace(of_epoch, summary=summary, payloads=payloads))
-        texts_of = [packed.text for packed in of_epoch.payloads]
-        epoch_texts |= {hash_text(text): text for text in (*texts_of, of_epoch.summary) if text or texts_of}
-    epoch, epoch_before = epochs
+    epoch, epoch_texts = _without_texts(pack.epoch)
+    epoch_before = epoch
+    if source.epoch is not pack.epoch:
+        epoch_before, texts_before = _without_texts(source.epoch)
+        epoch_texts |= texts_before
 
     setting = _setting_json(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
     blobs = {policy.digest: policy.canonical.encode()}
@@ -152,9 +145,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     if policy.record == "full":
         blobs[hash_bytes(setting)] = setting
         # The texts that the chain does not hold, as canonical JSON; wires are that already.
-        new_contents = {content.digest: content.wire for content in request.contents if content.digest not in held}
+        wires = {content.digest: content.wire for content in new_contents if content.digest not in held}
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
-        members = {"contents": f"[{','.join(new_contents.values())}]"} if new_contents else {}
+        members = {"contents": f"[{','.join(wires.values())}]"} if wires else {}
         others = {
             "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
             "epoch": new_epoch,
@@ -163,7 +156,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         }
         members |= {name: canonical_json(other) for name, other in others.items() if other}
         texts = canonical_object(members).encode("utf-8", "surrogatepass")
-        held = held.union(new_contents, new_epoch)
+        held = held.union(wires, new_epoch)
 
     # Budgets are shares of the window; where more may be counted than that, of what may be.
     allocation = pack.allocation
@@ -228,20 +221,30 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     if grown is not None:
         standing = (*before, *contents.added)
     else:
-        of_contents = pack.outcomes[: len(digests)]
+        of_contents = pack.outcomes[: len(request.contents)]
         standing = tuple(outcome.hash for outcome in of_contents if outcome.state != "dropped")
+        held = held.intersection((*standing, *epoch_texts))
     after = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
         contents=standing,
         rows=frozenset(keys) if grown is None else known | frozenset(keys),
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
-        held=held.intersection((*standing, *epoch_texts)),
+        held=held,
         epoch=epoch,
-        base=parent.base if parent is not None else Base.of(manifest.pack_id, of_manifest),
+        base=parent.base if parent is not None else Base.of(of_manifest),
     )
-    line = manifest_line(manifest.pack_id, of_manifest, after.base)
-    return Recording(manifest=manifest, line=line, texts=texts, blobs=blobs, tip=after, saved=pack.saved)
+    data = file_of(manifest_line(of_manifest, after.base), texts)
+    return Recording(manifest=manifest, texts=texts, data=data, blobs=blobs, tip=after, saved=pack.saved)
+
+
+def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
+    """An epoch as manifests hold it, with hashes for its texts; and the texts by their hashes."""
+    texts = [packed.text for packed in epoch.payloads]
+    payloads = tuple(replace(packed, text=hash_text(packed.text)) for packed in epoch.payloads)
+    summary = hash_text(epoch.summary) if epoch.summary else ""
+    by_hash = {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}
+    return replace(epoch, summary=summary, payloads=payloads), by_hash
 
 
 def stage_hashes(pack: Pack) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Recorder:
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[CallKey, tuple[Manifest, bytes]] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._fails = False
         self._warned = False
@@ -98,8 +98,7 @@ class Recorder:
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[key] = recording.tip
             if outcome is None:
-                # Rows are many small objects; all that an outcome needs of a manifest is where it is.
-                self._written[of_call] = (manifest.model_copy(update={"rows": ()}), recording.data)
+                self._written[of_call] = (self.store.place(manifest), recording.data)
             else:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
@@ -113,9 +112,9 @@ class Recorder:
         self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            manifest, data = self._written.get(of_call, (None, b""))
-            if manifest is not None and of_call in self._outcomes:
-                self.store.write_outcome(manifest, self._outcomes[of_call], data)
+            place, data = self._written.get(of_call, ("", b""))
+            if place and of_call in self._outcomes:
+                self.store.write_outcome(place, self._outcomes[of_call], data)
             self._written.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
