@@ -354,7 +354,7 @@ class OffloadSettings(_Settings):
     """Results up to this long stay as they are. So do longer ones that are as short without their envelope, escapes
     and white space."""
     data_tokens: int = Field(default=4_000, ge=1)
-    """The same for tables and JSON, where every row may be the one that is needed."""
+    """The same for tables, lists of paths and JSON, where every row may be the one that is needed."""
     extract_tokens: int = Field(default=800, ge=40)
     """The ceiling of an extract."""
     tools: Mapping[str, str] = {}

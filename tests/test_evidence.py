@@ -108,6 +108,18 @@ def test_names_of_the_lines_that_are_left_out_are_given():
     assert "#88C0D0" in shown.text + shown.names
 
 
+def test_a_list_of_paths_is_read_row_by_row_and_may_be_as_long_as_a_table():
+    for row in (
+        "/repo/src/main/java/org/part{0}/Config{0}.java ({0} matches)",
+        "src/part{0}/config.py:{0}: value = {0}",
+    ):
+        text = "Found 40 matches:\n" + "\n".join(row.format(at) for at in range(40))
+        shown = show(text, extract_tokens=300, whole_tokens=400, data_tokens=2_000, counter=COUNTER)
+        assert (shown.kind, shown.is_whole) == ("list", True)
+    for row in ("01/02/2025 10:00 step {0} took 3 ms", "either this or that in line {0}, and/or more of it"):
+        assert kind_of("\n".join(row.format(at) for at in range(40))) != "list"
+
+
 def test_terminal_codes_and_progress_bars_are_gone():
     bar = "".join(f"\r{at}%" for at in range(101))
     text = f"\x1b[31mred\x1b[0m and \x1b]8;;http://x\x07link\x1b]8;;\x07\n{bar}\ndone"

@@ -135,7 +135,7 @@ def show(
     Args:
         extract_tokens: ceiling of an extract, notes included.
         whole_tokens: tokens up to which an output stays whole.
-        data_tokens: the same for tables, and for JSON that is not mostly prose.
+        data_tokens: the same for tables and lists of paths, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
     view = view_of(text)
@@ -145,7 +145,7 @@ def show(
     total = len(view.lines)
     # Of rows and of the values of JSON any one may be needed, unlike of the prose in it.
     prose = sum(len(line.text) for line in view.outline if line.text.startswith('"') and len(line.text) > _PROSE)
-    is_data = view.kind in ("table", "json") and prose * 2 <= sum(len(line.text) for line in view.outline)
+    is_data = view.kind in ("table", "list", "json") and prose * 2 <= sum(len(line.text) for line in view.outline)
     whole = view.whole or text
     if tokens_of(whole, counter) <= (max(whole_tokens, data_tokens) if is_data else whole_tokens):
         return Shown(text=whole, kind=view.kind, kept=total, total=total, ends_early=view.ends_early)

@@ -20,12 +20,13 @@ from aether_context.text.decoding import decoded, printable, read_json
 
 # What kind of text a tool's output is, told from its beginning.
 
-Kind: TypeAlias = Literal["json", "table", "log", "code", "text", "data"]
-"""``data`` is binary data written as text."""
+Kind: TypeAlias = Literal["json", "table", "list", "log", "code", "text", "data"]
+"""``list`` has a path or an address at the head of each line; ``data`` is binary data written as text."""
 
 MEDIA_TYPES: dict[Kind, tuple[str, str]] = {
     "json": ("application/json", "json"),
     "table": ("text/csv", "csv"),
+    "list": ("text/plain", "txt"),
     "log": ("text/plain", "log"),
     "code": ("text/plain", "txt"),
     "text": ("text/plain", "txt"),
@@ -46,6 +47,7 @@ _LOG_LINE = re.compile(
       | \S+\ -\ -\ \[\d""",
     re.VERBOSE,
 )
+_LISTED = re.compile(r"\s*(?:[-*] )?(?=\S*[^\W\d])(?:https?:/|[\w.~@-]*)(?:/[\w.~@+%-]+)+(?:[\s:,(]|$)")
 _CODE_LINE = re.compile(
     r"\s*(?:(?:import|from|def|class|return|const|let|var|function|export|public|private|static|package|using|fn|pub|"
     r"impl|struct|func|if|for|while|else|try|catch|except|elif|#include)\b|[})\]]+[;,]?\s*$|//|/\*|\*)"
@@ -75,6 +77,8 @@ def kind_of(text: str) -> Kind:
             return "table"
     if sum(_LOG_LINE.match(line) is not None for line in lines) * 2 >= len(lines):
         return "log"
+    if sum(_LISTED.match(line) is not None for line in lines) * 4 >= len(lines) * 3:
+        return "list"
     if sum(_CODE_LINE.match(line) is not None for line in lines) * 3 >= len(lines):
         return "code"
     return "text"
