@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from cachetools import LRUCache
 
-from aether_context.pack import Candidate, Layer, Tool
+from aether_context.canonical import hash_text
+from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recalled_id
 from aether_context.redaction import masker
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
@@ -187,3 +189,64 @@ class SessionIndexes:
             self._sessions.pop(session, None)  # or its old size would count as well
             self._sessions[session] = known
         return found
+
+
+# Turns that are not sent whole any more, as memories.
+
+MORE_HITS = 4
+"""So many times as many turns are looked at as could return."""
+_TELLING = 0.2
+"""The share of the best turn's score under which no turn returns."""
+_LEAST_WEIGHT = 0.25
+_USER = "user"
+_TOKEN_CHARACTERS = 4
+
+
+def recalled(
+    hits: Sequence[Hit], content_at: Callable[[int], Content], *, most: int, tokens: int
+) -> tuple[Candidate, ...]:
+    """The turns that tell most, as candidates for memory, best first.
+
+    Args:
+        hits: whose ids are places in the history, with ``#`` and a number for a passage.
+        content_at: the content at a place.
+        most: so many at most.
+        tokens: what they may take together.
+    """
+    turns: list[Candidate] = []
+    characters = tokens * _TOKEN_CHARACTERS
+    for hit in _telling(hits)[:most]:
+        if len(hit.text) > characters:
+            continue
+        characters -= len(hit.text)
+        place, passage, number = hit.id.partition("#")
+        turns.append(
+            Candidate(
+                id=f"{recalled_id(int(place), content_at(int(place)))}{passage}{number}",
+                layer="memory",
+                source=RECALLED,
+                text=hit.text,
+                speaker=hit.entry.speaker or "",
+                digest=hash_text(hit.entry.searched),
+                time=hit.entry.time,
+                scores=scores_of(hit),
+            )
+        )
+    return tuple(turns)
+
+
+def _telling(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits that tell something beside the best of them, best first.
+
+    What the user said comes before what is as near and was said by somebody who says more: of ten times as many words
+    ten times as many are near by chance. What the user said is also what later questions are about.
+    """
+    said: Counter[str | None] = Counter()
+    for hit in hits:
+        said[hit.entry.speaker] += len(hit.text)
+    users = said[_USER] or max(said.values(), default=0)
+    weighted = [
+        replace(hit, score=hit.score * max(_LEAST_WEIGHT, min(1.0, users / said[hit.entry.speaker]))) for hit in hits
+    ]
+    weighted.sort(key=lambda hit: (-hit.score, hit.id))
+    return [hit for hit in weighted if hit.score >= _TELLING * weighted[0].score]

@@ -260,3 +260,18 @@ def query_for(source: PackInput) -> str:
     user_message = request.contents[request.human].words if request.human is not None else ""
     pieces = (user_message, step.text, step.goal, *(item.text for item in step.acceptance))
     return "\n".join(piece for piece in pieces if piece)
+
+
+LEAST_TOKENS = 256
+"""Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
+
+
+def room_for_turns(spoken: int, whole: int, most: float) -> int:
+    """Tokens for recalled turns, of at most so many; 0 where they would be too few for any.
+
+    Args:
+        spoken: characters of the turns that are words alone.
+        whole: characters of the whole history.
+    """
+    tokens = int((spoken / max(1, whole)) ** 2 * most)
+    return tokens if tokens >= LEAST_TOKENS else 0

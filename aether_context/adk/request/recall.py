@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
@@ -22,18 +21,17 @@ from pydantic import ValidationError
 
 from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key
 from aether_context.adk.request.reader import found_memories
-from aether_context.adk.request.spoken import LEAST_TOKENS, LOADER, SpokenTurns
-from aether_context.canonical import hash_text
+from aether_context.adk.request.spoken import LOADER, SpokenTurns
 from aether_context.errors import EmbeddingError
-from aether_context.pack import RECALLED, Candidate, Content, Identity, recalled_id
+from aether_context.pack import Candidate, Content, Identity
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import query_for
+from aether_context.retrieval.ranking import LEAST_TOKENS
 from aether_context.state import unique
 from aether_context.store import PackStore
 
 if TYPE_CHECKING:
-    from aether_context.retrieval import Hit
     from aether_context.retrieval.call_indexes import SessionIndexes
     from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
     from aether_context.store.vectors import UserVectors
@@ -41,12 +39,6 @@ if TYPE_CHECKING:
 _MOST_VECTORS, _MOST_SHELVES = 50_000, 512
 _MOST_QUERIES = 64
 _SHARE_OF_DEADLINE = 0.25
-_MORE_HITS = 4
-"""So many times as many turns are looked at as could return."""
-_TELLING = 0.2
-"""The share of the best turn's score under which no turn returns."""
-_LEAST_WEIGHT = 0.25
-_USER = "user"
 
 
 class Shelves:
@@ -97,7 +89,6 @@ _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
 _MOST_THREADS = 32
 
-_TOKEN_CHARACTERS = 4
 _MOST_SAID = 100_000
 """Contents and events of all sessions that are kept read, those of the session in use aside."""
 
@@ -192,12 +183,11 @@ class Recall:
         if not entries and not memories:
             return read
         asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
+        limit = settings.most_memories(source.window)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
-            from aether_context.retrieval.call_indexes import ranked, scores_of
+            from aether_context.retrieval.call_indexes import MORE_HITS, ranked, recalled
 
-            turns: list[Candidate] = []
-            characters, limit = room * _TOKEN_CHARACTERS, settings.most_memories(source.window)
             hits = []
             if entries:
                 # An index of this agent's session, which nobody else's turns are in.
@@ -206,28 +196,12 @@ class Recall:
                     session,
                     entries,
                     query,
-                    _MORE_HITS * limit,
+                    MORE_HITS * limit,
                     asked=asked,
                     embedder=embedder or "none",
                     redact=masker(redact),
                 )
-            for hit in _telling(hits)[:limit]:
-                if len(hit.text) <= characters:
-                    characters -= len(hit.text)
-                    place, passage, number = hit.id.partition("#")
-                    content = frozen(history[int(place)], model)
-                    turns.append(
-                        Candidate(
-                            id=f"{recalled_id(int(place), content)}{passage}{number}",
-                            layer="memory",
-                            source=RECALLED,
-                            text=hit.text,
-                            speaker=hit.entry.speaker or "",
-                            digest=hash_text(hit.entry.searched),
-                            time=hit.entry.time,
-                            scores=scores_of(hit),
-                        )
-                    )
+            turns = recalled(hits, lambda place: frozen(history[place], model), most=limit, tokens=room)
             return (*ranked(memories, query, asked=asked, embedder=embedder, redact=redact), *turns)
 
         candidates, encoder, problems = await self._compared(read, found)
@@ -363,20 +337,3 @@ def loaded(contents: Iterable[Content]) -> Iterator[Candidate]:
                         yield MemoryEntry.model_validate(memory)
 
     return found_memories(entries())  # which looks at the first ones alone
-
-
-def _telling(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits that tell something beside the best of them, best first.
-
-    What the user said comes before what is as near and was said by somebody who says more: of ten times as many words
-    ten times as many are near by chance. What the user said is also what later questions are about.
-    """
-    said: Counter[str | None] = Counter()
-    for hit in hits:
-        said[hit.entry.speaker] += len(hit.text)
-    users = said[_USER] or max(said.values(), default=0)
-    weighted = [
-        replace(hit, score=hit.score * max(_LEAST_WEIGHT, min(1.0, users / said[hit.entry.speaker]))) for hit in hits
-    ]
-    weighted.sort(key=lambda hit: (-hit.score, hit.id))
-    return [hit for hit in weighted if hit.score >= _TELLING * weighted[0].score]

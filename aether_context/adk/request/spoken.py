@@ -13,13 +13,12 @@ from google.genai import types
 from aether_context.conversation.quotes import Said
 from aether_context.conversation.quotes import said as quoted_words
 from aether_context.retrieval.passages import passages
+from aether_context.retrieval.ranking import room_for_turns
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
 
 LOADER = "load_memory"
-LEAST_TOKENS = 256
-"""Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 
 
 class Outline(NamedTuple):
@@ -135,18 +134,14 @@ class SpokenTurns:
         """
         spoken = sum(self._spoken[:end])
 
-        def room(whole: int) -> int:
-            tokens = int((spoken / max(1, whole)) ** 2 * most)
-            return tokens if tokens >= LEAST_TOKENS else 0
-
         # To write out calls and results takes long, and mostly their texts alone are so many that too little is left.
-        if not room(sum(self._least[:end])):
+        if not room_for_turns(spoken, sum(self._least[:end]), most):
             return 0
         if None in self._written[:end]:
             for place in range(end):
                 if self._written[place] is None:
                     self._written[place] = _written(history[place])
-        return room(sum(filter(None, self._written[:end])))
+        return room_for_turns(spoken, sum(filter(None, self._written[:end])), most)
 
     def turns(self, events: Sequence[Event], end: int) -> list[Entry]:
         """The turns before ``end`` that are words alone, with time and author of the events that they came from.
