@@ -11,6 +11,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from aether_context.adk.tracing import PackSpan
 from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
@@ -117,6 +118,7 @@ class Call:
 
     context: CallbackContext
     request: LlmRequest
+    span: PackSpan
     invocation: InvocationContext
     policy: PackPolicy
     key: AgentKey
@@ -128,7 +130,7 @@ class Call:
     last: Last | None = None
 
 
-def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -> Call:
+def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> Call:
     """A call as ADK hands it over, without plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
@@ -141,6 +143,7 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy) -
     return Call(
         context=context,
         request=request,
+        span=span,
         invocation=invocation,
         policy=policy,
         key=(*session_key(context), invocation.branch or "", context.agent_name),

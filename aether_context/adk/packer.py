@@ -34,6 +34,7 @@ from aether_context.adk.request.recall import Recall, Shelves
 from aether_context.adk.request.writer import write
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
+from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
@@ -176,17 +177,22 @@ class RequestPacker:
         the policy gives one in the model's place."""
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
-        try:
-            return await self._pack(callback_context, llm_request)
-        except (InvalidPlan, BudgetExceededError):
-            raise
-        except StepTooLarge as error:
-            if self.policy.on_invalid != "respond":
+        with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
+            try:
+                answer = await self._pack(callback_context, llm_request, span)
+                span.error = answer.error_code or "" if answer is not None else ""
+                return answer
+            except (InvalidPlan, BudgetExceededError):
                 raise
-            return _answer("step_too_large", f"This step does not fit the model's window: {error}.")
-        except Exception as error:
-            self._failures.caught(error)
-            return await self._pack_plainly(callback_context, llm_request, type(error).__name__)
+            except StepTooLarge as error:
+                if self.policy.on_invalid != "respond":
+                    raise
+                span.error = "step_too_large"
+                return _answer(span.error, f"This step does not fit the model's window: {error}.")
+            except Exception as error:
+                self._failures.caught(error)
+                span.error = type(error).__name__
+                return await self._pack_plainly(callback_context, llm_request, span)
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
@@ -210,8 +216,9 @@ class RequestPacker:
 
     # the way of a model call
 
-    async def _pack(self, context: CallbackContext, request: LlmRequest) -> LlmResponse | None:
-        call = self._read(context, request)
+    async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
+        span.stage("read")
+        call = self._read(context, request, span)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: ReadCall | None = None
@@ -233,13 +240,13 @@ class RequestPacker:
         asyncio.get_running_loop().call_soon(len, packed[0].history)
         return self._settle(*packed)
 
-    def _read(self, context: CallbackContext, request: LlmRequest) -> Call:
+    def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> Call:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy)
+        call = call_of(context, request, self.policy, span)
         planned = self._gatherer.planned(call)
         for problem in planned.problems:
             if problem.startswith("state "):
@@ -282,7 +289,9 @@ class RequestPacker:
 
     async def _enrich(self, call: Call) -> ReadCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
+        call.span.stage("read")
         read = await self._gatherer.gather(call)
+        call.span.stage("retrieve")
         read = await self._recall.rank(read)
         if not read.source.first_call or not read.source.epoch.cut_count:
             return read
@@ -291,7 +300,7 @@ class RequestPacker:
     async def _build(self, read: ReadCall, pick: Pick) -> tuple[ReadCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
-        policy, last = read.call.policy, read.call.last
+        policy, last, stage = read.call.policy, read.call.last, read.call.span.stage
         await self._meters.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
@@ -302,12 +311,13 @@ class RequestPacker:
             for the first time, or with a provider that is asked."""
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-            made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache)
+            made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
             return await asyncio.to_thread(made) if large > _INSTANT_CHARACTERS or many or pick.remote else made()
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
         if pack.chose and (cut or pack.stands_in) and read.source.searched is None:
+            stage("retrieve")
             whole = {read.source.request.positions[at] for at in pack.whole}
             # A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
             budget = pack.allocation.budget
@@ -316,6 +326,7 @@ class RequestPacker:
             if read.source.searched is not None:
                 pack = await build(read.source)
         if self._asks_models and pack.summary_requests:
+            stage("summarize")
             pack, cost = await self._summarizer.summarize(pack, policy, build)
             read = replace(read, summary_cost=cost)
         return read, pack
@@ -334,6 +345,7 @@ class RequestPacker:
         Returns an answer in the model's place where a limit stands against the call.
         """
         call, source = read.call, pack.source
+        call.span.stage("write")
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
@@ -366,8 +378,8 @@ class RequestPacker:
         with self._lock:
             self._last[call.key] = last
         if call.policy.record != "off":
-            self._recorder.pack(pack, call.policy, read.counter)
-        self._failures.guarded(partial(self._log, pack, name), None)
+            self._recorder.pack(pack, call.policy, read.counter, call.span)
+        self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
 
     def _cutoff(self, call: Call, pack: Pack) -> str:
@@ -376,7 +388,12 @@ class RequestPacker:
         unread = last_unread(pack, call.context.session.events, lambda content: reader.content(content, model))
         return unread.id if unread is not None else ""
 
-    def _log(self, pack: Pack, name: str) -> None:
+    def _report(self, pack: Pack, name: str, span: PackSpan) -> None:
+        """Tells the log and the trace what a pack came to."""
+        identity, logs, place = pack.identity, logger.isEnabledFor(logging.INFO), ""
+        if (logs or span.recording) and self.policy.record != "off":
+            place = self.store.uri_of(identity.app, identity.user, identity.session, name)
+        span.packed(pack, name, place)
         if pack.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
@@ -384,14 +401,12 @@ class RequestPacker:
                 pack.source.window,
                 pack.over_window,
             )
-        if logger.isEnabledFor(logging.INFO):
-            identity, shares = pack.identity, pack.allocation.layers.items()
-            place = self.store.uri_of(identity.app, identity.user, identity.session, name)
-            place = place if self.policy.record != "off" else "not recorded"
+        if logs:
+            shares = pack.allocation.layers.items()
             used = " ".join(f"{layer}={share.used}" for layer, share in shares if layer != "slack")
-            logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place)
+            logger.info("%s: %s, %d events, %s", name, used, len(pack.events), place or "not recorded")
 
-    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, reason: str) -> LlmResponse | None:
+    async def _pack_plainly(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
         with self._lock:
             self._last.pop(agent_key_of(context), None)
@@ -399,8 +414,8 @@ class RequestPacker:
             policy = self.policy.changed(
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
-            planned = Planned(problems=(f"packed plainly after {reason}",))
-            call = replace(call_of(context, request, policy), planned=planned)
+            planned = Planned(problems=(f"packed plainly after {span.error}",))
+            call = replace(call_of(context, request, policy, span), planned=planned)
             read = await Gatherer(SessionRecords()).gather(call)
             counter = counter_for("")
             pack = build_pack(read.source, call.policy, counter=counter)
@@ -446,6 +461,7 @@ class RequestPacker:
                 self._failures.caught(error, "acceptance: ")
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
+            count_cached(pack, usage.cached_tokens)
             cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
             metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
             if review is not None and pack.source.step.acceptance:

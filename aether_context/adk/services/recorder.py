@@ -18,6 +18,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
 from aether_context.adk.call import AgentKey, agent_key
+from aether_context.adk.tracing import PackSpan
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
@@ -84,11 +85,12 @@ class Recorder:
         self._warned = False
         self._interrupted = 0
 
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str) -> None:
-        """Queues a pack."""
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan) -> None:
+        """Queues a pack; its span is told when it is written."""
         of_call = _call_key(pack.identity)
 
         def write() -> None:
+            began = time.time_ns()
             key = agent_key(pack.identity)
             recording = record(pack, policy, counter, self._tips.get(key))
             outcome = self._outcomes.get(of_call)
@@ -103,6 +105,7 @@ class Recorder:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
                 self._recorded(manifest, recording)
+            span.recorded(manifest.pack_id, began)
 
         self.later(write, of_call)
 

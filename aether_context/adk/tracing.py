@@ -1,0 +1,151 @@
+"""A span a pack with a child a stage, and metrics of packs, through OpenTelemetry's API.
+
+What leaves here are numbers, names, ids and words of closed sets: no text of a request, an answer, a plan or an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, trace
+
+from aether_context import __version__
+from aether_context.pack import LAYERS
+
+if TYPE_CHECKING:
+    from aether_context.pack import Pack
+
+Attributes: TypeAlias = Mapping[str, str | int | bool]
+
+# `gen_ai.request.model` and `gen_ai.usage.*` belong to the model's own call: backends take whatever span has them for
+# one, and would show each call twice.
+_MODEL = "aether_context.model"
+_AGENT = "gen_ai.agent.name"
+_PACK = "aether_context.pack.id"
+_REASON = "aether_context.epoch.reason"
+_LAYERS = tuple((layer, f"aether_context.tokens.{layer}") for layer in LAYERS if layer != "slack")
+
+_tracer = trace.get_tracer("aether_context", __version__)
+_meter = metrics.get_meter("aether_context", __version__)
+_duration = _meter.create_histogram(
+    "aether_context.pack.duration",
+    unit="s",
+    description="From the request that ADK hands over to the request that leaves.",
+    explicit_bucket_boundaries_advisory=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+_tokens = _meter.create_histogram(
+    "aether_context.pack.tokens",
+    unit="{token}",
+    description="The request that leaves, as it is estimated before the call.",
+    explicit_bucket_boundaries_advisory=tuple(4**power for power in range(4, 11)),
+)
+_cuts = _meter.create_counter("aether_context.pack.cuts", unit="{cut}", description="Cuts of conversations.")
+_prefix = _meter.create_counter(
+    "aether_context.prefix.tokens",
+    unit="{token}",
+    description="Tokens with which requests begin as the request before them did.",
+)
+_cache = _meter.create_counter(
+    "aether_context.cache.tokens", unit="{token}", description="Input tokens that came from a cache, as reported."
+)
+
+
+class PackSpan:
+    """The span of one pack, current while that is made, and its metrics.
+
+    Where no provider is set, or the trace is not sampled, it records nothing. A stage ends where the next one begins; a
+    pack that only extends the one before it has none.
+    ``error`` is the name of what kept the pack from being made as it should, empty where nothing did; ``recording``
+    says whether anybody gets the span.
+
+    Args:
+        model: the name of the model that the pack is for.
+    """
+
+    __slots__ = ("_attributes", "_began", "_labels", "_span", "_stages", "_token", "_within", "error", "recording")
+
+    def __init__(self, agent: str, model: str) -> None:
+        self.error = ""
+        self._began = time.perf_counter()
+        self._labels = {_AGENT: agent, _MODEL: model}
+        self._attributes: Attributes = self._labels
+        self._stages: list[tuple[str, int]] = []
+        self._span = _tracer.start_span(f"pack_context {agent}")
+        self.recording = self._span.is_recording()
+
+    def __enter__(self) -> PackSpan:
+        if self.recording:
+            self._within = trace.set_span_in_context(self._span)
+            self._token = otel_context.attach(self._within)
+        return self
+
+    def stage(self, name: str) -> None:
+        """A stage begins, or goes on."""
+        if self.recording and not (self._stages and self._stages[-1][0] == name):
+            self._stages.append((name, time.time_ns()))
+
+    def child(self, name: str, began: int, ended: int, attributes: Attributes | None = None) -> None:
+        """A piece of work of the pack, with its times in nanoseconds since 1970; the pack may be done by then."""
+        if self.recording:
+            _tracer.start_span(f"pack.{name}", self._within, attributes=attributes, start_time=began).end(ended)
+
+    def recorded(self, pack_id: str, began: int) -> None:
+        """The pack is in the store, by the id that it has there."""
+        self.child("record", began, time.time_ns(), {_PACK: pack_id})
+
+    def packed(self, pack: Pack, name: str, uri: str) -> None:
+        """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
+        labels, cut = self._labels, any(event.stage == "cut" for event in pack.events)
+        _tokens.record(pack.request_tokens, labels)
+        if pack.prefix.shared_tokens:
+            _prefix.add(pack.prefix.shared_tokens, labels)
+        if cut:
+            _cuts.add(1, labels | {_REASON: pack.epoch_reason or ""})
+        if not self.recording:
+            return
+        if pack.appended is not None:  # it is made in one step
+            self._stages.clear()
+        attributes = {
+            "gen_ai.operation.name": "pack_context",
+            "gen_ai.conversation.id": pack.identity.session,
+            _PACK: name,
+            "aether_context.pack.uri": uri,
+            "aether_context.pack.appended": pack.appended,
+            "aether_context.window": pack.source.window,
+            "aether_context.tokens.request": pack.request_tokens,
+            "aether_context.tokens.over_window": pack.over_window,
+            **{key: pack.allocation.layers[layer].used for layer, key in _LAYERS},
+            "aether_context.cut": cut,
+            _REASON: pack.epoch_reason,
+            "aether_context.prefix.tokens": pack.prefix.shared_tokens,
+            "aether_context.prefix.broken_by": pack.prefix.broken_by,
+            "aether_context.degradations": len(pack.degradations),
+        }
+        self._attributes = labels | {key: value for key, value in attributes.items() if value}
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """The request leaves, or does not."""
+        if kind is not None:
+            self.error = kind.__name__
+        failed = {"error.type": self.error} if self.error else {}
+        _duration.record(time.perf_counter() - self._began, self._labels | failed)
+        if not self.recording:
+            return
+        otel_context.detach(self._token)
+        now = time.time_ns()
+        for (name, began), (_, ended) in pairwise((*self._stages, ("", now))):
+            self.child(name, began, ended)
+        self._span.set_attributes({**self._attributes, **failed})
+        if failed:
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end(now)
+
+
+def count_cached(pack: Pack, cached_tokens: int | None) -> None:
+    """Counts what a provider reported for a pack."""
+    if cached_tokens:
+        _cache.add(cached_tokens, {_AGENT: pack.identity.agent, _MODEL: pack.source.request.model})
