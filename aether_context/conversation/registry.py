@@ -197,7 +197,7 @@ def select_strategy(conversation: Conversation) -> Selection:
     """The strategy that suits a conversation, by its shape.
 
     The rules follow from what the strategies did to recorded runs of each shape, in tokens kept for what they cost:
-    tests/bench/strategy_runs.py gives the figures, docs/benchmarks.md has them.
+    tests/bench/tool_runs.py gives the figures, docs/benchmarks.md has them.
     """
     shape = shape_of(conversation)
     strategy, rule = _RULES[shape.kind]

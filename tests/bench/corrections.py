@@ -13,8 +13,9 @@ and values take the places of ``{a}``, ``{b}``, ``{c}``, ``{x}`` and ``{y}``.
 The facts go into a `HybridMemoryService` a day apart, the later one last; ``--undated`` leaves out the dates. The
 question is asked through an ADK `Runner` with the plugin. Printed are the share of cases in whose request the later
 fact stands before every fact that it contradicts, the share in which none of those is marked or absent (and, where
-there are several, any is not), and the facts marked besides, a request and as a share of all lines. Of statements that
-contradict nothing, the share of requests in which the earlier one is marked.
+there are several, any is not), and the other facts marked as a share of all lines. Of statements that contradict
+nothing, the share of requests in which the earlier one is marked. Cells are means over statements, each of which counts
+once, however many names it is asked with, and over the lines of a file; see sessions.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import asyncio
 import json
 import random
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from memory_recall import Sink, asked
+from sessions import print_table
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
@@ -42,6 +45,7 @@ from aether_context.packing.payload import SUPERSEDED, sections
 
 _OWN = Path(__file__).with_suffix(".jsonl")
 _OTHERS = 9
+COLUMNS = dict.fromkeys(("later first", "unmarked", "any unmarked", "others marked", "both hold"), (1.0, 3))
 NAMES = (
     "Nora Fischer", "Tyler Okafor", "Eliza Wood", "Joren Maas", "Priya Raman", "Samuel Boateng", "Lucía Ferrer",
     "Wei Zhang", "Hanna Virtanen", "Omar Haddad", "Grace Ellery", "Dmitri Volkov", "Aiko Tanabe", "Carl Lindqvist",
@@ -57,6 +61,7 @@ class Case:
     facts: tuple[str, ...]
     later: str
     earlier: tuple[int, ...]
+    source: str
     contradicts: bool = True
 
 
@@ -70,7 +75,7 @@ def cases(path: Path) -> Iterator[Case]:
         later = [extra["contradicting_fact"]] if one else extra["contradicting_facts"]
         places = [extra["supporting_fact_indices"]] if one else extra["supporting_fact_indices"]
         for question, fact, at in zip(questions, later, places, strict=True):
-            yield Case(question, tuple(extra["facts"]), fact.strip('"'), tuple(map(int, at)))
+            yield Case(question, tuple(extra["facts"]), fact.strip('"'), tuple(map(int, at)), line + question)
 
 
 def own_cases(path: Path = _OWN, seed: int = 1) -> Iterator[Case]:
@@ -89,7 +94,7 @@ def own_cases(path: Path = _OWN, seed: int = 1) -> Iterator[Case]:
                 first = facts[0]
                 dice.shuffle(facts)
                 question, later = row["question"].format(x=x, y=y, **names), text.format(x=x, y=y, **names)
-                yield Case(question, tuple(facts), later, (facts.index(first),), "corrections" in row)
+                yield Case(question, tuple(facts), later, (facts.index(first),), text, "corrections" in row)
 
 
 def dated(texts: Sequence[str], dates: bool) -> list[MemoryEntry]:
@@ -123,28 +128,24 @@ async def measure(asked_cases: Sequence[Case], dates: bool) -> None:
     agent = LlmAgent(name="agent", model=sink, static_instruction="Answer from what you remember.")
     app = App(name="bench", root_agent=agent, plugins=[plugin])
     runner = Runner(app=app, session_service=InMemorySessionService(), memory_service=service)
-    first, unmarked, some, besides, count, apart = [], [], [], 0, 0, []
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
     for number, case in enumerate(asked_cases):
         held = await lines(runner, sink, service, f"user{number}", case, dates)
         later = place(held, case.later)
         found = [at for index in case.earlier if (at := place(held, case.facts[index])) is not None]
         marked = {at for at, line in enumerate(held) if line.endswith(f"{SUPERSEDED})")}
+        total = sums[case.source]
         if not case.contradicts:
-            apart.append(bool(marked.intersection(found)))
+            total.update({"both": 1, "both hold": bool(marked.intersection(found))})
             continue
-        first.append(later is not None and all(later < at for at in found))
-        unmarked.append(len(found) == len(case.earlier) and not marked.intersection(found))
-        some.append(not marked.issuperset(found))
-        besides, count = besides + len(marked.difference(found)), count + len(held)
-    total = len(first)
-    print(
-        f"{total} cases: later fact first {sum(first) / total:.3f}, "
-        f"contradicted one unmarked {sum(unmarked) / total:.3f} "
-        f"(any of several {sum(some) / total:.3f}), others marked {besides / total:.3f} a request, "
-        f"{besides / count:.4f} of the lines"
-    )
-    if apart:
-        print(f"{len(apart)} cases that both hold: the earlier one marked {sum(apart) / len(apart):.3f}")
+        total["cases"] += 1
+        total["later first"] += later is not None and all(later < at for at in found)
+        total["unmarked"] += len(found) == len(case.earlier) and not marked.intersection(found)
+        total["any unmarked"] += not marked.issuperset(found)
+        total.update({"others marked": len(marked.difference(found)), "lines": len(held)})
+    wholes = {"others marked": "lines", "both hold": "both"}
+    sessions = [{name: (one[name], one[wholes.get(name, "cases")]) for name in COLUMNS} for one in sums.values()]
+    print_table(["what"], COLUMNS, [(["with the plugin"], sessions)])
 
 
 if __name__ == "__main__":

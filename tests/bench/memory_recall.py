@@ -1,12 +1,15 @@
 """Asks an agent with a memory service about long conversations, and looks for the evidence in the request.
 
-    python memory_recall.py locomo.json [--window N] [--every N] [--file PATH]
+    python memory_recall.py locomo.json [--window N ...] [--policy NAME|TOML|SETTINGS ...] [--peers] [--by kind|talk]
+                                        [--every N] [--file PATH]
 
 The file is that of LoCoMo (Maharana et al., 2024). Each conversation goes into a `HybridMemoryService`; each question
-that has an answer there is asked in a session of its own, through an ADK `Runner` with the plugin. A labelled turn
-counts where sentences of at least 90% of its characters stand in the request word for word. Printed are the mean
-share of labelled turns, the mean tokens of a request (UTF-8 bytes / 4, system instruction and question included) and
-the processor time of a question, with the plugin and without. ``--every 5`` asks every fifth question.
+that has an answer there is asked in a session of its own, through an ADK `Runner` with the plugin. Printed are the
+share of labelled turns that stand in the request: those of which sentences of at least 90% of the characters do, word
+for word; the requests of more tokens than the window (UTF-8 bytes / 4, system instruction and question included), in
+percent; their mean tokens; and milliseconds of processor time a question. Cells are means over questions; see
+sessions.py. ``--peers`` asks ADK's `preload_memory`, too, over the same service and over ADK's own. ``--every 5`` asks
+every fifth question.
 """
 
 from __future__ import annotations
@@ -16,27 +19,32 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
+from google.adk.memory import BaseMemoryService, InMemoryMemoryService
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import InMemorySessionService, Session
+from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.genai import types
-from turn_recall import turns
+from sessions import PERCENT, Figures, policy_of, print_table
+from turn_recall import Question, questions, said, turns
 
-from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
 from aether_context.memory import Memory
 
-_UNANSWERABLE = 5
+COLUMNS = {"recall": (1.0, 3), "over": PERCENT, "tokens": (1.0, 0), "ms": (1.0, 1)}
 _ENOUGH = 0.9
+_PEERS = {
+    "`preload_memory`, the same service": HybridMemoryService,
+    "`preload_memory`, ADK's service": InMemoryMemoryService,
+}
 
 
 class Sink(BaseLlm):
@@ -59,7 +67,38 @@ def present(turn: str, request: str) -> bool:
     return found >= _ENOUGH * len(whole)
 
 
-def remember(service: HybridMemoryService, conversation: dict[str, Any], user: str) -> None:
+async def asked(runner: Runner, sink: Sink, user: str, question: str, session: str = "") -> tuple[list[str], float]:
+    """The texts of the request that a question made, in a session or one of its own, and the processor's seconds."""
+    session = session or (await runner.session_service.create_session(app_name="bench", user_id=user)).id
+    began = time.process_time()
+    async for _ in runner.run_async(user_id=user, session_id=session, new_message=types.UserContent(question)):
+        pass
+    return sink.seen, time.process_time() - began
+
+
+def figures(question: Question, seen: Sequence[str], seconds: float, window: int) -> Figures:
+    """The columns of a question, for both scripts."""
+    request = " ".join(" ".join(seen).split())
+    size = sum((len(text.encode()) + 3) // 4 for text in seen)
+    return {
+        "recall": share(question.evidence, request),
+        "sentence": share(question.told, request),
+        "assistant's": share(question.answered, request),
+        "over": (size > window, 1),
+        "tokens": (size, 1),
+        "ms": (1_000 * seconds, 1),
+    }
+
+
+def share(texts: Sequence[str], request: str) -> tuple[int, int]:
+    return sum(present(text, request) for text in texts), len(texts)
+
+
+async def remember(service: BaseMemoryService, conversation: dict[str, Any], user: str) -> None:
+    if not isinstance(service, HybridMemoryService):
+        events = [said(number, turn) for number, turn in enumerate(turns(conversation))]
+        await service.add_session_to_memory(Session(id="talk", app_name="bench", user_id=user, events=events))
+        return
     for number, turn in enumerate(turns(conversation)):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(turn.time))
         memory = Memory(
@@ -68,51 +107,58 @@ def remember(service: HybridMemoryService, conversation: dict[str, Any], user: s
         service.memories.add("bench", user, [memory])
 
 
-async def asked(runner: Runner, sink: Sink, user: str, question: str) -> tuple[list[str], float]:
-    """The texts of the request that a question made, and the processor's seconds."""
-    session = await runner.session_service.create_session(app_name="bench", user_id=user)
-    began = time.process_time()
-    async for _ in runner.run_async(user_id=user, session_id=session.id, new_message=types.UserContent(question)):
-        pass
-    return sink.seen, time.process_time() - began
-
-
-async def measure(samples: list[dict[str, Any]], args: argparse.Namespace, plugins: list[BasePlugin]) -> str:
-    service = HybridMemoryService(args.file or "")
+async def measure(
+    samples: Iterable[dict[str, Any]], args: argparse.Namespace, name: str, window: int
+) -> Iterator[tuple[str, Figures]]:
+    """The figures of each question, by its group."""
+    plugins = [] if name in _PEERS else [ContextPackPlugin(policy=policy_of(name, window), store="memory://bench")]
+    service = _PEERS[name]() if name in _PEERS else HybridMemoryService(args.file or "")
+    tools = [PreloadMemoryTool()] if name in _PEERS else []
     sink = Sink(seen=[])
-    agent = LlmAgent(name="agent", model=sink, static_instruction="Answer from what you remember.")
+    agent = LlmAgent(name="agent", model=sink, tools=tools, static_instruction="Answer from what you remember.")
     app = App(name="bench", root_agent=agent, plugins=plugins)
     runner = Runner(app=app, session_service=InMemorySessionService(), memory_service=service)
-    rows: list[tuple[float, int, float]] = []
+    rows = []
     for number, sample in enumerate(samples):
-        remember(service, sample["conversation"], f"user{number}")
-        held = (one for some in sample["conversation"].values() if isinstance(some, list) for one in some)
-        texts = {turn["dia_id"]: turn["text"] for turn in held}
-        for question in sample["qa"][:: args.every]:
-            evidence = [one for raw in question["evidence"] for one in re.findall(r"D\d+:\d+", raw) if one in texts]
-            if question["category"] == _UNANSWERABLE or not evidence:
-                continue
-            seen, spent = await asked(runner, sink, f"user{number}", question["question"])
-            request = " ".join(" ".join(seen).split())
-            recall = sum(present(texts[one], request) for one in evidence) / len(evidence)
-            rows.append((recall, sum((len(text.encode()) + 3) // 4 for text in seen), spent))
-    recalls, tokens, times = zip(*rows, strict=True)
-    ordered = sorted(times)
-    return (
-        f"{len(rows)} questions: recall {sum(recalls) / len(rows):.3f}, "
-        f"{sum(tokens) / len(rows):,.0f} tokens a request, "
-        f"{1000 * ordered[len(rows) // 2]:.1f} ms, 95th percentile {1000 * ordered[int(0.95 * len(rows))]:.1f} ms"
-    )
+        await remember(service, sample["conversation"], f"user{number}")
+        for question in [one for one, _ in questions(sample)][:: args.every]:
+            seen, spent = await asked(runner, sink, f"user{number}", question.text)
+            group = {"kind": question.kind, "talk": f"{number}"}.get(args.by, "")
+            rows.append((group, figures(question, seen, spent, window)))
+    return iter(rows)
+
+
+def rows(args: argparse.Namespace, peers: Iterable[str], measure: Any) -> Iterator[tuple[list[str], list[Figures]]]:
+    """A row for each window and policy, and each group."""
+    for window in args.window:
+        for name in [*args.policy, *(peers if args.peers else ())]:
+            groups: dict[str, list[Figures]] = {}
+            for group, found in asyncio.run(measure(name, window)):
+                groups.setdefault(group, []).append(found)
+            for group, sessions in sorted(groups.items()):
+                yield [f"{window:,}", *filter(None, [group]), name], sessions
+
+
+def heads(args: argparse.Namespace) -> list[str]:
+    return ["window", args.by, "what"] if args.by else ["window", "what"]
+
+
+def arguments(doc: str | None, window: int) -> argparse.ArgumentParser:
+    """What both scripts take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--window", type=int, nargs="+", default=[window], help=f"tokens (default: {window})")
+    parser.add_argument("--policy", nargs="*", default=["balanced"], help="presets, profiles, TOML files or settings")
+    parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
+    parser.add_argument("--by", choices=["kind", "talk"], help="a row for each kind of question, or conversation")
+    parser.add_argument("--every", type=int, default=1, help="only every so many-th question")
+    return parser
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--window", type=int, default=4_600)
-    parser.add_argument("--every", type=int, default=1)
+    parser = arguments(__doc__, 4_600)
     parser.add_argument("--file", help="a file for the memories; without one they are kept in the process")
     given = parser.parse_args()
     conversations = json.loads(given.path.read_text())
-    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=given.window), store="memory://bench")
-    print("without the plugin:", asyncio.run(measure(conversations[:1], given, [])))
-    print("with it:", asyncio.run(measure(conversations, given, [plugin])))
+    found = rows(given, _PEERS, lambda name, window: measure(conversations, given, name, window))
+    print_table(heads(given), COLUMNS, found)

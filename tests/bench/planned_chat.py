@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from recorded_runs import settings
 from scripted import Chat
+from sessions import settings
 
 from aether_context import PackPolicy
 

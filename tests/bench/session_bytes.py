@@ -2,7 +2,7 @@
 
     python tests/bench/session_bytes.py RUNS.jsonl [--window 16000] [--most 20] [--planned] [--usage]
 
-A run is a line of JSON as in `recorded_runs`. Each is played through ADK's runner with a model and tools that answer as
+A run is a line of JSON as in `tool_runs`. Each is played through ADK's runner with a model and tools that answer as
 recorded, and all that the plugin adds to the session's events is measured as JSON: the metadata of each model event,
 and the values that a call writes into the session's state, the calls that cut apart from the others.
 """
@@ -32,7 +32,7 @@ from google.genai import types
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from plans import planned
-from recorded_runs import Run
+from tool_runs import Run
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin

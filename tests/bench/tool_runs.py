@@ -1,12 +1,13 @@
 """What policies do to recorded agent runs: rows in Markdown, one for each policy.
 
-    python tests/bench/tool_runs.py RUNS.jsonl [--window 16000] [--policy NAME_OR_TOML ...] [--limit N]
+    python tests/bench/tool_runs.py RUNS.jsonl [MORE.jsonl ...] [--window 16000 ...] [--policy NAME|TOML|SETTINGS ...]
+                                    [--columns NAME ...] [--peers] [--by file|shape] [--limit N]
 
-A line of the file is a run: ``{"system": …, "tools": [{"name", "description", "parameters"}], "turns": [{"user": …,
+A line of a file is a run: ``{"system": …, "tools": [{"name", "description", "parameters"}], "turns": [{"user": …,
 "steps": [{"text": …, "calls": [{"name", "args", "result"}]}]}]}``. Each run is played through an ADK Runner with the
 plugin: the model answers what it answered then, the tools return what they returned, and every request is kept as it
 was sent. Tokens are UTF-8 bytes / 4, rounded up, and 4 for each block; a request's blocks are the system instruction,
-each declaration and each part of a content.
+each declaration and each part of a content. Cells are means over runs; see sessions.py.
 
 over      requests of more tokens than the window, in percent of all
 invalid   requests that a strict provider refuses, in percent: the first content is not a user's, a content is empty,
@@ -14,9 +15,17 @@ invalid   requests that a strict provider refuses, in percent: the first content
 grounded  identifiers, paths and numbers in the recorded next calls' arguments which stood somewhere in the run so far:
           those that stand in the request, in percent
 lines     the same for whole lines of 30 characters and more, which an agent quotes or edits
+usable    the same, in requests that a provider takes: within the window, and valid
 cost      tokens outside the prefix shared with the request before, and a tenth of those inside, over the same sum for
-          the run's whole history, never shortened
-reuse     tokens of that shared prefix, in percent of all tokens sent: what a prefix cache can serve
+          the run's whole history, never shortened; of runs whose history passes the window
+reuse     tokens of that shared prefix, in percent of all tokens sent: what a prefix cache can serve; of the same runs
+offloaded tokens of tool results that are not sent when a result is first shown, in percent
+read      lines in the request, and, where it shows an address, those of earlier results, each of which a call that
+          reads 60 lines around it brings back
+read cost cost, and what such calls return, once a result and request
+
+``--columns`` says which are shown. ``--by shape`` has a row for each shape that
+`aether_context.conversation.shape_of` tells apart, by a run's whole history; ``--peers`` has rows of peers.py.
 """
 
 from __future__ import annotations
@@ -24,7 +33,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,9 +49,13 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
+from sessions import PERCENT, Figures, policy_of, print_table, rows_of
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.conversation import Conversation, shape_of
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.pack import Content
 from aether_context.policy import PRESETS
 
 Run = Mapping[str, Any]
@@ -52,7 +64,9 @@ Step = Mapping[str, Any]
 PER_BLOCK = 4
 CACHED_PRICE = 0.1
 LINE_CHARACTERS = 30
-COLUMNS = ("over", "invalid", "grounded", "lines", "cost", "reuse")
+READ_LINES = 60
+COLUMNS = dict.fromkeys(("over", "invalid", "grounded", "lines", "usable"), PERCENT)
+COLUMNS |= {"cost": (1.0, 3), "reuse": PERCENT, "offloaded": PERCENT, "read": PERCENT, "read cost": (1.0, 3)}
 _VALUE = re.compile(r"[A-Za-z0-9_./@:-]{5,}")
 
 
@@ -199,8 +213,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 @dataclass
 class Score:
-    """Sums over requests; see the columns. ``lines_usable`` are the lines kept in requests that a provider takes:
-    within the window, and valid."""
+    """Sums over requests; see the columns. ``whole`` and ``shown`` are tokens of results as they are, and as they stand
+    in the first request that has them; ``answered`` those that reading lines back returns."""
 
     requests: int = 0
     over: int = 0
@@ -210,29 +224,39 @@ class Score:
     lines: int = 0
     lines_kept: int = 0
     lines_usable: int = 0
+    lines_read: int = 0
+    answered: int = 0
+    whole: int = 0
+    shown: int = 0
     tokens: int = 0
     cached: int = 0
     full: int = 0
     full_cached: int = 0
+    peak: int = 0
 
     def add(self, other: Score) -> None:
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
-    def row(self) -> tuple[str, ...]:
-        """The columns' figures."""
-        cost = _price(self.tokens, self.cached) / _price(self.full, self.full_cached)
-        shares = (
-            (self.over, self.requests),
-            (self.invalid, self.requests),
-            (self.values_kept, self.values),
-            (self.lines_kept, self.lines),
-        )
-        percents = [f"{100 * part / max(whole, 1):.1f}" for part, whole in shares]
-        return (*percents, f"{cost:.3f}", f"{100 * self.cached / max(self.tokens, 1):.1f}")
+    def figures(self, window: int) -> Figures:
+        """The columns' parts and wholes; ``peak`` is the size of the whole history at the last call."""
+        full = price(self.full, self.full_cached) if self.peak > window else 0.0
+        paid = price(self.tokens, self.cached)
+        return {
+            "over": (self.over, self.requests),
+            "invalid": (self.invalid, self.requests),
+            "grounded": (self.values_kept, self.values),
+            "lines": (self.lines_kept, self.lines),
+            "usable": (self.lines_usable, self.lines),
+            "cost": (paid, full),
+            "reuse": (self.cached, self.tokens if full else 0),
+            "offloaded": (self.whole - self.shown, self.whole),
+            "read": (self.lines_kept + self.lines_read, self.lines),
+            "read cost": (paid + self.answered, full),
+        }
 
 
-def _price(sent: int, cached: int) -> float:
+def price(sent: int, cached: int) -> float:
     return sent - cached + CACHED_PRICE * cached
 
 
@@ -256,6 +280,7 @@ class History:
     def take(self, step: Step) -> None:
         """A model's answer, with its calls and their results."""
         calls = step["calls"]
+        self.results += [call["result"] for call in calls]
         arguments = [text for call in calls for text in texts_in(call["args"])]
         self.said += "\n".join(["", step["text"], *arguments, *(call["result"] for call in calls)])
         self.size += tokens(f"model:{step['text']}")
@@ -268,6 +293,7 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
     history = History.of(run)
     before: tuple[str, ...] = ()
     size_before = 0
+    new: list[str] = []
     asked = [
         (turn["user"] if at == 0 else None, step) for turn in run["turns"] for at, step in enumerate(turn["steps"])
     ]
@@ -276,9 +302,11 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
             history.ask(user)
         values = {value for value in known_values(step) if value in history.said}
         lines = {line for line in long_lines(step) if line in history.said}
+        missing = {line for line in lines if line not in request.said}
         size = sum(map(tokens, request.blocks))
         over, invalid = size > window, not is_valid(request)
-        kept = sum(line in request.said for line in lines)
+        read, answered = read_back(missing, history.results) if "artifact://" in request.said else (0, 0)
+        shown = [text for text in request.blocks if text.startswith("user:response:")][-len(new) :] if new else []
         total.add(
             Score(
                 requests=1,
@@ -287,17 +315,40 @@ def score(run: Run, requests: Sequence[Request], window: int) -> Score:
                 values=len(values),
                 values_kept=sum(value in request.said for value in values),
                 lines=len(lines),
-                lines_kept=kept,
-                lines_usable=0 if over or invalid else kept,
+                lines_kept=len(lines) - len(missing),
+                lines_usable=0 if over or invalid else len(lines) - len(missing),
+                lines_read=read,
+                answered=answered,
+                whole=sum(tokens(json.dumps({"result": text}, ensure_ascii=False)) for text in new),
+                shown=sum(tokens(text.split(":", 3)[3]) for text in shown),
                 tokens=size,
                 cached=shared(before, request.blocks),
                 full=history.size,
                 full_cached=size_before,
+                peak=history.size - size_before,
             )
         )
         before, size_before = request.blocks, history.size
         history.take(step)
+        new = [call["result"] for call in step["calls"]]
     return total
+
+
+def read_back(lines: set[str], results: Sequence[str]) -> tuple[int, int]:
+    """How many of these lines stand in results, and the tokens of what is read around them, once a result."""
+    found: dict[int, int] = {}
+    read = 0
+    for line in sorted(lines):
+        at = next((at for at in reversed(range(len(results))) if line in results[at]), None)
+        if at is None:
+            continue
+        read += 1
+        if at not in found:
+            rows = results[at].splitlines()
+            middle = next((number for number, row in enumerate(rows) if line in row), 0)
+            around = rows[max(0, middle - READ_LINES // 2) : middle + READ_LINES // 2]
+            found[at] = tokens("\n".join(around))
+    return read, sum(found.values())
 
 
 def shared(before: Sequence[str], after: Sequence[str]) -> int:
@@ -345,29 +396,63 @@ def long_lines(step: Step) -> set[str]:
     return {line for line in lines if len(line) >= LINE_CHARACTERS}
 
 
-def measure(runs: Sequence[Run], policy: PackPolicy, window: int) -> Score:
-    """The sums over all runs, each in a session and a store of its own."""
-    total = Score()
-    for at, run in enumerate(runs):
-        plugin = ContextPackPlugin(policy=policy, store=f"memory://tool-runs-{at}")
-        total.add(score(run, asyncio.run(play(run, plugin)), window))
-    return total
+def shape(run: Run, window: int) -> str:
+    """The kind of conversation that a run's whole history is."""
+    contents: list[Content] = []
+    for turn in run["turns"]:
+        contents.append(content_of_parts("user", [part_of({"text": turn["user"]})]))
+        for step in turn["steps"]:
+            said = [part_of({"text": step["text"]})] if step["text"] else []
+            calls = [part_of({"function_call": {"name": c["name"], "args": c["args"]}}) for c in step["calls"]]
+            results = [
+                part_of({"function_response": {"name": c["name"], "response": {"result": c["result"]}}})
+                for c in step["calls"]
+            ]
+            contents.append(content_of_parts("model", [*said, *calls]))
+            if results:
+                contents.append(content_of_parts("user", results))
+    return shape_of(Conversation.of(contents, window=window, system=run["system"])).kind
+
+
+def plugin(policy: PackPolicy, at: int) -> list[BasePlugin]:
+    """The plugin, with a store of its own."""
+    return [ContextPackPlugin(policy=policy, store=f"memory://runs-{policy.digest[-12:]}-{at}")]
+
+
+def measured(
+    named: Mapping[str, Sequence[Run]], policies: Sequence[str], windows: Sequence[int], peers: bool, by: str | None
+) -> Iterator[tuple[list[str], list[Figures]]]:
+    """A row for each window and policy, for all runs or for each file or shape."""
+    from peers import PEERS
+
+    runs = [(name, run) for name, held in named.items() for run in held]
+    for window in windows:
+        groups = [shape(run, window) if by == "shape" else name if by else "" for name, run in runs]
+        for name in [*policies, *(PEERS if peers else ())]:
+            made = None if name in PEERS else policy_of(name, window)
+            held: dict[str, list[Figures]] = {}
+            for at, (group, (_, run)) in enumerate(zip(groups, runs, strict=True)):
+                plugins = PEERS[name](window) if made is None else plugin(made, at)
+                figures = score(run, asyncio.run(play(run, *plugins)), window).figures(window)
+                held.setdefault(group, []).append(figures)
+            for group, sessions in held.items():
+                yield [f"{window:,}", *filter(None, [group]), name if made is None else f"`{name}`"], sessions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="a .jsonl file of recorded runs")
-    parser.add_argument("--window", type=int, default=16_000, help="tokens of the window (default: 16000)")
-    parser.add_argument("--policy", action="append", help="a preset, a profile or a TOML file; may be repeated")
-    parser.add_argument("--limit", type=int, help="only the first runs of the file")
+    parser.add_argument("runs", type=Path, nargs="+", help=".jsonl files of recorded runs")
+    parser.add_argument("--window", type=int, nargs="+", default=[16_000], help="tokens (default: 16000)")
+    parser.add_argument("--policy", nargs="*", default=list(PRESETS), help="presets, profiles, TOML files or settings")
+    parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS)[:7], metavar="NAME")
+    parser.add_argument("--by", choices=["file", "shape"], help="a row for each file or shape")
+    parser.add_argument("--limit", type=int, help="only the first runs of each file")
     given = parser.parse_args()
-    logging.disable(logging.WARNING)
-    runs = [json.loads(line) for line in given.runs.read_text(encoding="utf-8").splitlines() if line][: given.limit]
-    print("| policy | " + " | ".join(COLUMNS) + " |")
-    print("| --- |" + " --- |" * len(COLUMNS))
-    for name in given.policy or PRESETS:
-        policy = PackPolicy.load(name, max_input_tokens=given.window)
-        print(f"| {name} | " + " | ".join(measure(runs, policy, given.window).row()) + " |", flush=True)
+    named = {path.stem: rows_of(path)[: given.limit] for path in given.runs}
+    rows = measured(named, given.policy, given.window, given.peers, given.by)
+    heads = ("window", given.by, "policy") if given.by else ("window", "policy")
+    print_table(heads, {name: COLUMNS[name] for name in given.columns}, rows)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,20 @@ import datetime
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from google.adk.events.event import Event
+from google.genai import types
 
 from aether_context.retrieval import Entry, Hit, HybridIndex
 
 BUDGETS = (512, 1_024, 2_048, 4_096)
 _TURN_SECONDS = 30
 _UNANSWERABLE = 5
+_KINDS = {1: "several turns", 2: "time", 3: "open", 4: "one turn"}
 
 
 def turns(conversation: dict[str, Any]) -> list[Entry]:
@@ -47,6 +52,36 @@ def turns(conversation: dict[str, Any]) -> list[Entry]:
     return found
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and the texts that hold the answer; ``told`` are their sentences that do, where only those count,
+    and ``answered`` those of what the assistant said."""
+
+    text: str
+    kind: str
+    evidence: tuple[str, ...]
+    told: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+
+
+def questions(sample: dict[str, Any]) -> Iterator[tuple[Question, list[str]]]:
+    """The questions that have an answer in a conversation of LoCoMo, with the names of the turns that hold it."""
+    held = (turn for some in sample["conversation"].values() if isinstance(some, list) for turn in some)
+    texts = {turn["dia_id"]: turn["text"] for turn in held}
+    for asked in sample["qa"]:
+        names = [one for raw in asked["evidence"] for one in re.findall(r"D\d+:\d+", raw) if one in texts]
+        if asked["category"] != _UNANSWERABLE and names:
+            evidence = tuple(texts[name] for name in names)
+            yield Question(asked["question"], _KINDS[asked["category"]], evidence), names
+
+
+def said(number: int, turn: Entry, user: str = "user") -> Event:
+    """The event in which a turn was said, by the user or by the agent."""
+    author = "user" if turn.speaker == user else "agent"
+    content = types.Content(role="user" if author == "user" else "model", parts=[types.Part(text=turn.text)])
+    return Event(invocation_id=f"i{number}", author=author, timestamp=turn.time or 0.0, content=content)
+
+
 def within(hits: Sequence[Hit], sizes: dict[str, int], budget: int) -> set[str]:
     """The turns that fit, in their order; one that does not is passed over."""
     taken = set()
@@ -65,12 +100,9 @@ def measure(sample: dict[str, Any], args: argparse.Namespace) -> list[tuple[list
     index = HybridIndex(args.embedder)
     index.add(entries)
     rows = []
-    for question in sample["qa"]:
-        evidence = [one for raw in question["evidence"] for one in re.findall(r"D\d+:\d+", raw) if one in sizes]
-        if question["category"] == _UNANSWERABLE or not evidence:
-            continue
+    for question, evidence in questions(sample):
         began = time.perf_counter()
-        hits = index.search(question["question"], len(entries))
+        hits = index.search(question.text, len(entries))
         spent = time.perf_counter() - began
         found = [within(hits, sizes, budget) for budget in BUDGETS]
         rows.append(([sum(one in held for one in evidence) / len(evidence) for held in found], spent))
