@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import inspect
+import re
+import zipfile
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
-from aether_context.retrieval import lexical
+from aether_context.retrieval import english, lexical
 from aether_context.retrieval.arrays import Rows
 from aether_context.retrieval.embedders import quantized
 from aether_context.retrieval.lexical import InvertedIndex
@@ -38,6 +45,35 @@ from aether_context.retrieval.terms import asks_for_recent, closeness, identifie
 )  # fmt: skip
 def test_terms(text, expected):
     assert terms(text) == expected
+
+
+STEMS = """at=at sky=sky news=news early=earli dying=die tied=tie cries=cri misses=miss gas=gas gaps=gap status=status
+    agreed=agre feed=feed succeed=succeed evening=evening hopping=hop hoping=hope adding=add luxuriated=luxuri owed=owe
+    cry=cri by=by youth=youth conditional=condit valency=valenc authorization=author operator=oper feudalism=feudal
+    analogously=analog analogist=analog geology=geolog fearlessly=fearless quickly=quick triplicate=triplic paste=paste
+    formalize=formal goodness=good replacement=replac adoption=adopt communion=communion rate=rate cease=ceas
+    controlled=control roll=roll"""
+
+
+@pytest.mark.parametrize("pair", STEMS.split())
+def test_stems_of_english(pair):
+    word, stem = pair.split("=")
+    assert english.stem(word) == stem
+
+
+@pytest.mark.skipif(not version("snowballstemmer").startswith("3.1."), reason="other versions have other stems")
+def test_stems_of_english_are_those_of_snowball():
+    import snowballstemmer
+
+    found: set[str] = set()
+    for module in (argparse, inspect, zipfile, re, datetime):
+        found.update(re.findall(r"[^\W_]+", Path(module.__file__).read_text("utf-8").casefold()))
+    endings = [*english._SECOND, *english._THIRD, *english._FOURTH, "ed", "ing", "eedly", "ingly", "s", "ies", "y", "e"]
+    beginnings = ["y", "commun", "proc", "inn", "sky", "tr", "hop", "controll", "aba", "bébé", *sorted(found)[::40]]
+    made = (first + middle + last for first in beginnings for middle in ("", "at", "iv") for last in endings)
+    words = sorted(chain(found, made))
+    stemmer = snowballstemmer.stemmer("english")
+    assert [english.stem(word) for word in words] == [stemmer.stemWord(word) for word in words]
 
 
 @given(st.text(st.one_of(st.characters(max_codepoint=127), st.sampled_from("aB1_./:-@# "))))

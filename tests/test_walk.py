@@ -19,8 +19,8 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
-FILES = 54
-FUNCTIONS = 412
+FILES = 55
+FUNCTIONS = 416
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 

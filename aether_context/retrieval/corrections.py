@@ -20,7 +20,7 @@ import numpy as np
 
 from aether_context.retrieval.arrays import Floats
 from aether_context.retrieval.embedders import StaticEmbedder, quantized
-from aether_context.retrieval.terms import query_terms, stop_terms, terms
+from aether_context.retrieval.terms import STOP_TERMS, query_terms, terms
 
 _WORD = re.compile(r"[^\W_]+")
 _NO_STATEMENT = re.compile(r"[?!\u037e\u055c\u055e\u061f\uff01\uff1f](?:\s|$)")
@@ -173,7 +173,7 @@ def _first(text: str) -> frozenset[str]:
 
 def _telling(word: str) -> tuple[str, ...]:
     """The terms of a word, none where it says too little or is no more than a letter."""
-    return () if len(word) == 1 and word.isascii() else tuple(term for term in terms(word) if term not in stop_terms())
+    return () if len(word) == 1 and word.isascii() else tuple(term for term in terms(word) if term not in STOP_TERMS)
 
 
 def _without(text: str, names: frozenset[str]) -> str:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aether_context.retrieval import english
+
 # A run of letters and digits is a word; words of a script that one language writes are stemmed by that language's
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
 # Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters.
 
-RULES = 1
+RULES = 2
 """Goes up whenever a text gives other terms than before, so that what was indexed by older rules is indexed anew."""
 
 STOP_WORDS = frozenset(
@@ -31,6 +33,7 @@ STOP_WORDS = frozenset(
     )
 )
 """English words that say too little to search by; a query of nothing else keeps them."""
+STOP_TERMS = frozenset(map(english.stem, STOP_WORDS)) | STOP_WORDS
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -78,7 +81,7 @@ def terms(text: str) -> list[str]:
 def query_terms(text: str) -> list[str]:
     """The different terms of a query, sorted, without stop words unless there are no others."""
     found = set(terms(text))
-    return sorted(found - stop_terms() or found)
+    return sorted(found - STOP_TERMS or found)
 
 
 def identifiers(text: str) -> list[str]:
@@ -111,19 +114,16 @@ def _stem(word: str) -> str:
     language = next((language for script, language in _LANGUAGES if script.match(word)), None)
     if language is None or len(word) > _LONGEST_STEMMED:
         return word
+    if language == "english":
+        return english.stem(word)
     # Each thread has its own stemmers, since one holds the word that it works on.
     stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})
     if language not in stemmers:
         import snowballstemmer
 
         stemmers[language] = snowballstemmer.stemmer(language)
-    stem: str = stemmers[language].stemWord(word)
-    return stem
-
-
-@lru_cache(maxsize=1)
-def stop_terms() -> frozenset[str]:
-    return frozenset(_stem(word) for word in STOP_WORDS) | STOP_WORDS
+    found: str = stemmers[language].stemWord(word)
+    return found
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
