@@ -35,6 +35,7 @@ _OPERANDS: Mapping[str, str] = {
     "PACK_IDS": "The same, of any number of packs.",
     "QUERY": "What is looked for, in plain words.",
     "SESSION.json": "An exported session.",
+    "SESSION": "The session's id.",
     "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }

@@ -748,8 +748,8 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "serve", "demo", "tokens"}
-    commands = looking | {"gc", "forget", "export-pack"}
+    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens"}
+    commands = looking | {"gc", "forget", "export-pack", "serve", "report"}
     assert main.commands.keys() == commands
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout

@@ -13,6 +13,8 @@ from failing import FailingFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from pack_inputs import recording
+from plans import loop, turns
+from scripted import Chat, look_up
 
 from aether_context import Manifest, PackPolicy, PackStore, replay
 from aether_context.errors import (
@@ -178,6 +180,16 @@ def test_a_replay_with_another_policy_says_what_it_would_have_sent(store):
     assert not again.matches
     assert "Rex" not in again.request
     assert "Rex" in replay(manifest, store).request
+
+
+def test_each_pack_of_a_chain_replays_alone_where_several_hold_no_new_text():
+    script = [step for _ in range(3) for step in (*loop(2), "done")]  # the same calls and results in each turn
+    chat = Chat(script=script, tools=[look_up], policy=PackPolicy(max_input_tokens=2_500))
+    chat.say(*turns(3))
+    texts = [manifest.texts for manifest in chat.manifests()]
+    assert len(set(texts)) < len(texts)
+    for manifest in chat.manifests():
+        assert replay(manifest, chat.store).matches
 
 
 def test_a_replay_names_the_stage_that_differs(store):

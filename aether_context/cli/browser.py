@@ -1,4 +1,4 @@
-"""`aether-context serve`: packs in a browser."""
+"""`aether-context serve` and `aether-context report`: packs in a browser, from a server or from a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from aether_context.cli import packs
 from aether_context.cli.terminal import tell
+from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
 
 
@@ -49,3 +50,34 @@ def _is_loopback(host: str) -> bool:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def write_report(
+    url: str,
+    session: str,
+    *,
+    app: str | None,
+    user: str | None,
+    output: str,
+    limit: int,
+    everything: bool,
+) -> None:
+    """Writes the pages of one session into a file.
+
+    Raises:
+        PackNotFound: there is no such session, or more than one.
+    """
+    from aether_context.viewer.single_file import report
+
+    store = packs.require(PackStore(url))
+    folders = [folder for folder in store.sessions(app, user, session) if store.pack_files(folder)]
+    whose = packs.whose(app=app, user=user, session=session)
+    if not folders:
+        raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
+    if len(folders) > 1:
+        raise PackNotFound(f"{len(folders)} sessions are{whose}: give --app and --user, too")
+    text = report(store, folders[0].removeprefix(f"{store.files.root}/"), most=limit, whole=everything)
+    with click.open_file(output, "w", encoding="utf-8", atomic=output != "-") as file:
+        file.write(text)
+    if output != "-":
+        tell(f"{output}: {len(text.encode()):,} bytes; it holds what the agent was sent: mind whom you give it to")

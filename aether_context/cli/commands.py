@@ -389,6 +389,26 @@ def serve(**options: Any) -> None:
     run(**options)
 
 
+@_command("report s1", "report s1 --app shop --user ann --limit 5 -o bug.html")
+@click.argument("session")
+@_store_option
+@click.option("--app", help="The session's application.")
+@click.option("--user", help="The session's user.")
+@click.option(
+    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="Where to write it; - is stdout."
+)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The N newest packs in full.")
+@click.option("--all", "everything", is_flag=True, help="Every text in full, none of them shortened.")
+def report(**options: Any) -> None:
+    """Writes what `serve` shows of a session into one HTML file, to attach to a bug.
+
+    The file needs nothing else and holds no script. Needs the extra "viewer".
+    """
+    from aether_context.cli.browser import write_report
+
+    write_report(**options)
+
+
 @_command("schema", "schema state", "schema policy > policy.schema.json")
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from cachetools import LRUCache
 from pydantic import TypeAdapter
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
@@ -21,6 +22,8 @@ from aether_context.store.packs import PackStore
 from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
+_MOST_RESOLVED = 16
+"""Manifests of which what they hold with their ancestors is kept; of all others it is put together again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,72 +46,110 @@ class Replayed:
     matches: bool
 
 
+class _Standing:
+    """What the packs of a chain hold together, extended link by link: of a pack that only appends, by what is new."""
+
+    def __init__(self, before: Resolved | None) -> None:
+        self._parent = before.manifest if before is not None else None
+        self._contents = list(before.contents) if before is not None else []
+        self._rows = dict(before.rows) if before is not None else {}
+        self._counts = dict(before.counts) if before is not None else {}
+
+    def resolved(self, manifest: Manifest) -> Resolved:
+        return Resolved(manifest=manifest, contents=tuple(self._contents), rows=self._rows, counts=self._counts)
+
+    def extend(self, manifest: Manifest) -> None:
+        parent, self._parent = self._parent, manifest
+        changed, new = manifest.contents, [row for row in manifest.rows if is_content(row)]
+        self._counts.update(manifest.counts)
+        self._counts.update({short(row.hash, 16): row.tokens for row in new})
+        if parent is None:
+            self._contents = list(changed.added)
+            self._rows = {row.id: row for row in manifest.rows}
+            return
+        # The contents that the parent left standing. A row's name begins with its place in the host's list.
+        dropped = {row.id.split("_")[0] for row in parent.rows if is_content(row) and row.state == "dropped"}
+        if dropped:
+            placed = zip(_indices(parent.positions), self._contents, strict=True)
+            self._contents = [content for place, content in placed if f"c{place}" not in dropped]
+        standing = self._contents
+        appends = not dropped and changed.head == len(standing) and not changed.tail
+        if not appends:
+            self._contents = [*standing[: changed.head], *changed.added, *standing[len(standing) - changed.tail :]]
+        else:
+            standing += changed.added
+        if (
+            not manifest.chose
+            and appends
+            and len(new) == len(changed.added)
+            and not any(row.id in self._rows for row in new)
+        ):
+            self._rows.update({row.id: row for row in manifest.rows})
+            return
+        # A content's row stands while the content goes in, a candidate's until candidates are ranked again.
+        own = {row.id: row for row in manifest.rows}
+        left = Counter(self._contents)
+        left.subtract(row.hash for row in new)
+        kept: dict[str, CandidateOutcome] = {}
+        for row in self._rows.values():
+            if not is_content(row):
+                if not manifest.chose:
+                    kept[row.id] = row
+            elif row.state != "dropped" and row.id not in own and left[row.hash] > 0:
+                left[row.hash] -= 1
+                kept[row.id] = row
+        self._rows = kept | own
+
+
 class Replayer:
     """Replays manifests of one store, keeping what they share between calls."""
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
-        self._resolved: dict[str, Resolved] = {}
+        self._links: dict[str, Manifest] = {}
+        self._resolved: LRUCache[str, Resolved] = LRUCache(_MOST_RESOLVED)
+        self._read: set[str] = set()
         self._texts: dict[str, dict[str, JSON]] = {}
         self._contents: dict[str, Content] = {}
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
         """The manifest with its ancestors' part; `PackNotFound` where one of them is missing."""
+        if manifest.pack_id in self._resolved:
+            return self._resolved[manifest.pack_id]
         waiting = [manifest]
-        while waiting[-1].parent not in self._resolved and (parent := self.store.parent(waiting[-1])) is not None:
-            waiting.append(parent)
+        while (parent := waiting[-1].parent) is not None and parent not in self._resolved:
+            link = self._links.get(parent) or self.store.parent(waiting[-1])
+            assert link is not None
+            waiting.append(link)
+        standing = _Standing(self._resolved.get(waiting[-1].parent or ""))
         for link in reversed(waiting):
-            self._resolved[link.pack_id] = self._extend(link)
-        return self._resolved[manifest.pack_id]
+            standing.extend(link)
+            self._links[link.pack_id] = link
+        self._resolved[manifest.pack_id] = found = standing.resolved(manifest)
+        return found
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
         """The manifest and its ancestors, the oldest last."""
-        resolved: Resolved | None = self._resolved.get(manifest.pack_id) or self.resolve(manifest)
-        while resolved is not None:
-            yield resolved.manifest
-            parent = resolved.manifest.parent
-            resolved = self._resolved[parent] if parent is not None else None
-
-    def _extend(self, manifest: Manifest) -> Resolved:
-        """The manifest on top of its parent, which is resolved already."""
-        counts = {short(row.hash, 16): row.tokens for row in manifest.rows if is_content(row)}
-        rows = {row.id: row for row in manifest.rows}
-        if manifest.parent is None:
-            counts = {**manifest.counts, **counts}
-            return Resolved(manifest=manifest, contents=manifest.contents.added, rows=rows, counts=counts)
-        parent = self._resolved[manifest.parent]
-        # The contents that the parent left standing. A row's name begins with its place in the host's list.
-        dropped = {row.id.split("_")[0] for row in parent.manifest.rows if is_content(row) and row.state == "dropped"}
-        placed = zip(_indices(parent.manifest.positions), parent.contents, strict=True)
-        standing = [content for place, content in placed if f"c{place}" not in dropped]
-        changed = manifest.contents
-        contents = (*standing[: changed.head], *changed.added, *standing[len(standing) - changed.tail :])
-        # A content's row stands while the content goes in, a candidate's until candidates are ranked again.
-        left = Counter(contents)
-        left.subtract(row.hash for row in manifest.rows if is_content(row))
-        kept: dict[str, CandidateOutcome] = {}
-        for row in parent.rows.values():
-            if not is_content(row):
-                if not manifest.chose:
-                    kept[row.id] = row
-            elif row.state != "dropped" and row.id not in rows and left[row.hash] > 0:
-                left[row.hash] -= 1
-                kept[row.id] = row
-        counts = {**parent.counts, **manifest.counts, **counts}
-        return Resolved(manifest=manifest, contents=contents, rows=kept | rows, counts=counts)
+        self.resolve(manifest)
+        link: Manifest | None = self._links[manifest.pack_id]
+        while link is not None:
+            yield link
+            link = self._links[link.parent] if link.parent is not None else None
 
     def pack_input(self, manifest: Manifest) -> PackInput:
         """What the pack was built from; `ReplayIncomplete` where texts were not recorded, or are gone."""
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
+        read = []
         for link in self.line(manifest):
+            if link.pack_id in self._read:
+                break
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
-            if link.texts[0] in self._texts:
-                break
+            read.append(link.pack_id)
             for digest in reversed(link.texts):
                 if digest in self._texts:
                     continue
@@ -120,6 +161,7 @@ class Replayer:
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
             raise ReplayIncomplete(missing)
+        self._read.update(read)
         setting = SETTING.validate_python(recorded)
         others = set(_indices(manifest.others))
         contents = [self._contents[digest] for digest in resolved.contents]
@@ -132,7 +174,7 @@ class Replayer:
         )
         epoch = manifest.epoch_before
         if epoch is None:
-            epoch = self._resolved[manifest.parent].manifest.epoch if manifest.parent is not None else manifest.epoch
+            epoch = self._links[manifest.parent].epoch if manifest.parent is not None else manifest.epoch
         epoch = replace(
             epoch,
             summary=self._epoch_texts[epoch.summary] if epoch.summary else "",

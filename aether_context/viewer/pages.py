@@ -59,6 +59,7 @@ class Links:
     """Addresses of pages below a base: where the app is mounted."""
 
     base: str = ""
+    in_file: bool = False
 
     def sessions(self, **query: Any) -> str:
         return f"{self.base}/{_query(query)}"
@@ -76,6 +77,13 @@ class Links:
     def raw(self, place: str, uri: str) -> str:
         session, pack_id = place.split("/packs/")
         return f"{self.base}/s/{quote(session)}/{quote(pack_id)}/raw{_query({'uri': uri})}"
+
+    def what_if(self, place: str) -> str:
+        session, pack_id = place.split("/packs/")
+        return f"{self.base}/s/{quote(session)}/{quote(pack_id)}/what-if"
+
+    def diff(self, before: str, after: str) -> str:
+        return f"{self.base}/diff{_query({'a': before.replace('/packs/', '/'), 'b': after.replace('/packs/', '/')})}"
 
     def static(self, name: str) -> str:
         return f"{self.base}/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"

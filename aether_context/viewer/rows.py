@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from sys import intern
 from typing import Any
 
+from cachetools import LRUCache
+
 from aether_context.canonical import JSON, canonical_json, hash_text
-from aether_context.errors import ChecksumMismatch, ManifestError, PackNotFound
+from aether_context.errors import AetherContextError, ChecksumMismatch, ManifestError, PackNotFound
 from aether_context.pack import LAYERS
+from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.files import File
 from aether_context.store.pack_file import ENDING, fields_of
+from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage
 
 MOST_PACKS = 20_000
@@ -198,6 +202,22 @@ def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> R
         return _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
     except (ManifestError, PackNotFound, ValueError, LookupError, TypeError, AttributeError) as error:
         return _unreadable(place, stamp, str(error) or type(error).__name__)
+
+
+def policies_of(store: PackStore) -> Callable[[Row], PackPolicy | None]:
+    """Gives the policy of a row's pack, None where it cannot be read; of equal ones the blob is read once."""
+    known: LRUCache[tuple[str, str, str], PackPolicy | None] = LRUCache(256)
+
+    def policy_of(row: Row) -> PackPolicy | None:
+        key = (row.app, row.user, row.policy)
+        if key not in known:
+            try:
+                known[key] = Replayer(store).policy(store.read(f"{store.files.root}/{row.place}"))
+            except (AetherContextError, ValueError):
+                known[key] = None
+        return known[key]
+
+    return policy_of
 
 
 def _unreadable(place: str, stamp: tuple[int, float | None], fault: str) -> Row:

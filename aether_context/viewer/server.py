@@ -18,14 +18,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.policy import PackPolicy
+from aether_context.errors import (
+    AetherContextError,
+    ContextOptimizationError,
+    PackNotFound,
+    PolicyError,
+    ReplayError,
+)
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
+from aether_context.viewer.differences import POLICIES, policy_of, side_by_side, what_if
 from aether_context.viewer.evidence import raw_of
 from aether_context.viewer.packs import PackPage, pack_page
 from aether_context.viewer.pages import STATIC, Links, environment, render, static
-from aether_context.viewer.rows import PackRows, Row
+from aether_context.viewer.rows import PackRows, policies_of
 from aether_context.viewer.sessions import Wanted, session_list
 from aether_context.viewer.timeline import timeline
 
@@ -76,6 +82,8 @@ def create_app(
         "/s/{app}/{user}/{session}": viewer.session,
         "/s/{app}/{user}/{session}/{pack}": viewer.pack,
         "/s/{app}/{user}/{session}/{pack}/raw": viewer.raw,
+        "/s/{app}/{user}/{session}/{pack}/what-if": viewer.what_if,
+        "/diff": viewer.diff,
         "/p/{pack}": viewer.find,
         "/static/{name}": viewer.static,
     }.items():
@@ -158,7 +166,7 @@ class _Viewer:
         self.rows = PackRows(store)
         self._lock = threading.Lock()
         self._replayers: LRUCache[str, Replayer] = LRUCache(2)
-        self._policies: LRUCache[tuple[str, str, str], PackPolicy | None] = LRUCache(256)
+        self._policy_of = policies_of(store)
 
     def guarded(self, page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A route of a page; what the store cannot give is a page, too."""
@@ -245,9 +253,36 @@ class _Viewer:
             manifest=manifest,
         )  # fmt: skip
 
+    def diff(self, request: Request) -> Response:
+        places = [self._named(request.query_params.get(name, "")) for name in ("a", "b")]
+        before, after = map(self._manifest, places)
+        shown = side_by_side(self._replayer(places[1]), before, after)
+        names = ("the first", "the second")
+        return self._page(request, "diff.html", title="Side by side", shown=shown, places=places, names=names)
+
+    def what_if(self, request: Request) -> Response:
+        place = self._pack_place(request)
+        manifest = self._manifest(place)
+        given = {name: request.query_params.get(name, "") for name in ("policy", "window", "toml")}
+        shown, problem = None, ""
+        if any(given.values()):
+            replayer = self._replayer(place)
+            try:
+                window = _whole(given["window"])
+                if given["window"] and not window:
+                    raise PolicyError("the window is a number of tokens", field="window")
+                policy = policy_of(replayer.policy(manifest), name=given["policy"], toml=given["toml"], window=window)
+                shown = what_if(replayer, manifest, policy)
+            except (PolicyError, ReplayError, ContextOptimizationError) as error:
+                problem = str(error)
+        return self._page(
+            request, "what_if.html", title="What if", shown=shown, problem=problem, given=given, manifest=manifest,
+            place=place, policies=POLICIES, names=("as recorded", "instead"),
+        )  # fmt: skip
+
     def find(self, request: Request) -> Response:
         """On to a pack by its id, the beginning of it, or the hash at its end."""
-        place = self.store.find(request.path_params["pack"]).removeprefix(f"{self.store.files.root}/")
+        place = self._named(request.path_params["pack"])
         links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
         return RedirectResponse(links.pack_at(place), status_code=303)
 
@@ -262,22 +297,23 @@ class _Viewer:
 
     def page_of(self, manifest: Manifest, place: str) -> PackPage:
         """The values of a pack's page."""
-        session = place.split("/packs/")[0]
-        replayer = self._replayers.get(session)
-        if replayer is None:
-            replayer = self._replayers[session] = Replayer(self.store)
-        rows, _ = self.rows.of_session(session, most_seconds=_SECONDS / 2)
+        rows, _ = self.rows.of_session(place.split("/packs/")[0], most_seconds=_SECONDS / 2)
         line = [row for row in reversed(rows) if (row.agent, row.branch) == (manifest.agent, manifest.branch)]
-        return pack_page(replayer, manifest, line)
+        return pack_page(self._replayer(place), manifest, line)
 
-    def _policy_of(self, row: Row) -> PackPolicy | None:
-        key = (row.app, row.user, row.policy)
-        if key not in self._policies:
-            try:
-                self._policies[key] = Replayer(self.store).policy(self._manifest(row.place))
-            except AetherContextError:
-                self._policies[key] = None
-        return self._policies[key]
+    def _replayer(self, place: str) -> Replayer:
+        """The one that knows what the packs of a session have in common, while that session is looked at."""
+        session = place.split("/packs/")[0]
+        if session not in self._replayers:
+            self._replayers[session] = Replayer(self.store)
+        return self._replayers[session]
+
+    def _named(self, text: str) -> str:
+        """The place of a pack by its address, or by whatever `PackStore.find` takes."""
+        *names, pack = text.split("/")
+        if len(names) == 3 and all(map(_SAFE.fullmatch, names)) and _PACK.fullmatch(pack):
+            return f"{'/'.join(names)}/packs/{pack}"
+        return self.store.find(text[:300]).removeprefix(f"{self.store.files.root}/")
 
     def _manifest(self, place: str) -> Manifest:
         return self.store.read(f"{self.store.files.root}/{place}")

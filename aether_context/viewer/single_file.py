@@ -1,0 +1,77 @@
+"""The pages of one session in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aether_context.store import PackStore
+from aether_context.store.replay import Replayer
+from aether_context.viewer.packs import pack_page
+from aether_context.viewer.pages import Links, render, static
+from aether_context.viewer.rows import PackRows, Row, policies_of
+from aether_context.viewer.timeline import timeline
+
+
+@dataclass(frozen=True, slots=True)
+class _InFile(Links):
+    """Addresses within the file; what is not in it has none."""
+
+    in_file: bool = True
+    shown: frozenset[str] = frozenset()
+
+    def pack_at(self, place: str, part: str = "", **query: Any) -> str:
+        if place not in self.shown:
+            return "#main"
+        name = place.rpartition("/")[2]
+        return f"#{_prefix(name)}{part}" if part else f"#{name}"
+
+
+def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False) -> str:
+    """The HTML of a session: its calls, and the newest of its packs in full.
+
+    Args:
+        place: the session's folder below the store's base, ``app/user/session`` in safe names.
+        most: so many packs.
+        whole: texts in full, however long they are.
+    """
+    from markupsafe import Markup
+
+    rows, _ = PackRows(store).of_session(place)
+    line = rows[::-1]
+    shown = line[-most:]
+    links = _InFile(shown=frozenset(row.place for row in shown))
+    session = timeline(line, policies_of(store))
+    agents = sorted({row.agent for row in line})
+    body = render("session_body.html", links, shown=session, agents=agents, agent="", place=place, unread=0)
+    replayer, parts = Replayer(store), []
+    for row in shown:
+        if row.fault:
+            continue
+        page = pack_page(replayer, store.read(f"{store.files.root}/{row.place}"), _of_agent(line, row))
+        values = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
+        parts.append((row, Markup(render("pack_body.html", links, **values))))
+    style = static("viewer.css")
+    return render(
+        "report.html",
+        links,
+        title=line[-1].session,
+        style=Markup(style.decode()),
+        style_hash=base64.b64encode(hashlib.sha256(style).digest()).decode(),
+        session=Markup(body),
+        packs=parts,
+        shown=len(parts),
+        whole_count=len(line),
+    )
+
+
+def _of_agent(line: Sequence[Row], row: Row) -> list[Row]:
+    return [other for other in line if (other.agent, other.branch) == (row.agent, row.branch)]
+
+
+def _prefix(pack_id: str) -> str:
+    """What ids within a pack begin with, so that no other pack of the file has them."""
+    return f"{pack_id.rpartition('_')[2]}-"
