@@ -38,7 +38,7 @@ from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Ledgers, Meters, note, reported
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import Pack, PackInput
+from aether_context.pack import Calibration, Epoch, Identity, Pack, PackInput
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
@@ -279,10 +279,9 @@ class RequestPacker:
         last = call.last
         if last is None or last.counter != pick.counter.name:
             return None
-        grown = self._gatherer.grown(call)
+        grown = self._gatherer.grown(call, pick.counter.name, partial(self._calibration, call, pick))
         if grown is None:
             return None
-        grown = self._calibrated(grown, pick)
         extend = partial(extend_pack, last.pack, grown.source, call.policy, counter=pick.counter, cache=self._cache)
         pack = await asyncio.to_thread(extend) if pick.remote else extend()
         return None if pack is None else (grown, pack)
@@ -304,7 +303,9 @@ class RequestPacker:
         await self._meters.begin(read.source, pick.counter.name, read.call.state)
         if last is None or last.counter != pick.counter.name:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
-        read = self._calibrated(read, pick)
+        source = read.source
+        known = self._calibration(read.call, pick, source, source.identity, source.epoch)
+        read = replace(read, source=replace(source, calibration=known), counter=pick.counter.name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
@@ -331,13 +332,13 @@ class RequestPacker:
             read = replace(read, summary_cost=cost)
         return read, pack
 
-    def _calibrated(self, read: ReadCall, pick: Pick) -> ReadCall:
-        """The call with what its counts are corrected by."""
-        source, counter, call = read.source, pick.counter.name, read.call
-        known = self._meters.calibration(source, counter, call.policy.usage, call.context.session.events)
-        if known is not None and known != source.calibration:
-            source = replace(source, calibration=known)
-        return replace(read, source=source, counter=counter)
+    def _calibration(
+        self, call: Call, pick: Pick, source: PackInput, identity: Identity, epoch: Epoch
+    ) -> Calibration | None:
+        """What the counts of a call are corrected by; see `Meters.calibration`."""
+        settings, events = call.policy.usage, call.context.session.events
+        known = self._meters.calibration(source, identity, epoch, pick.counter.name, settings, events)
+        return known if known is not None else source.calibration
 
     def _settle(self, read: ReadCall, pack: Pack) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.

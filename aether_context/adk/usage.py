@@ -24,7 +24,7 @@ from google.genai import types
 from aether_context.adk.call import METADATA, AgentKey, Call, SessionKey, agent_key, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError, BudgetExceededError
-from aether_context.pack import Calibration, Content, Identity, Pack, PackInput, valid
+from aether_context.pack import Calibration, Content, Epoch, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -500,15 +500,27 @@ class Meters:
         self._ratios.put(owner, max(known, key=lambda ratio: ratio.samples, default=TokenRatio()))
 
     def calibration(
-        self, source: PackInput, counter: str, settings: UsageSettings, events: list[Event]
+        self,
+        source: PackInput,
+        identity: Identity,
+        epoch: Epoch,
+        counter: str,
+        settings: UsageSettings,
+        events: list[Event],
     ) -> Calibration | None:
-        """What this request is estimated by, after what the session's events say of the last one."""
+        """What a request is estimated by, after what the session's events say of the last one.
+
+        Args:
+            source: what it is built from, or what the call before it was.
+            identity: whose model call it is.
+            epoch: the epoch that it stands in.
+        """
         if not settings.anchor:
             return None
-        identity, owner = source.identity, _owner(source, counter)
+        owner = _owner(source, counter)
         known = self._meters.get(agent_key(identity))
         # As its events have it; as it is remembered where they have none.
-        meter = _meter_of(events, identity, latest=known is not None) or known or _Meter()
+        meter = _meter_of(events, identity, known) or known or _Meter()
         if meter is not known:
             self._meters.put(agent_key(identity), meter)
         anchor, ratio = meter.anchor, self._ratios.get(owner) or TokenRatio()
@@ -517,9 +529,7 @@ class Meters:
             meter.invocation = identity.invocation
             meter.unseen = max(0, min(beyond, source.window // 2))
         here = meter.reported_in == identity.invocation
-        return calibration(
-            anchor, ratio, model=_mark(owner.by), epoch=source.epoch.number, here=here, unseen=meter.unseen
-        )
+        return calibration(anchor, ratio, model=_mark(owner.by), epoch=epoch.number, here=here, unseen=meter.unseen)
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""
@@ -586,18 +596,20 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return ratios if isinstance(ratios, Mapping) else {}
 
 
-def _meter_of(events: list[Event], identity: Identity, *, latest: bool) -> _Meter | None:
-    """What the last answer of this agent noted, or with ``latest`` false an earlier one; None where none did."""
+def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> _Meter | None:
+    """What the last answer of this agent noted, where nothing is ``known`` an earlier one; None where none did."""
     for event in reversed(events):
         if event.author != identity.agent or (event.branch or "") != identity.branch:
             continue
         record: Any = _noted(event).get("meter")
         if isinstance(record, (list, Mapping)):
             break
-        if latest and event.content is not None and event.content.role == "model":
+        if known is not None and event.content is not None and event.content.role == "model":
             return None
     else:
         return None
+    if known is not None and known.invocation == event.invocation_id and known.record(known.invocation) == record:
+        return known
     anchor: Any
     reported_in: Any
     if isinstance(record, list):

@@ -141,7 +141,7 @@ class Counters:
             yield OFFERS["estimate"]
             return
         for offer in (OFFERS[name] for name in CHAIN if name in OFFERS):
-            if offer.suits(model, settings) and (settings.network or offer.network == "none"):
+            if (settings.network or offer.network == "none") and offer.suits(model, settings):
                 yield offer
 
 

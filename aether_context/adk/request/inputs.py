@@ -43,6 +43,7 @@ from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.pack import (
     Anchor,
+    Calibration,
     Candidate,
     Content,
     Epoch,
@@ -106,12 +107,18 @@ class Gatherer:
                 found = self._plans[key] = read_state(state, worker=agent)
         return found
 
-    def grown(self, call: Call) -> ReadCall | None:
+    def grown(
+        self, call: Call, counter: str, calibrated: Callable[[PackInput, Identity, Epoch], Calibration | None]
+    ) -> ReadCall | None:
         """The input where this request is the last one with contents appended, None where that is not certain.
 
         It is certain where the session has only gained plain events of this invocation whose responses answer calls
         among them, nothing else of the request has changed, and the contents that were sent are what they were.
         Declarations are compared by what they say: ADK wraps a plain function in a new tool at each call.
+
+        Args:
+            counter: identity of the token counter.
+            calibrated: what counts are corrected by, by the input of the call before, whose call it is, and its epoch.
         """
         last, raw = call.last, call.request.contents
         if last is None:
@@ -144,10 +151,10 @@ class Gatherer:
             return None
         positions = range(before.contents, seen.contents)
         added = tuple(self.reader.known(raw[at], previous.model) for at in positions)
-        records = self._records.of(call.context)
+        records, identity = self._records.of(call.context), _identity(call, source.identity, before.events)
         grown = replace(
             source,
-            identity=_identity(call, source.identity, before.events),
+            identity=identity,
             request=replace(
                 previous,
                 contents=previous.contents + tuple(known.frozen for known in added),
@@ -162,9 +169,10 @@ class Gatherer:
             summaries={},
             evidence=records.readings(),
             tools_kept=records.tools(),
+            calibration=calibrated(source, identity, last.pack.epoch),
         )
         seen = replace(seen, known=before.known + added, tools=before.tools)
-        return ReadCall(call=call, source=grown, history=raw, epoch=last.pack.epoch, seen=seen)
+        return ReadCall(call=call, source=grown, history=raw, epoch=last.pack.epoch, seen=seen, counter=counter)
 
     async def gather(self, call: Call) -> ReadCall:
         """The input of any request."""

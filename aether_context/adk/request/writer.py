@@ -73,6 +73,10 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         config.tool_config = types.ToolConfig(function_calling_config=calling)
 
 
+_CONTENT, _TEXT = types.Content(role="", parts=[]), types.Part(text="")
+"""To be copied with other values: that checks nothing, and takes a third of the time."""
+
+
 def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
     if sent.members:
         parts = [
@@ -86,13 +90,13 @@ def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types
     if sent.outcome == "verbatim":
         return raw
     if sent.outcome == "payload":
-        parts = [types.Part(text=sent.content.parts[0].text)]
+        parts = [_TEXT.model_copy(update={"text": sent.content.parts[0].text})]
         for part in raw.parts or ():
             # The payload holds what is nothing but text, as `conversation.content_json.part_of` reads it.
             held = {name for name, value in part.__dict__.items() if value is not None}
             if part.text is None or part.thought or not held <= {"text", "thought", "thought_signature"}:
                 parts.append(part)
-        return types.Content(role=raw.role, parts=parts)
+        return _CONTENT.model_copy(update={"role": raw.role, "parts": parts})
     parts = [_part(pack, contents, sent.origin, at, wanted) for at, wanted in enumerate(sent.content.parts)]
     return types.Content(role=raw.role, parts=parts)
 
