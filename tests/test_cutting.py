@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packs import answered, called, lines, said
+from packs import answered, called, lines, pack_input, said
 
+from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation, Trimmed
 from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.summary import recap
 from aether_context.pack import Content
+from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings
 from aether_context.text.compression import Summaries
 from aether_context.text.entities import is_entry
@@ -96,6 +98,14 @@ def test_the_recap_is_counted_inside_the_low_water_mark():
     conversation, made = left(work(30), 1_500, room=400)
     assert made.summary
     assert conversation.after(made).used <= 1_500
+
+
+def test_a_recap_never_parts_an_exchange_whose_answer_comes_late():
+    slow, question, *reads = called("slow", "s"), *work(8)[:-2]
+    source = pack_input([question, slow, *reads, answered("slow", "s", "done")], window=2_000)
+    pack = build_pack(source, PackPolicy(max_input_tokens=2_000))
+    assert [item.origin for item in pack.contents[:3]] == [0, -1, 1]
+    assert pack.contents[1].outcome == "summary"
 
 
 def pays(*, freed: int, kept: int, calls: int, cached_price: float) -> bool:

@@ -58,6 +58,19 @@ def test_a_head_that_only_grew_is_the_beginning_of_the_next_one() -> None:
     assert any(other.startswith(one) for one, other in changed)
 
 
+def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
+    task = "Look up the orders below.\n" + "\n".join(f"{order} was placed in week {order[-2:]}." for order in ORDERS)
+    script = [*(call("look_up_order", order_id=order) for order in ORDERS), "All are late."]
+    chat = Chat(script=script, tools=[look_up_order], policy=PackPolicy(max_input_tokens=WINDOW))
+    chat.say(task)
+    assert len(cuts(chat)) > 2
+    assert {one.wires[0] for one in chat.sent} == {chat.sent[0].wires[0]}
+    whole = chat.manifests()[0].request_tokens
+    assert all(one.prefix.shared_tokens >= whole for one in chat.manifests()[1:])
+    assert chat.sent[-1].contents[1].parts[0].text.startswith(SUMMARY_TITLE)
+    chat.replays()
+
+
 def test_between_two_cuts_each_request_extends_the_one_before() -> None:
     chat = work()
     made = {one.pack_id for one in cuts(chat)}

@@ -45,7 +45,6 @@ def cut_to(
     reason: Reason,
     anchors: Iterable[Anchor],
     stay: Collection[int] = (),
-    behind_head: bool = False,
 ) -> Trimmed:
     """The cut of every strategy that cuts for good: whole units from the oldest, in one act, with a summary.
 
@@ -57,8 +56,6 @@ def cut_to(
     Args:
         parts: the conversation's units; ``stay`` are places in it.
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
-        behind_head: whether the summary stands behind what comes before the first content that goes, and not where the
-            summary of earlier cuts stands.
     """
     budget, counter, tokens, human = conversation.budget, conversation.counter, conversation.tokens, conversation.human
     summary_ceiling = min(int(summary_share * budget.input), MOST_TOKENS)
@@ -123,16 +120,13 @@ def cut_to(
         )
     if not (gone or shorter or conversation.surplus):
         return decided(conversation, strategy)
-    place = min(gone, default=0)
-    if any(unit.indices[0] < place < unit.indices[-1] for unit in parts):
-        place = 0  # An exchange with late answers reaches across.
     result = decided(
         conversation,
         strategy,
         removed=[Removed(index=at, reason=why) for at in gone],
         replaced=tuple(shorter.values()),
         summary=summary,
-        summary_at=place if behind_head else None,
+        summary_at=min((*gone, *shorter), default=None),
         note="; ".join(notes),
     )
     if conversation.used > budget.ceiling:
@@ -227,7 +221,6 @@ class HeadsTails:
             summary_share=_summary_share(self.settings),
             last_turns=self.settings.last_turns,
             reason=conversation.reason(budget.high, "middle"),
-            behind_head=True,
         )
 
 
@@ -315,7 +308,6 @@ class Summarize:
             summary_share=_SUMMARY_SHARE,
             last_turns=1,
             reason=conversation.reason(budget.mark(settings.trigger), "high_water"),
-            behind_head=True,
         )
 
 

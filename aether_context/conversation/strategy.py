@@ -283,10 +283,11 @@ class Trimmed:
     """What a strategy decided.
 
     ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
-    ``summary_at`` stand before it, as many as before where that is None. ``state`` is what the strategies keep from now
-    on, by name, None where it stays. ``lasting`` says whether what is removed stays away at later calls, or is decided
-    anew at each. ``normalize`` says that what is sent is to be normalized. ``note`` says what could not be done as
-    asked. ``act`` is the effect in numbers, None where there was none.
+    ``summary_at`` stand before it, and fewer where an earlier summary stands further up, which stays in its place.
+    ``state`` is what the strategies keep from now on, by name, None where it stays. ``lasting`` says whether what is
+    removed stays away at later calls, or is decided anew at each. ``normalize`` says that what is sent is to be
+    normalized. ``note`` says what could not be done as asked. ``act`` is the effect in numbers, None where there was
+    none.
     """
 
     kept: tuple[int, ...]

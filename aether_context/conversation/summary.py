@@ -1,8 +1,8 @@
 """What a cut leaves in the place of what it takes: a summary and an entity table, in one text that mostly grows.
 
-The text stands at the head of the conversation, so a cut that only adds to it leaves what was there inside the
-provider's cached prefix. Once there is no room left for an addition, everything is ranked anew in a part of it, so
-that the next cuts can add again.
+The text stands where the first content went, behind what stays in front of that, so a cut that only adds to it leaves
+both inside the provider's cached prefix. Once there is no room left for an addition, everything is ranked anew in a
+part of it, so that the next cuts can add again.
 """
 
 from __future__ import annotations

@@ -138,11 +138,11 @@ def _apply(draft: Draft, result: Trimmed) -> None:
         draft.items = tuple(item for item in draft.items if item.origin not in gone)
         draft.hidden = draft.hidden.union(gone)
         return
-    if result.summary is not None:
-        draft.summary = result.summary
     if result.summary_at is not None:
         place = draft.input.request.positions[items[result.summary_at].origin]
-        draft.summary_place = place if result.summary_at else 0
+        draft.summary_place = min(place, draft.summary_place) if draft.summary else place
+    if result.summary is not None:
+        draft.summary = result.summary
     _take_out(draft, gone)
 
 

@@ -10,7 +10,7 @@ from aether_context.conversation import Normal, normalize
 from aether_context.conversation.rewrites import packed_message
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
-from aether_context.conversation.turns import as_ranges, live_positions
+from aether_context.conversation.turns import as_ranges, live_positions, units
 from aether_context.pack import (
     Accuracy,
     Allocation,
@@ -188,7 +188,7 @@ def render(draft: Draft) -> Pack:
         acts=draft.acts,
         epoch=epoch,
         epoch_reason=reason,
-        prefix=_prefix(draft, sent),
+        prefix=_prefix(draft, sent, contents),
         validity=validity,
         invalid_reason=invalid_reason,
         artifact_uris=addresses_in(source, draft.system, wires, contents, text),
@@ -336,8 +336,12 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     if draft.summary and draft.policy.conversation.summary == "head":
         content = summary_content(draft.summary)
         made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content))
-        place, positions = draft.summary_place, draft.input.request.positions
-        out.insert(sum(positions[item.origin] < place for item in draft.items) if place else 0, made)
+        positions = draft.input.request.positions
+        at = sum(positions[item.origin] < draft.summary_place for item in draft.items)
+        for unit in reversed(units([item.content for item in draft.items])):
+            if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
+                at = unit.indices[0]
+        out.insert(at, made)
     return tuple(out)
 
 
@@ -512,7 +516,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
     )
 
 
-def _prefix(draft: Draft, sent: Sent) -> Prefix:
+def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     """What is in common with the request before, and what ended that."""
     source, previous = draft.input, draft.input.previous
     if previous is None:
@@ -522,14 +526,10 @@ def _prefix(draft: Draft, sent: Sent) -> Prefix:
     pairs = enumerate(zip(before, after, strict=False))
     same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:same])
-    summary = source.epoch.summary
-    if (
-        cut
-        and same == len(after) - len(sent.contents)
-        and draft.policy.conversation.summary == "head"
-        and summary
-        and draft.summary.startswith(summary)
-    ):  # both begin with a summary that only grew
+    summary, head = source.epoch.summary, len(after) - len(sent.contents)
+    grown = bool(summary) and draft.summary.startswith(summary) and source.epoch.summary_place == draft.summary_place
+    if cut and grown and head <= same < len(after) and contents[same - head].outcome == "summary":
+        # What ends the common prefix is a summary that only grew.
         shared += draft.counter.count(summary_message(summary))
     broken_by: PrefixBreak | None = None
     if same < len(before):
