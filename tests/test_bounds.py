@@ -356,3 +356,22 @@ def test_a_payload_beside_parts_that_left_is_still_known_as_its_message() -> Non
     message = content_of_parts("user", [text_part("hello"), part_of({"inline_data": {"mime_type": "image/png"}})])
     content, members = packed_message(message, 3, "CONTEXT PACK", {message.digest: ((0, 1),)})
     assert (content.text, members) == ("CONTEXT PACK", ((3, -1),))
+
+
+def test_a_request_larger_than_the_window_leaves_room_for_the_work_on_it() -> None:
+    def measure(pier: int) -> dict[str, Any]:
+        """Measures a pier."""
+        return {"pier": pier, "lengths": [pier * 31 % 97 + at for at in range(9)]}
+
+    task = "\n".join(f"pier {at}: measure it at {at * 7 % 60} minutes past" for at in range(400))
+    chat = Chat(
+        script=[*(call("measure", pier=at) for at in range(10)), "done"],
+        tools=[measure],
+        policy=PackPolicy(max_input_tokens=3_000),
+    )
+    chat.say(task)
+    assert len({sent.human() for sent in chat.sent}) == 1
+    assert len(chat.sent[-1].contents) == 21
+    assert all(manifest.request_tokens <= 3_000 for manifest in chat.manifests())
+    assert chat.manifests()[0].request_tokens > 1_500
+    chat.replays()

@@ -289,6 +289,9 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 # are.
 
 _LEAST_REQUEST = 96
+_MOST_REQUEST = 0.7
+"""The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
+tools: the calls and their results have to stand beside it."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
 
@@ -542,7 +545,10 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
     records = draft.policy.record == "full"
     whole = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
     note = f"[The middle of this message is left out{whole}]"
-    room = max(least, size - over) - counter.count(note) - 4
+    room = size - over
+    if tools := draft.measured["tools"]:
+        room = min(room, int(_MOST_REQUEST * (budget.input - draft.measured["system"] - tools)))
+    room = max(least, room) - counter.count(note) - 4
     if raw.agent:
         text = f"{note}\n{_handed_within(raw, room, counter)}"
     else:
