@@ -130,7 +130,7 @@ def test_what_holds_an_answer_is_looked_for_in_the_request(
     path.write_text(json.dumps([TALK]), encoding="utf-8")
     rows = {row["what"]: row for row in table(monkeypatch, capsys, script, path, "--peers", "--by", "kind")}
     assert rows["balanced"]["recall"] == "1.000"
-    assert (rows["sessions"]["recall"], rows["sessions"]["kind"]) == ("1", "one turn")
+    assert (rows["balanced"]["kind"], rows["sessions"]["recall"]) == ("one turn", "1")
 
 
 def test_a_chat_counts_messages_and_their_telling_sentences(

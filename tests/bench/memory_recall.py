@@ -131,7 +131,7 @@ async def measure(
 def rows(args: argparse.Namespace, peers: Iterable[str], measure: Any) -> Iterator[tuple[list[str], list[Figures]]]:
     """A row for each window and policy, and each group."""
     for window in args.window:
-        for name in [*args.policy, *(peers if args.peers else ())]:
+        for name in [*args.policy, *(peers if args.peers and window == args.window[0] else ())]:
             groups: dict[str, list[Figures]] = {}
             for group, found in asyncio.run(measure(name, window)):
                 groups.setdefault(group, []).append(found)
@@ -149,7 +149,7 @@ def arguments(doc: str | None, window: int) -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path)
     parser.add_argument("--window", type=int, nargs="+", default=[window], help=f"tokens (default: {window})")
     parser.add_argument("--policy", nargs="*", default=["balanced"], help="presets, profiles, TOML files or settings")
-    parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
+    parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too, at the first window")
     parser.add_argument("--by", choices=["kind", "talk"], help="a row for each kind of question, or conversation")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th question")
     return parser

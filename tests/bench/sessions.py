@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,19 @@ def print_table(
         *group, name = labels
         groups.setdefault(tuple(group), sessions)
         print_row([*group, name, *(cell(sessions, column, *form) for column, form in columns.items())])
-    for held_in_common, sessions in groups.items():
-        wholes = [[one[column][1] for one in sessions if one[column][1]] for column in columns]
-        print_row([*held_in_common, "sessions", *(f"{len(held)}" for held in wholes)])
-        print_row([*held_in_common, "effective", *(f"{effective(held):.1f}" if held else "" for held in wholes)])
+    counts = {in_common: list(counted(sessions, columns)) for in_common, sessions in groups.items()}
+    if all(one == next(iter(counts.values())) for one in counts.values()):
+        counts = {("",) * (len(heads) - 1): one for one in counts.values()}
+    for in_common, lines in counts.items():
+        for line in lines:
+            print_row([*in_common, *line])
+
+
+def counted(sessions: Sequence[Figures], columns: Columns) -> Iterator[list[str]]:
+    """How many sessions have a figure, and how many of equal size a sum over them would be worth."""
+    wholes = [[one[column][1] for one in sessions if one[column][1]] for column in columns]
+    yield ["sessions", *(f"{len(held)}" for held in wholes)]
+    yield ["effective", *(f"{effective(held):.1f}" if held else "" for held in wholes)]
 
 
 def print_row(cells: Iterable[str]) -> None:
