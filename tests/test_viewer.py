@@ -8,7 +8,7 @@ from typing import Any
 
 import packs
 import pytest
-from browsing import CAUSES, Browser
+from browsing import CAUSES, Browser, hostile_chat
 from click.testing import CliRunner
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
@@ -22,11 +22,6 @@ from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app
 from aether_context.viewer.pages import STATIC, static, visible
 from aether_context.viewer.rows import FLAGS, PackRows
-
-HOSTILE = (
-    "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31mred\x1b[0m \u202eevil\u202c \x00\x07\u200b\ufeff"
-    " '\"></textarea><!-- {{ 7 * 7 }} {% raw %} javascript:alert(1)\u2028 end"
-)
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +152,7 @@ def _text(markup: str) -> str:
 
 
 def test_hostile_texts_are_text(tmp_path: Any) -> None:
-    chat = Chat(
-        store=PackStore(tmp_path / "packs"),
-        user=f"eve {HOSTILE[:60]}",
-        session="s/../<b>1",
-        script=[call("look_up", key=HOSTILE), HOSTILE],
-        tools=[look_up],
-        memory=Memories(remembered(f"The rate is {HOSTILE}")),
-        state={"plan": {"task_id": HOSTILE, "task": HOSTILE, "step": {"id": HOSTILE, "text": HOSTILE}}},
-    )
-    chat.say(f"What is the rate? {HOSTILE}")
+    chat = hostile_chat(PackStore(tmp_path / "packs"))
     browser = Browser(chat.store)
     seen = {"/"}
     waiting = ["/", "/?q=%3Cscript%3E%22%27", "/?app=%22%3E%3Cscript%3E&flag=%22onfocus%3D"]

@@ -1,0 +1,266 @@
+"""The pages in Debian's Chromium: light and dark, wide and narrow, by keyboard alone, and what axe says of them.
+
+``python tests/test_browser.py`` makes the pictures in docs/ anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from browsing import CAUSES, Browser, desk, hostile_chat
+from recorded import played, recorded_runs
+
+from aether_context import PackStore
+from aether_context.viewer import create_app
+
+pytestmark = pytest.mark.integration
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DOCS = Path(__file__).parent.parent / "docs"
+MOST_PICTURE_BYTES = 300_000
+LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 390)]
+
+
+@contextmanager
+def served(store: PackStore) -> Iterator[str]:
+    """The address of a viewer on a store, in a thread."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(create_app(store), port=port, log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def apart(act: Callable[[], Any]) -> Any:
+    """What an agent's run gives, in a thread of its own: Playwright has the event loop of this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as runs:
+        browser = runs.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
+    """A desk, each planted cause, hostile texts, and recorded runs where there are any."""
+    found = PackStore(tmp_path_factory.mktemp("packs"))
+
+    def fill() -> None:
+        desk(found)
+        hostile_chat(found)
+        for cause, (plant, _) in CAUSES.items():
+            plant(store=found, session=cause.replace(" ", "-"))
+        for at, run in enumerate(recorded_runs()):
+            if at in (0, 6, 66):
+                played(run, found, window=12_000)
+
+    apart(fill)
+    return found
+
+
+@pytest.fixture(scope="module")
+def paths(store: PackStore) -> list[str]:
+    """The list, and of each session its page, its last pack, that beside another one, and what it might have been."""
+    browser = Browser(store)
+    found = ["/", "/?flag=invalid", "/nothing"]
+    for session in browser.open("/").leads(r"^/s/[^/]+/[^/]+/[^/?#]+$"):
+        packs = browser.open(session).leads(r"/pack_[^#?]+$")
+        page = browser.open(packs[-1])
+        found += [
+            session,
+            packs[-1],
+            f"{packs[-1]}/what-if?window=2000",
+            *page.leads("^/diff")[:1],
+            *page.leads("/raw")[:1],
+        ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(store: PackStore) -> Iterator[str]:
+    with served(store) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@contextmanager
+def opened(
+    browser: Any, *, scheme: str = "light", width: int = 1280, **options: Any
+) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and what it complained of."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+    page, faults = context.new_page(), []
+    page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    try:
+        yield page, faults
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+def test_every_page_reads_without_a_fault(browser: Any, base: str, paths: list[str], scheme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    with opened(browser, scheme=scheme, width=width) as (page, faults):
+        for path in paths:
+            page.goto(f"{base}{path}")
+            assert page.locator("h1").count() == 1
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{path} is {wide} pixels wider than the window"
+            found = axe.run(page).response["violations"]
+            grave = [
+                (fault["id"], fault["nodes"][0]["html"][:200], fault["nodes"][0].get("failureSummary", "")[:300])
+                for fault in found
+                if fault["impact"] in ("serious", "critical")
+            ]
+            assert grave == [], path
+        assert [fault for fault in faults if "404" not in fault] == []
+
+
+def test_a_pack_is_reached_by_keyboard_alone(browser: Any, base: str) -> None:
+    with opened(browser) as (page, faults):
+        page.goto(base)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert "go" in page.evaluate("document.activeElement.className")
+        ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring != "none"
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/s/**")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/pack_*")
+        # On from here to everything there is, in the order in which it stands.
+        seen: list[str] = []
+        for _ in range(400):
+            page.keyboard.press("Tab")
+            mark = page.evaluate(
+                "(e => e === document.body ? '' : (e.outerHTML || '').slice(0, 200))(document.activeElement)"
+            )
+            if not mark or mark in seen[:1]:
+                break
+            seen.append(mark)
+        hrefs = page.evaluate(
+            "[...document.querySelectorAll('a[href]')].filter(a => a.tabIndex >= 0 && a.checkVisibility()).length"
+        )
+        assert sum(mark.startswith("<a") for mark in seen) >= min(hrefs, 300) - 1
+        assert faults == []
+
+
+def test_j_and_k_go_from_pack_to_pack(browser: Any, base: str, paths: list[str]) -> None:
+    with opened(browser) as (page, _):
+        last = next(path for path in paths if "/desk/" in path and path.split("/")[-1].startswith("pack_"))
+        page.goto(f"{base}{last}")
+        page.keyboard.press("k")
+        page.wait_for_function("last => !location.pathname.endsWith(last)", arg=last)
+        page.keyboard.press("j")
+        page.wait_for_function("last => location.pathname === last", arg=last)
+
+
+def test_a_link_opens_what_is_folded_away(browser: Any, base: str, paths: list[str]) -> None:
+    with opened(browser) as (page, _):
+        for path in paths:
+            if path.split("/")[-1].startswith("pack_"):
+                page.goto(f"{base}{path}")
+                for link in page.locator(".findings a[href^='#c-']").all()[:3]:
+                    link.click()
+                    target = page.locator(f"[id='{link.get_attribute('href')[1:]}']")
+                    assert target.is_visible()
+
+
+def test_the_list_follows_an_agent(browser: Any, tmp_path: Path) -> None:
+    found = PackStore(tmp_path / "packs")
+    chat = apart(lambda: CAUSES["stale plan"][0](store=found, session="live"))
+    with served(found) as base, opened(browser) as (page, faults):
+        page.goto(base)
+        assert "4 packs" in page.locator("h1").inner_text()
+        apart(lambda: chat.say("And now?"))
+        page.wait_for_function("document.querySelector('h1').innerText.includes('5 packs')", timeout=15_000)
+        assert faults == []
+
+
+def test_pages_read_without_script(browser: Any, base: str, paths: list[str]) -> None:
+    with opened(browser, java_script_enabled=False) as (page, faults):
+        for path in paths:
+            page.goto(f"{base}{path}")
+            assert len(page.locator("main").inner_text()) > 40
+        assert [fault for fault in faults if "404" not in fault] == []
+
+
+def test_a_page_prints_without_what_is_for_the_screen(browser: Any, base: str, paths: list[str]) -> None:
+    with opened(browser) as (page, _):
+        page.goto(f"{base}{paths[-2]}")
+        page.emulate_media(media="print")
+        assert not page.locator(".top").is_visible()
+        assert len(page.pdf()) > 1_000
+
+
+def pictures(browser: Any, base: str, folder: Path) -> list[Path]:
+    """Pictures of the list, of a session and of a pack."""
+    chat_pages = {"viewer_sessions": "/", "viewer_session": "/s/desk/ann/order-1042", "viewer_pack": ""}
+    made = []
+    with opened(browser, width=1200) as (page, _):
+        for name, path in chat_pages.items():
+            if path:
+                page.goto(f"{base}{path}")
+            else:
+                page.locator("table.lines a.go").last.click()
+                page.wait_for_url("**/pack_*")
+            target = folder / f"{name}.png"
+            page.screenshot(path=target, clip={"x": 0, "y": 0, "width": 1200, "height": 760})
+            made.append(target)
+    return made
+
+
+def test_pictures_are_small(browser: Any, tmp_path: Path) -> None:
+    found = PackStore(tmp_path / "packs")
+    apart(lambda: desk(found))
+    with served(found) as base:
+        assert sum(path.stat().st_size for path in pictures(browser, base, tmp_path)) <= MOST_PICTURE_BYTES
+
+
+if __name__ == "__main__":
+    desk(PackStore("memory://pictures"))
+    with served(PackStore("memory://pictures")) as address, chromium() as browser_found:
+        for path in pictures(browser_found, address, DOCS):
+            sys.stdout.write(f"{path.name}: {path.stat().st_size:,} bytes\n")
