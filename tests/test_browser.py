@@ -189,12 +189,12 @@ def test_a_pack_is_reached_by_keyboard_alone(browser: Any, base: str) -> None:
 
 def test_j_and_k_go_from_pack_to_pack(browser: Any, base: str, paths: list[str]) -> None:
     with opened(browser) as (page, _):
-        last = next(path for path in paths if "/desk/" in path and path.split("/")[-1].startswith("pack_"))
+        last = next(path for path in paths if path.startswith("/s/desk/") and path.split("/")[-1].startswith("pack_"))
         page.goto(f"{base}{last}")
         page.keyboard.press("k")
-        page.wait_for_function("last => !location.pathname.endsWith(last)", arg=last)
+        page.wait_for_url(lambda address: last not in address)
         page.keyboard.press("j")
-        page.wait_for_function("last => location.pathname === last", arg=last)
+        page.wait_for_url(f"**{last}")
 
 
 def test_a_link_opens_what_is_folded_away(browser: Any, base: str, paths: list[str]) -> None:
@@ -215,7 +215,7 @@ def test_the_list_follows_an_agent(browser: Any, tmp_path: Path) -> None:
         page.goto(base)
         assert "4 packs" in page.locator("h1").inner_text()
         apart(lambda: chat.say("And now?"))
-        page.wait_for_function("document.querySelector('h1').innerText.includes('5 packs')", timeout=15_000)
+        page.locator("h1", has_text="5 packs").wait_for(timeout=15_000)
         assert faults == []
 
 
@@ -223,7 +223,7 @@ def test_pages_read_without_script(browser: Any, base: str, paths: list[str]) ->
     with opened(browser, java_script_enabled=False) as (page, faults):
         for path in paths:
             page.goto(f"{base}{path}")
-            assert len(page.locator("main").inner_text()) > 40
+            assert len(page.locator("main").inner_text()) > 30
         assert [fault for fault in faults if "404" not in fault] == []
 
 
@@ -243,6 +243,8 @@ def pictures(browser: Any, base: str, folder: Path) -> list[Path]:
         for name, path in chat_pages.items():
             if path:
                 page.goto(f"{base}{path}")
+                while page.get_by_text("comes again by itself").count():
+                    page.reload()
             else:
                 page.locator("table.lines a.go").last.click()
                 page.wait_for_url("**/pack_*")

@@ -34,8 +34,10 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     # Without a token nothing but the name tells a page of this machine from one that a web site made its browser ask.
     app = create_app(store, token=token, hosts=None if token else (*LOOPBACK, _in_url(host)))
     rows = app.state.rows
-    while rows.all(most_seconds=0.5) is not None and rows.unread:
-        tell(f"reading: {rows.unread:,} packs left")
+    rows.all(most_seconds=0.5)
+    while rows.unread:
+        tell(f"{rows.unread:,} packs left to read")
+        rows.all(most_seconds=5)
     tell(f"{store.url} at http://{_in_url(host)}:{port}/{'?token=…' if token else ''}, until Ctrl-C")
     with suppress(KeyboardInterrupt):
         uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)

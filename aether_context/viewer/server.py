@@ -76,7 +76,7 @@ def create_app(
         raise ValueError("the token is empty: give one, or None for none")
     viewer = _Viewer(store if isinstance(store, PackStore) else PackStore(store))
     app = FastAPI(title="aether-context", openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.rows = viewer.rows
+    app.state.rows, app.state.replayers = viewer.rows, viewer.replayers
     for path, page in {
         "/": viewer.sessions,
         "/s/{app}/{user}/{session}": viewer.session,
@@ -165,7 +165,7 @@ class _Viewer:
         self.store = store
         self.rows = PackRows(store)
         self._lock = threading.Lock()
-        self._replayers: LRUCache[str, Replayer] = LRUCache(2)
+        self.replayers: LRUCache[str, Replayer] = LRUCache(2)
         self._policy_of = policies_of(store)
 
     def guarded(self, page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
@@ -188,12 +188,12 @@ class _Viewer:
 
     async def refused(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        detail = error.detail if isinstance(error, HTTPException) else ""
+        detail = _masked(error.detail) if isinstance(error, HTTPException) else ""
         return self._page(request, "error.html", status=status, title=str(status), detail=detail, code=status)
 
     def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
         links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
-        text = render(template, links, **{"store": self.store.url, "follows": False, **values})
+        text = render(template, links, **{"store": _masked(self.store.url), "follows": False, **values})
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
         if status == 200 and request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag})
@@ -304,9 +304,9 @@ class _Viewer:
     def _replayer(self, place: str) -> Replayer:
         """The one that knows what the packs of a session have in common, while that session is looked at."""
         session = place.split("/packs/")[0]
-        if session not in self._replayers:
-            self._replayers[session] = Replayer(self.store)
-        return self._replayers[session]
+        if session not in self.replayers:
+            self.replayers[session] = Replayer(self.store)
+        return self.replayers[session]
 
     def _named(self, text: str) -> str:
         """The place of a pack by its address, or by whatever `PackStore.find` takes."""
@@ -329,6 +329,11 @@ class _Viewer:
         if not _PACK.fullmatch(name):
             raise HTTPException(404, "there is no such pack")
         return f"{self._session_place(request)}/packs/{name}"
+
+
+def _masked(text: str) -> str:
+    """A text whose URLs hold no user names and passwords."""
+    return re.sub(r"://[^/\s@]*@", "://…@", text)
 
 
 def _whole(text: str | None) -> int | None:

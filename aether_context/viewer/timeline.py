@@ -181,11 +181,17 @@ def _requests(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None]
     }
     policies = [policy_of(row) for row in rows]
     for name in ("compact_at", "compact_to"):
-        shares = [getattr(policy.conversation, name) if policy is not None else 1.0 for policy in policies]
-        lines[name] = [int(share * row.budget) for share, row in zip(shares, rows, strict=True)]
+        marks = [getattr(policy.conversation, name) if policy is not None else 1.0 for policy in policies]
+        lines[name] = [int(mark * row.budget) for mark, row in zip(marks, rows, strict=True)]
     if lines["compact_at"] == lines["budget"]:
         del lines["compact_at"]
-    peak = max(sum(row.used) for row in rows)
+    # Layers are counted, window and budget are the provider's tokens: each bar is as high as its request's estimate.
+    shares = [row.estimate / (sum(row.used) or 1) for row in rows]
+    series: dict[str, list[int]] = {
+        layer: [int(row.used[at] * share) for row, share in zip(rows, shares, strict=True)]
+        for at, layer in enumerate(LAYERS)
+    }
+    peak = max(row.estimate for row in rows)
     window = max(lines["window"])
     top = max(window, peak) if 4 * peak >= window else int(1.3 * peak)
     scale = _Scale(len(rows), 240, top)
@@ -197,7 +203,7 @@ def _requests(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None]
             markers.append(Marker(x=x, label=str(row.epoch) if named else "", reason=row.epoch_reason))
     return Chart(
         height=240,
-        bars=scale.bars({layer: [row.used[at] for row in rows] for at, layer in enumerate(LAYERS)}),
+        bars=scale.bars(series),
         lines={name: scale.line(values) for name, values in lines.items() if max(values) <= top},
         ticks=scale.ticks(),
         markers=markers,

@@ -1,0 +1,119 @@
+"""What the viewer's pages take over a large store: rows in Markdown, processor time of the server in milliseconds.
+
+    PYTHONPATH=tests python tests/bench/viewer_speed.py [FOLDER] [--packs 10000] [--rounds 9]
+
+One session has a tenth of the packs, at most 1,000; the others have 50 each. All of them are chains as the plugin
+writes them, with windows of 16,000 tokens, so that a chain is cut every twenty calls or so. Without a folder they go to
+a temporary one; packs that are there from an earlier run stay and are measured. The first row is what a server has to
+read once; each other one is the median of the rounds, and the last tells by how much the process grew over them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import re
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from packs import IDENTITY, Session, lines, tool
+from starlette.testclient import TestClient
+
+from aether_context import PackStore
+from aether_context.viewer import create_app
+
+WINDOW = 16_000
+OF_A_SESSION = 50
+
+
+def fill(store: PackStore, packs: int) -> None:
+    """Writes the packs: one long session, and short ones of eight users."""
+    long = min(1_000, packs // 10)
+    write(store, "long", "ann", long)
+    for at in range((packs - long) // OF_A_SESSION):
+        write(store, f"short-{at}", f"user-{at % 8}", OF_A_SESSION)
+
+
+def write(store: PackStore, name: str, user: str, calls: int) -> None:
+    tools = [tool("search"), tool("read_file")]
+    session = Session(store, identity=replace(IDENTITY, session=name, user=user), window=WINDOW, tools=tools)
+    while len(session.manifests) < calls:
+        session.ask(f"Question {len(session.manifests)}: {lines('refunds', 3)}")
+        for _ in range(min(3, calls - len(session.manifests))):
+            session.use("search", lines(f"result {len(session.manifests)}", 5))
+        session.answer(lines("approval", 3))
+
+
+def taken(act: Callable[[], object], rounds: int = 1) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.process_time()
+        act()
+        times.append(time.process_time() - began)
+    return 1_000 * statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--packs", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = PackStore(given.folder or folder)
+        if not store.places(newest=1):
+            fill(store, given.packs)
+        measure(store, given.rounds)
+
+
+def measure(store: PackStore, rounds: int) -> None:
+    app = create_app(store)
+    client, rows = TestClient(app), app.state.rows
+    print("| page | ms |")
+    print("| --- | --- |")
+    print(f"| all rows, read once | {taken(rows.all):,.0f} |")
+
+    def show(name: str, path: str, before: Callable[[], object] = lambda: None) -> None:
+        def opened() -> None:
+            answer = client.get(path)
+            assert answer.status_code == 200, answer.status_code
+
+        opened()
+        times = []
+        for _ in range(rounds):
+            before()
+            times.append(taken(opened))
+        print(f"| {name} | {statistics.median(times):,.0f} |")
+
+    def listed_anew() -> None:
+        rows._listed_again = 0.0
+
+    session = f"/s/{IDENTITY.app}/ann/long"
+    packs = re.findall(r'href="(/s/[^"#?]+/pack_[^"#?]+)"', client.get(session).text)
+    show("sessions, files listed anew", "/", listed_anew)
+    show("sessions", "/")
+    show("a session's calls", session)
+    last, other = packs[-1], packs[len(packs) // 2]
+
+    def forget() -> None:
+        app.state.replayers.clear()
+
+    show("a pack, the first of its session", last, forget)
+    show("a pack", last)
+    show("two packs side by side", f"/diff?a={other.removeprefix('/s/')}&b={last.removeprefix('/s/')}")
+    show("what if", f"{last}/what-if?window=8000")
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for at in range(20 * rounds):
+        client.get(packs[at * 7 % len(packs)])
+        client.get("/" if at % 2 else session)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"| memory after {40 * rounds} further pages, MB more | {grown:,.1f} |")
+
+
+if __name__ == "__main__":
+    main()
