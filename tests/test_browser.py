@@ -91,6 +91,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
 def paths(store: PackStore) -> list[str]:
     """The list, and of each session its page, its last pack, that beside another one, and what it might have been."""
     browser = Browser(store)
+    browser.app.state.rows.all()
     found = ["/", "/?flag=invalid", "/nothing"]
     for session in browser.open("/").leads(r"^/s/[^/]+/[^/]+/[^/?#]+$"):
         packs = browser.open(session).leads(r"/pack_[^#?]+$")

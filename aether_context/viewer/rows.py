@@ -140,32 +140,30 @@ class PackRows:
         taken = time.monotonic() - began
         self._listed_again = time.monotonic() + _REST * taken
         self.older = max(0, len(files) - self.most)
-        files = files[: self.most]
-        there = {self._place(file) for file in files}
+        there = {self._place(file): file for file in files[: self.most]}
         self._rows = {place: row for place, row in self._rows.items() if place in there}
-        self.unread = self._read(files, most_seconds)
+        self.unread = self._read(there, most_seconds)
         return self._newest(self._rows.values())
 
     def of_session(self, place: str, *, most_seconds: float | None = None) -> tuple[list[Row], int]:
         """Rows of a session's packs, the newest first, and how many are not read yet."""
         files = sorted(self.store.pack_files(f"{self.store.files.root}/{place}"), key=lambda file: file.name)
-        files = files[-self.most :][::-1]
-        there = {self._place(file) for file in files}
+        there = {self._place(file): file for file in files[-self.most :][::-1]}
         gone = [name for name, row in self._rows.items() if row.session_place == place and name not in there]
         for name in gone:
             del self._rows[name]
-        unread = self._read(files, most_seconds)
+        unread = self._read(there, most_seconds)
         return self._newest(row for name in there if (row := self._rows.get(name)) is not None), unread
 
     def _place(self, file: File) -> str:
         return file.path.removeprefix(f"{self.store.files.root}/").removesuffix(ENDING)
 
-    def _read(self, files: Iterable[File], most_seconds: float | None) -> int:
-        """Reads what is new; how many are left."""
+    def _read(self, there: Mapping[str, File], most_seconds: float | None) -> int:
+        """Reads what is new of the files at places, in their order; how many are left."""
         until = None if most_seconds is None else time.monotonic() + most_seconds
         left = 0
-        for file in files:
-            place, stamp = self._place(file), (file.size, file.modified)
+        for place, file in there.items():
+            stamp = (file.size, file.modified)
             known = self._rows.get(place)
             if known is not None and known.stamp == stamp:
                 continue
