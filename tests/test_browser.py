@@ -38,7 +38,9 @@ def served(store: PackStore) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(store), port=port, log_level="error", access_log=False))
+    app = create_app(store)
+    app.state.rows.all()  # else the list comes again by itself until all is read
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
