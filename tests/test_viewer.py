@@ -113,6 +113,20 @@ def test_stretches_and_candidates_lead_to_each_other(long_chat: Chat, browser: B
     assert {name.removesuffix("-sent") for name in sent} <= set(page.ids)
 
 
+def test_of_many_messages_those_that_are_not_sent_as_they_are_have_a_line() -> None:
+    store = new_store()
+    session = packs.Session(store, window=200_000)
+    for at in range(40):
+        session.ask(f"question {at}")
+        session.answer(f"answer {at}")
+    page = Browser(store).last_pack()
+    rows = re.findall(r'<tr id="c-', page.html)
+    assert len(rows) == 1, "the message that waits for its answer"
+    assert "78 of them" in page.text
+    assert all(f"question {at}" in page.text for at in range(40))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+
+
 def test_memories_in_the_request_are_linked_to_their_candidates() -> None:
     chat = Chat(memory=Memories(remembered("The berth tariff of Kiel is 12 euros")))
     chat.say("What is the berth tariff of Kiel?")

@@ -19,6 +19,8 @@ from aether_context.views import PackView, Parting, Piece, difference, read_view
 
 MOST_CHARACTERS = 4_000
 """Characters of a text that are shown where not the whole of it is asked for."""
+_MANY = 60
+"""Messages up to which each has a line among the candidates."""
 _UNSENT: tuple[State, ...] = ("dropped", "hidden", "in_tail", "redacted")
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
@@ -86,6 +88,16 @@ class Finding:
     tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Those of a layer: ``kept`` further ones are sent as they are, with so many ``tokens`` together."""
+
+    layer: Layer
+    rows: Sequence[CandidateOutcome]
+    kept: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class PackPage:
     """A pack. ``line`` are the rows of its agent's packs in the session, the oldest first, as far as they are known."""
@@ -136,11 +148,25 @@ class PackPage:
         return [(layer, self.manifest.allocation[layer]) for layer in LAYERS if layer in self.manifest.allocation]
 
     @cached_property
-    def candidates(self) -> list[tuple[Layer, list[CandidateOutcome]]]:
-        """Rows by layer: what was chosen from first, then the messages."""
+    def candidates(self) -> list[Candidates]:
+        """Rows by layer: what was chosen from first, then the messages; of many messages those not sent as they are."""
         order: Sequence[Layer] = ("memory", "evidence", "task", "conversation", *LAYERS)
         rows = sorted(self.view.rows.values(), key=lambda row: order.index(row.layer))
-        return [(layer, list(found)) for layer, found in groupby(rows, key=lambda row: row.layer)]
+        found = []
+        for layer, of_layer in groupby(rows, key=lambda row: row.layer):
+            all_of = list(of_layer)
+            kept = [row for row in all_of if row.state == "kept" and row.sent_tokens is None]
+            if layer != "conversation" or len(all_of) <= _MANY:
+                kept = []
+            whole = {row.id for row in kept}
+            shown = [row for row in all_of if row.id not in whole]
+            found.append(Candidates(layer=layer, rows=shown, kept=len(kept), tokens=sum(row.tokens for row in kept)))
+        return found
+
+    @cached_property
+    def listed(self) -> frozenset[str]:
+        """The candidates that have a line of their own."""
+        return frozenset(row.id for found in self.candidates for row in found.rows)
 
     @property
     def outcome(self) -> Mapping[str, JSON]:
