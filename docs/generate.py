@@ -31,6 +31,8 @@ from aether_context.tokens.framing import FRAMINGS
 PAGES = Path(__file__).parent
 _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.DOTALL)
 _OPERANDS: Mapping[str, str] = {
+    "PACK": "`latest`, the beginning of a pack's id, the hash at its end, or the path of its file.",
+    "OTHER": "The same.",
     "PACK_ID": "The beginning of a pack's id, or the hash at its end.",
     "PACK_IDS": "The same, of any number of packs.",
     "QUERY": "What is looked for, in plain words.",
@@ -43,6 +45,7 @@ _OPERANDS: Mapping[str, str] = {
 API = (
     "aether_context",
     "aether_context.adk",
+    "aether_context.views",
     "aether_context.retrieval",
     "aether_context.tokens",
     "aether_context.store",

@@ -34,7 +34,7 @@ from matrix import but_slow
 from scripted import Chat, Failure, Scripted, Sent, call, faults
 
 from aether_context import Manifest, PackPolicy
-from aether_context.cli.replay import Verifier
+from aether_context.cli.verification import Verifier
 
 PLAN = {
     "plan": {

@@ -318,6 +318,7 @@ def test_a_database_that_cannot_be_read_is_an_error(
 
 def test_the_command_prints_what_inspect_prints(exported: Path) -> None:
     output = run(str(exported), "--window", "4000", "--message", "Go on.", "--system", "You help.").stdout
+    assert "“hello”" in output  # what a candidate says, as inspect shows it
     for heading in ("LAYERS", "SIGNALS", "CACHE", "CANDIDATES", "TRUNCATION EVENTS"):
         assert f"\n{heading}\n" in output
     assert "window 4,000" in output

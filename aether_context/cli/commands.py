@@ -1,7 +1,7 @@
 """The commands, their options and exit codes.
 
     0    fine
-    1    a check failed
+    1    a check failed, or what was compared differs
     2    wrong usage
     3    something is not there, or the store cannot be read
 
@@ -114,7 +114,8 @@ def main() -> None:
 
     Packs are recorded by the plugin `aether_context.adk.ContextPackPlugin`.
 
-    Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 something is not there or the store cannot be read.
+    Exit codes: 0 fine, 1 a check failed or two packs differ, 2 wrong usage, 3 something is not there or the store
+    cannot be read.
     """
 
 
@@ -131,14 +132,14 @@ def list_packs(**options: Any) -> int:
 
 
 @_command("inspect", "inspect pack_20250102T0304", "inspect 9f86d081 --all", "inspect --json | jq .truncation_events")
-@click.argument("pack_id", required=False)
+@click.argument("pack", required=False)
 @_store_option
 @_all_option
 @_json_option("The manifest as JSON, with what the packs before it hold filled in.")
 def inspect(**options: Any) -> int:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 
-    PACK_ID is the beginning of an id, or the hash at its end; without it the newest pack is shown.
+    Without PACK the newest one is shown.
     """
     from aether_context.cli.inspection import show
 
@@ -152,13 +153,13 @@ def inspect(**options: Any) -> int:
     "replay 9f86d081 --policy research",
     "replay 9f86d081 --policy my.toml",
 )
-@click.argument("pack_id")
+@click.argument("pack")
 @_store_option
 @click.option(
     "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same material."
 )
 @click.option("--all", "everything", is_flag=True, help="Every line of every text, none of them shortened.")
-@_json_option("The request as canonical JSON; with --policy, a comparison with the other request.")
+@_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
 def replay(**options: Any) -> int:
     """Builds a pack's request again, checks it against the recorded checksum, and prints it.
 
@@ -167,9 +168,29 @@ def replay(**options: Any) -> int:
     What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
     policy names one.
     """
-    from aether_context.cli.replay import show_replay
+    from aether_context.cli.inspection import show_replay
 
     return show_replay(**options)
+
+
+@_command("diff", "diff 9f86d081", "diff 9f86d081 0a1b2c3d --all", "diff 9f86d081 latest --json | jq .parting")
+@click.argument("before", required=False, metavar="[PACK]")
+@click.argument("after", required=False, metavar="[OTHER]")
+@_store_option
+@click.option("--all", "everything", is_flag=True, help="Every candidate, and every line of every text that differs.")
+@_json_option("All of it as a JSON object, with every piece of both requests.")
+def diff(**options: Any) -> int:
+    """Shows how two packs differ: layers, candidates, texts, and the character at which their common prefix ends.
+
+    One PACK is compared with the pack before it of the same agent, the newest where none is named. For what another
+    policy would have sent there is `replay --policy`.
+
+    Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
+    read, or is not what was written.
+    """
+    from aether_context.cli.inspection import show_difference
+
+    return show_difference(**options)
 
 
 @_command("verify", "verify --replay", "verify 9f86d081 --store memory://packs")
@@ -182,7 +203,7 @@ def verify(**options: Any) -> int:
     A pack whose request passed its window fails, too. Without PACK_IDS all packs are checked. The exit code is 1 where
     any failed.
     """
-    from aether_context.cli.replay import show_verification
+    from aether_context.cli.verification import show_verification
 
     return show_verification(**options)
 

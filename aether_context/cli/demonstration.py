@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from aether_context.cli.packs import pack_name
-from aether_context.cli.replay import Verifier
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
+from aether_context.cli.verification import Verifier
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore

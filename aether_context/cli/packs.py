@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.text import Text
 
 from aether_context.canonical import JSON
 from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, percent, plain, print_json, tell
-from aether_context.errors import AetherContextError, PackNotFound, StoreError
+from aether_context.errors import AetherContextError, ManifestError, PackNotFound, SchemaVersionError, StoreError
 from aether_context.store import Manifest, PackStore
+from aether_context.store.pack_file import ENDING, fields_of, read_manifest
 
 # Packs of a store by place or by a piece of their id. See `PackStore` for what a place is.
 
@@ -35,15 +38,52 @@ def find(store: PackStore, pack_id: str | None) -> str:
     """The place of the pack with this id, or of the newest one.
 
     Args:
-        pack_id: an id, its beginning, or the hash at its end.
+        pack_id: an id, its beginning, or the hash at its end; None or `latest` for the newest one.
     """
     require(store)
-    if pack_id is not None:
+    if pack_id not in (None, "latest"):
         return store.find(pack_id)
     newest = store.places(newest=1)
     if not newest:
         raise PackNotFound(f"no packs in {store.url}")
     return newest[0]
+
+
+def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
+    """The store and the place of a pack: by whatever `find` takes, or by the path of a file with its manifest."""
+    if pack is not None and (path := Path(pack)).is_file():
+        found = in_file(url, path)
+        if found is None:
+            raise ManifestError(f"{pack} is no pack: it holds no manifest")
+        return found
+    store = PackStore(url)
+    return store, find(store, pack)
+
+
+def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
+    """The store and the place of the pack whose manifest a file holds; None where it holds none.
+
+    A file in a store is of that store; elsewhere it names a pack of the store at ``url``.
+    """
+    is_packed = path.name.endswith(ENDING)
+    try:
+        data = path.read_bytes()
+        fields = fields_of(read_manifest(data) if is_packed else data)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ManifestError as error:
+        if is_packed or isinstance(error, SchemaVersionError):
+            raise type(error)(f"{error} ({path})") from error
+        return None
+    if "pack_id" not in fields:
+        return None
+    file, *above = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
+    # A store's folders above a pack: application, user, session, "packs".
+    if path.name.endswith((ENDING, "manifest.json")) and len(above) > 4 and above[0].name == "packs":
+        store = PackStore(above[4])
+        return store, f"{store.files.root}/{file.relative_to(above[4]).as_posix()}".removesuffix(ENDING)
+    store = PackStore(url)
+    return store, find(store, str(fields["pack_id"]))
 
 
 # `aether-context list`: a row per pack.

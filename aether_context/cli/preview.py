@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aether_context.canonical import JSON
-from aether_context.cli.inspection import print_manifest
-from aether_context.cli.replay import show_request
+from aether_context.cli.rendering import print_pack, print_request
 from aether_context.cli.terminal import Screen, grid, print_json
 from aether_context.conversation import Conversation, select_strategy
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
 from aether_context.store.replay import request_json
+from aether_context.views import view_of
 
 if TYPE_CHECKING:
     from aether_context.adk.preview import StrategyPreview
@@ -71,9 +71,9 @@ def show(
     elif as_json:
         print_json(manifest.model_dump(mode="json"))
     elif request:
-        show_request(made.pack, manifest.pack_id, everything=everything)
+        print_request(view_of(made.pack, manifest), everything=everything)
     else:
-        print_manifest(manifest, manifest.rows, {}, None, everything)
+        print_pack(view_of(made.pack, manifest), everything=everything)
 
 
 def _show_strategies(previews: Sequence[StrategyPreview], as_json: bool) -> None:

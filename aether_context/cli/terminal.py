@@ -111,7 +111,7 @@ def grid(*columns: str) -> Table:
     return table
 
 
-def difference(before: int, after: int) -> str:
+def increase(before: int, after: int) -> str:
     """What was added, with its sign; 0 has none."""
     return f"{after - before:+,}" if after != before else "0"
 

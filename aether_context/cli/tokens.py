@@ -12,12 +12,11 @@ from pathlib import Path
 from aether_context.canonical import short
 from aether_context.cli import packs
 from aether_context.cli.terminal import Screen, cell, grid, plain, print_json, tell
-from aether_context.errors import SessionError, StoreError
+from aether_context.errors import StoreError
 from aether_context.pack import Pack
 from aether_context.packing import recount
 from aether_context.policy import PackPolicy, TokenSettings
 from aether_context.store import PackStore
-from aether_context.store.pack_file import ENDING, read_lines
 from aether_context.store.replay import Replayer
 from aether_context.tokens import Counters, TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
@@ -101,31 +100,19 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
 
 def _read(source: str, model: str | None, url: str) -> _Source:
     path = Path(source)
-    if not path.is_file():
-        store = PackStore(url)
-        try:
-            place = packs.find(store, source)
-        except StoreError as error:
-            raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
-        return _of_pack(store, place, model)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SessionError(f"{source} cannot be read: {error.strerror or error}") from error
-    text = (read_lines(data)[0] if path.name.endswith(ENDING) else data).decode("utf-8", "replace")
+        found = packs.in_file(url, path) if path.is_file() else packs.locate(url, source)
+    except StoreError as error:
+        if path.is_file():
+            raise
+        raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
+    if found is not None:
+        return _of_pack(*found, model)
+    text = path.read_bytes().decode("utf-8", "replace")
     try:
         value = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
         value = {}
-    if "pack_id" in value and "schema_version" in value:
-        file, *above = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
-        # A store's folders above a pack: application, user, session, "packs".
-        if path.name.endswith((ENDING, "manifest.json")) and len(above) > 4 and above[0].name == "packs":
-            store = PackStore(above[4])
-            there = f"{store.files.root}/{file.relative_to(above[4]).as_posix()}"
-            return _of_pack(store, there.removesuffix(ENDING), model)
-        store = PackStore(url)
-        return _of_pack(store, packs.find(store, str(value["pack_id"])), model)
     model = model or "gemini-2.5-flash"
     if "events" in value and ("app_name" in value or "appName" in value):
         from aether_context.adk.preview import preview, read_session

@@ -294,7 +294,7 @@ def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBrea
     one, other = before[0], after[0]
     same_part = one.part == other.part
     old, new = _texts(one, other) if same_part else (one.text, other.text)
-    same = _common(old, new) if same_part else 0
+    same = common_characters(old, new) if same_part else 0
     return Parting(
         part=other.part,
         at=other.at,
@@ -307,13 +307,7 @@ def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBrea
     )
 
 
-def _common(one: str, other: str) -> int:
-    """The number of characters that two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def common_characters(one: str, other: str) -> int:
+    """So many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
