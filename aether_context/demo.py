@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Generator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -20,16 +19,12 @@ from google.adk.memory import InMemoryMemoryService
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import Field, PrivateAttr
-
-from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.reader import Reader, declared_tools, system_text
-from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import PackCounter
+from pydantic import PrivateAttr
 
 # What the agent is asked to do: its plan, step by step, and what it knows beforehand.
 
@@ -239,71 +234,42 @@ class Folder:
         return [(name, "\n".join(lines) + "\n") for name, lines in texts if lines is not None]
 
 
-class Reached(NamedTuple):
-    """A request that reached the model: its tokens, and those that it begins with as the one before did."""
-
-    tokens: int
-    shared: int
-
-
 class ScriptedModel(BaseLlm):
-    """Plays the script, and counts the requests that it got to read."""
+    """Plays the script."""
 
-    requests: list[Reached] = Field(default_factory=list)
     _play: _Play[None] = PrivateAttr(default_factory=_script)
-    _reader: Reader = PrivateAttr(default_factory=Reader)
-    _counter: PackCounter = PrivateAttr(
-        default_factory=lambda: PackCounter(counter_for(LIKE), framing=framing_of(LIKE))
-    )
-    _before: list[tuple[str, int]] = PrivateAttr(default_factory=list)
+    _begun: bool = PrivateAttr(default=False)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        if self.requests:
+        if self._begun:
             # What the calls before returned, as it stands at the request's end.
             parts = (llm_request.contents[-1].parts if llm_request.contents else None) or ()
             found = [part.function_response.response for part in parts if part.function_response is not None]
             move = self._play.send([str(next(iter((response or {"": ""}).values()))) for response in found])
         else:
-            move = next(self._play)
-        self._count(llm_request)
+            self._begun, move = True, next(self._play)
         # 0 is "no data" to the packs; without any usage ADK logs a warning at every call.
         usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
         yield LlmResponse(content=types.Content(role="model", parts=move), usage_metadata=usage)
 
-    def _count(self, request: LlmRequest) -> None:
-        """Counts instruction, declarations and contents, in the order of `Sent.blocks`."""
-        system, _ = system_text(request.config)
-        tools, _ = self._reader.tools(declared_tools(request), frozenset())
-        contents = [self._reader.content(content, LIKE) for content in request.contents]
-        pieces = [
-            (system, self._counter.system(system, declares=bool(tools))),
-            *zip((tool.digest for tool in tools), self._counter.tools(tools), strict=True),
-            *zip((content.digest for content in contents), self._counter.contents(contents), strict=True),
-        ]
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(pieces, self._before, strict=False))
-        shared = sum(tokens for (_, tokens), _ in same)
-        self.requests.append(Reached(tokens=sum(tokens for _, tokens in pieces), shared=shared))
-        self._before = pieces
-
 
 class Run(NamedTuple):
-    """A finished run: whose packs to look for, the pairs of question and answer, and what reached a scripted model."""
+    """A finished run: whose packs to look for, and the pairs of question and answer."""
 
     app: str
     user: str
     session: str
     answers: list[tuple[str, str]]
-    requests: list[Reached]
 
 
-async def research(*, model: str | None, plugin: ContextPackPlugin | None, root: Path) -> Run:
+async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> Run:
     """Runs the agent over a folder of Python files, once through its plan and once for a question.
 
     Args:
         model: a live model; None for the script.
-        plugin: None sends requests as ADK makes them.
+        plugin: what packs its requests.
     """
     folder = Folder(root, without="demo.py")
 
@@ -337,7 +303,7 @@ async def research(*, model: str | None, plugin: ContextPackPlugin | None, root:
     )
     sessions = InMemorySessionService()
     runner = Runner(
-        app=App(name="demo", root_agent=agent, plugins=[plugin] if plugin is not None else []),
+        app=App(name="demo", root_agent=agent, plugins=[plugin]),
         session_service=sessions,
         artifact_service=InMemoryArtifactService(),
         memory_service=InMemoryMemoryService(),
@@ -353,4 +319,4 @@ async def research(*, model: str | None, plugin: ContextPackPlugin | None, root:
                 answer = "".join(part.text or "" for part in event.content.parts or ())
         answers.append((question, answer))
     await runner.close()
-    return Run("demo", "reader", session.id, answers, scripted.requests)
+    return Run("demo", "reader", session.id, answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import typing
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from unplugged import Witness
 
 from aether_context import Manifest, PackStore
 from aether_context.cli import demonstration, main
 from aether_context.cli.demonstration import WHY
-from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder
+from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder, research
 from aether_context.errors import BlobNotFound
 from aether_context.pack import CandidateOutcome, Reason
 from aether_context.store.replay import Replayer
@@ -191,9 +193,17 @@ def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     assert 0 < costs[0] < costs[1]
 
 
-def test_what_reached_the_model_is_what_the_packs_say(demo: Ran) -> None:
-    total = sum(one.request_tokens for one in demo.manifests)
-    assert int(compared(demo.output)["input tokens"][0].replace(",", "")) == pytest.approx(total, rel=0.01)
+def test_a_run_without_the_plugin_reads_what_is_said_of_it(demo: Ran) -> None:
+    witness = Witness()
+    asyncio.run(research(model=None, plugin=witness, root=demonstration._PACKAGE))
+    rows = compared(demo.output)
+    assert int(rows["model calls"][1]) == len(witness.requests)
+    total = sum(request.tokens for request in witness.requests)
+    assert int(rows["input tokens"][1].replace(",", "")) == pytest.approx(total, rel=0.001)
+    shared = sum(request.shared for request in witness.requests)
+    assert rows["same beginning as the call before"][1] == f"{shared / total:.0%}"
+    over = sum(request.tokens > WINDOW for request in witness.requests)
+    assert rows["larger than the window"][1] == f"{over} calls"
 
 
 def test_every_column_is_explained(demo: Ran) -> None:

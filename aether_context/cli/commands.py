@@ -291,6 +291,8 @@ def usage(**options: Any) -> int:
     Below stands what each strategy did to the requests, where any did: cuts, contents removed and replaced, tokens
     freed, and tokens of the cached prefix that had to be read anew.
 
+    At the end stands what the same calls would have read without packs, as far as the records tell.
+
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """

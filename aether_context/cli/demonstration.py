@@ -1,28 +1,23 @@
-"""`aether-context demo`: an agent packed in a small window, and what its requests held and left out, and why.
-
-With a script in the model's place the agent runs a second time without the plugin, to compare.
-"""
+"""`aether-context demo`: an agent packed in a small window, and what its requests held and left out, and why."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from aether_context.cli.packs import pack_name
+from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
 from aether_context.cli.verification import Verifier
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
-from aether_context.usage.prices import prices_of
-
-if TYPE_CHECKING:
-    from aether_context.demo import Reached
+from aether_context.views import Comparison, Unpacked
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -94,9 +89,10 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     _show_calls(out, manifests)
     fits = _show_too_large(out, manifests)
     _show_left_out(out, manifests)
-    if model is None:
-        without = asyncio.run(research(model=None, plugin=None, root=_PACKAGE))
-        _show_comparison(out, (run.requests, without.requests), window=window, model=LIKE)
+    unpacked = Unpacked(store, priced_as=model or LIKE)
+    out.print_heading("The same run without the plugin")
+    print_comparison(reduce(Comparison.plus, map(unpacked.compare, manifests), Comparison()))
+    out.print()
     verifier, places = Verifier(store), store.places(run.app, run.user, run.session)
     faults = {place: fault for place in places if (fault := verifier.fault(place, replays=True))}
     out.print_heading("Checked")
@@ -195,35 +191,4 @@ def _show_left_out(out: Screen, manifests: Sequence[Manifest]) -> None:
             out.print_line(f"  - {line}")
         if len(lines) > 12:
             out.print_line(f"  - and {len(lines) - 12} more")
-    out.print()
-
-
-def _show_comparison(out: Screen, runs: Sequence[Sequence[Reached]], *, window: int, model: str) -> None:
-    """What reached the model with the plugin beside what reaches it without."""
-    out.print_heading("The same run without the plugin")
-    compared = grid("", ">with the plugin", ">without")
-    columns, prices = [], prices_of(model)
-    for run in runs:
-        whole = sum(request.tokens for request in run)
-        cost = "unknown"
-        if prices is not None:
-            costs = (prices.cost(input_tokens=request.tokens, cached_tokens=request.shared) for request in run)
-            cost = f"${sum(costs):.4f}"
-        columns.append(
-            {
-                "model calls": f"{len(run):,}",
-                "input tokens": f"{whole:,}",
-                "largest request": f"{max(request.tokens for request in run):,}",
-                "larger than the window": f"{sum(request.tokens > window for request in run)} calls",
-                "same beginning as the call before": f"{sum(request.shared for request in run) / whole:.0%}",
-                "cost of the input": cost,
-            }
-        )
-    for name in columns[0]:
-        compared.add_row(f"  {name}", *(column[name] for column in columns))
-    out.print(compared)
-    out.print_line(
-        f"  The cost is by the list price of {model}, and as if its cache had served every shared beginning."
-    )
-    out.print_line("  A model with this window would have refused the calls that are larger than it.")
     out.print()

@@ -17,7 +17,7 @@ from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import Screen, bar, cell, grid, increase, moment, percent, plain
 from aether_context.pack import LAYERS, CandidateOutcome
 from aether_context.store import Manifest
-from aether_context.views import Difference, Fate, PackView, Piece, TextChange
+from aether_context.views import Comparison, Difference, Fate, PackView, Piece, TextChange
 from aether_context.views.difference import common_characters
 
 _FEW = 12
@@ -446,3 +446,29 @@ def difference_json(found: Difference) -> JSON:
         "candidates": [asdict(change) for change in found.candidates],
         "texts": [asdict(text) | {"same": text.same} for text in found.texts],
     }
+
+
+# With packs and without.
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Prints what calls read with their packs, and what they would have read without."""
+    out, sides = Screen(), (compared.packed, compared.unpacked)
+    costs = ["unknown" if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides]
+    table = grid("", ">with packs", ">without")
+    table.add_row("  model calls", *(f"{side.calls:,}" for side in sides))
+    table.add_row("  input tokens", *(f"{side.tokens:,}" for side in sides))
+    table.add_row("  largest request", *(f"{side.largest:,}" for side in sides))
+    table.add_row("  larger than the window", *(f"{side.over_window:,} calls" for side in sides))
+    table.add_row("  same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides))
+    table.add_row("  cost of the input", *costs)
+    out.print(table)
+    notes = [
+        "Without packs the same calls read the whole history, every declaration and whole results.",
+        "The cost is by list price, and as if a cache had served every shared beginning.",
+        "A model with this window would have refused the calls that are larger than it.",
+    ]
+    if compared.unknown:
+        notes.append(f"{compared.unknown:,} contents are not on record: without packs it is more than is said here.")
+    for note in notes:
+        out.print(cell(f"  {note}", "dim"))

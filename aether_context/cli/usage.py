@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
+from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import AetherContextError
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import CallUsage, Totals, accuracy
+from aether_context.views import Comparison, Unpacked
 
 
 @dataclass(slots=True)
@@ -76,6 +78,15 @@ class _Group:
         }
 
 
+def _sides(compared: Comparison) -> JSON:
+    sides = {"packed": compared.packed, "unpacked": compared.unpacked}
+    figures: dict[str, JSON] = {
+        name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
+        for name, side in sides.items()
+    }
+    return figures | {"unknown": compared.unknown}
+
+
 def _count(value: JSON) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
@@ -90,6 +101,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     whole, unreadable = _Group(), []
+    unpacked, compared = Unpacked(store), Comparison()
     for place in store.places(app=app, user=user, session=session):
         try:
             manifest = store.read(place)
@@ -97,6 +109,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         except AetherContextError as error:
             unreadable.append(str(error))
             continue
+        compared = compared.plus(unpacked.compare(manifest))
         for act in manifest.strategy_acts:
             done = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **done)
@@ -113,11 +126,13 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     if as_json:
         listed = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
         found = {"by": list(by), "groups": listed, "all": whole.figures(), "strategies": acts}
-        print_json(found | {"unreadable": len(unreadable)})
+        print_json(found | {"comparison": _sides(compared), "unreadable": len(unreadable)})
     elif not groups:
         tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
     else:
         _print(by, rows, whole.figures(), acts)
+        Screen().print()
+        print_comparison(compared)
     for fault in () if as_json else unreadable:
         tell(f"unreadable: {fault}", "red")
     return NOT_THERE if unreadable else 0

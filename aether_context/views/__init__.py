@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aether_context.views.comparison import Comparison, Reading, Unpacked
 from aether_context.views.difference import (
     CandidateChange,
     Difference,
@@ -15,13 +16,16 @@ from aether_context.views.packs import PackView, Piece, read_view, view_of, view
 
 __all__ = [
     "CandidateChange",
+    "Comparison",
     "Difference",
     "Fate",
     "LayerChange",
     "PackView",
     "Parting",
     "Piece",
+    "Reading",
     "TextChange",
+    "Unpacked",
     "difference",
     "read_view",
     "view_of",

@@ -44,6 +44,7 @@ class Fate:
 
     @property
     def sent(self) -> bool:
+        """Whether anything is sent of it."""
         return self.state != "absent" and self.state not in _UNSENT
 
 
@@ -73,6 +74,7 @@ class TextChange:
 
     @property
     def same(self) -> bool:
+        """Whether both send the same."""
         return self.before is not None and self.after is not None and self.before.digest == self.after.digest
 
     @property
