@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
 from aether_context.adk.models.gemini import register_counters
+from aether_context.cli import export
 from aether_context.packing import payload
 from aether_context.state import schema
 from aether_context.store import Manifest
@@ -33,8 +34,7 @@ _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<clos
 _OPERANDS: Mapping[str, str] = {
     "PACK": "`latest`, the beginning of a pack's id, the hash at its end, or the path of its file.",
     "OTHER": "The same.",
-    "PACK_ID": "The beginning of a pack's id, or the hash at its end.",
-    "PACK_IDS": "The same, of any number of packs.",
+    "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "QUERY": "What is looked for, in plain words.",
     "SESSION.json": "An exported session.",
     "SESSION": "The session's id.",
@@ -126,6 +126,16 @@ def commands() -> str:
     return "\n\n".join(_command("aether-context", cli.main))
 
 
+def export_columns() -> str:
+    """The columns of the exported tables, with their types as BigQuery names them."""
+    types = {"text": "STRING", "integer": "INT64", "number": "FLOAT64", "time": "TIMESTAMP", "texts": "ARRAY<STRING>"}
+    rows = []
+    for table, columns in export.TABLES.items():
+        by_kind = {kind: [name for name in columns if columns[name] == kind] for kind in types}
+        rows += [[f"`{table}`", f"`{types[kind]}`", _listed(names)] for kind, names in by_kind.items() if names]
+    return _table(["table", "type", "columns"], rows)
+
+
 def api() -> str:
     """A section for each package with public names, and a directive of mkdocstrings for each name.
 
@@ -156,6 +166,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "framings": framings,
     "samples": samples,
     "commands": commands,
+    "export-columns": export_columns,
     "api": api,
 }
 

@@ -500,7 +500,14 @@ LOOKING = [
     "forget --app a --user b",
     "tokens p",
 ]
-LOOKING += ["export-pack p --to elsewhere", "list --json", "usage --json", "gc --json", "list --limit 2 --app a"]
+LOOKING += [
+    "export p --to elsewhere",
+    "export --parquet elsewhere",
+    "list --json",
+    "usage --json",
+    "gc --json",
+    "list --limit 2 --app a",
+]
 
 
 @pytest.mark.parametrize("command", LOOKING)
@@ -518,7 +525,7 @@ def test_a_store_that_is_not_there_is_an_error(command: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    "command", ["inspect x", "replay x", "diff x", "verify x", "export-pack x --to elsewhere", "tokens x"]
+    "command", ["inspect x", "replay x", "diff x", "verify x", "export x --to elsewhere", "tokens x"]
 )
 def test_hints_keep_the_store(command: str, tmp_path: Path) -> None:
     store = PackStore(tmp_path / "my packs")
@@ -533,7 +540,7 @@ def test_what_cannot_be_written_is_an_error(place: str, tmp_path: Path, monkeypa
     store = PackStore(tmp_path / "packs")
     manifest = packs.chain(store, 1)[0]
     results = [
-        run("export-pack", manifest.pack_id, "--to", place, store=store, code=3),
+        run("export", manifest.pack_id, "--to", place, store=store, code=3),
         run("demo", "--store", place, code=3),
     ]
     for result in results:
@@ -569,7 +576,7 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
     for command in (
         ["inspect"],
         ["replay", name],
-        ["export-pack", name, "--to", str(tmp_path / "x")],
+        ["export", name, "--to", str(tmp_path / "x")],
         ["tokens", name],
     ):
         error = run(*command, store=store, code=3).stderr
@@ -597,7 +604,7 @@ def test_a_broken_text_is_an_error(what: str, way: str, tmp_path: Path) -> None:
     for command in (
         ["replay", manifest.pack_id],
         ["verify"],
-        ["export-pack", manifest.pack_id, "--to", str(tmp_path / "x")],
+        ["export", manifest.pack_id, "--to", str(tmp_path / "x")],
     ):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exit_code in (1, 3), result.output
@@ -619,7 +626,7 @@ def test_no_change_of_a_manifest_gives_a_traceback(field: str, value: Any, tmp_p
     for command in (["list"], ["inspect"], ["inspect", "--json"], ["replay", name], ["verify", "--replay"], ["usage"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
-    for command in (["tokens", name], ["gc"], ["export-pack", name, "--to", str(tmp_path / "x")]):
+    for command in (["tokens", name], ["gc"], ["export", name, "--to", str(tmp_path / "x")]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
 
@@ -656,7 +663,13 @@ def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackSto
         "preview s.json --db sqlite:///x",
         "preview --db sqlite:///x",
         "forget --app a",
-        "export-pack p",
+        "export p",
+        "export",
+        "export p --parquet x",
+        "export --to x",
+        "export p --to x --app shop",
+        "export p --to x --parquet y",
+        "export --parquet x --since today",
         "tokens",
         "replay p --policy none.toml",
         "diff p p p",
@@ -766,6 +779,8 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_examples() -> None:
+    looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens", "diff"}
+    assert main.commands.keys() >= looking | {"gc", "forget", "export", "serve", "report"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 

@@ -566,25 +566,25 @@ def test_forget_asks_for_a_yes(tmp_path):
     assert "nothing of app 'app' user 'ann'" in output
 
 
-def test_export_pack_copies_to_another_store(tmp_path):
+def test_export_copies_to_another_store(tmp_path):
     store = PackStore(tmp_path / "here")
     manifest = store.write(recording())
     there = tmp_path / "there"
-    code, output = run("export-pack", manifest.pack_id[-8:], "--store", tmp_path / "here", "--to", there)
+    code, output = run("export", manifest.pack_id[-8:], "--store", tmp_path / "here", "--to", there)
     assert (code, manifest.pack_id in output) == (0, True)
     assert run("verify", "--replay", "--store", there)[0] == 0
     assert "raw evidence of 0 addresses is there" in output
-    code, output = run("export-pack", manifest.pack_id, "--store", tmp_path / "here", "--to", there, "--json")
+    code, output = run("export", manifest.pack_id, "--store", tmp_path / "here", "--to", there, "--json")
     assert json.loads(output)["files"] == 0
 
 
-def test_export_pack_says_what_of_raw_evidence_it_took(tmp_path):
+def test_export_says_what_of_raw_evidence_it_took(tmp_path):
     store = PackStore(tmp_path / "here")
     offloaded(store)
     manifest = list(store.manifests())[-1]
     record, *_ = store.evidence("shop", "ann", "s1")
     store.files.delete(store.evidence_path("shop", "ann", record.digest))
-    words = ["export-pack", manifest.pack_id, "--store", tmp_path / "here", "--to"]
+    words = ["export", manifest.pack_id, "--store", tmp_path / "here", "--to"]
     code, output = run(*words, tmp_path / "bare", "--no-raw")
     assert (code, "raw evidence" in output) == (0, False)
     code, output = run(*words, tmp_path / "there")

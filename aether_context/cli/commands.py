@@ -373,22 +373,36 @@ def forget(**options: Any) -> None:
     forget_all(**options)
 
 
-@_command("export-pack 9f86d081 --to incident", "export-pack 9f86d081 --to s3://bucket/incident --no-raw")
-@click.argument("pack_id")
+@_command(
+    "export 9f86d081 --to incident",
+    "export 9f86d081 --to s3://bucket/incident --no-raw",
+    "export --parquet tables --app shop",
+    "export --parquet gs://bucket/tables --since 2025-01-02",
+)
+@click.argument("pack", required=False)
 @_store_option
-@click.option("--to", "target", metavar="URL", required=True, help="The store to copy to.")
+@click.option("--to", "target", metavar="URL", help="The store to copy PACK to.")
 @click.option("--raw/--no-raw", default=True, show_default=True, help="Also copy what artifact:// URIs stand for.")
-@_json_option("A JSON object with what was copied.")
-def export_pack(**options: Any) -> None:
-    """Copies a pack, the packs that it extends and all their texts to another store, where it verifies and replays.
+@click.option("--parquet", "tables", metavar="URL", help="Where tables of many packs go: a folder or any fsspec URL.")
+@_packs_of
+@click.option(
+    "--since", type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Tables of this day and later ones only."
+)
+@_json_option("A JSON object with what was copied or written.")
+def export(**options: Any) -> int:
+    """Copies a pack to another store, or writes tables of many packs as Parquet files.
 
-    With it goes what the packs' artifact:// URIs stand for: tool results and other evidence with their records, what
-    was taken out of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in
-    the store are named.
+    With --to go the pack, the packs that it extends and all their texts: there they verify and replay. With them goes
+    what the packs' artifact:// URIs stand for: tool results and other evidence with their records, what was taken out
+    of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in the store are
+    named.
+
+    With --parquet there are four tables, packs, candidates, events and outcomes, a file for each day. They hold no
+    texts. The same again replaces its files. Needs the extra `parquet`.
     """
-    from aether_context.cli.retention import export
+    from aether_context.cli.export import export as run_export
 
-    export(**options)
+    return run_export(**options)
 
 
 @_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")

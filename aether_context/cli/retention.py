@@ -1,4 +1,4 @@
-"""`aether-context gc`, `forget` and `export-pack`: what a store may lose, and what goes to another one."""
+"""`aether-context gc` and `forget`: what a store may lose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from aether_context.cli import packs
 from aether_context.cli.terminal import NOT_THERE, Screen, cell, grid, print_json, progress, tell
 from aether_context.errors import PackNotFound
 from aether_context.store import PackStore
-from aether_context.store.export import export_pack
 from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 
 
@@ -88,21 +87,3 @@ def _print_done(files: int, size: int, whose: str, delete: bool) -> None:
     Screen().print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
     if not delete:
         tell("nothing was deleted: add --yes")
-
-
-def export(url: str, pack_id: str, target: str, *, raw: bool, as_json: bool) -> None:
-    """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for."""
-    store, other = packs.require(PackStore(url)), PackStore(target)
-    other.files.is_there()  # a file in its place is told before anything is copied
-    exported = export_pack(store, store.read(packs.find(store, pack_id)), other, raw=raw)
-    names = [manifest.pack_id for manifest in exported.manifests]
-    if as_json:
-        copied = {"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url}
-        print_json(copied | {"raw": list(exported.raw), "missing": list(exported.missing)})
-        return
-    out = Screen()
-    out.print_line(f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {other.url}")
-    if raw:
-        out.print_line(f"raw evidence of {len(exported.raw):,} addresses is there")
-    for uri in exported.missing:
-        out.print_line(f"not in {store.url} (expired, or kept elsewhere): {uri}", "yellow")

@@ -32,24 +32,15 @@ class _Group:
         if not isinstance(outcome, dict):
             self.unanswered += 1
             return
-        names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
-        read, answered, cached, cache_written, tool_use = (_count(outcome.get(name)) for name in names)
-        if read is None and outcome.get("error_code") is not None:
+        call = answered(manifest, outcome)
+        if call is None:
             self.failed += 1
             return
-        call = CallUsage(
-            input_tokens=(manifest.request_tokens if read is None else read) + (tool_use or 0),
-            output_tokens=answered or 0,
-            cached_tokens=cached,
-            cache_write_tokens=cache_written or 0,
-            input_estimated=read is None,
-            output_estimated=answered is None,
-            system_tokens=manifest.allocation["system"].used,
-            tool_tokens=manifest.allocation["tools"].used,
-        ).priced(manifest.model, manifest.last_event_time)
         self.totals = self.totals.plus(Totals.of(call))
-        if read is not None and not manifest.passthrough_reason:
-            self.pairs.append((manifest.request_tokens, read))
+        if not call.input_estimated and not manifest.passthrough_reason:
+            self.pairs.append(
+                (manifest.request_tokens, call.input_tokens - (_count(outcome.get("tool_use_tokens")) or 0))
+            )
 
     def figures(self) -> dict[str, JSON]:
         """What is reported of the calls: None is unknown."""
@@ -76,6 +67,24 @@ class _Group:
                 "reported_tokens": sum(reported for _, reported in self.pairs),
             },
         }
+
+
+def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
+    """What a call used and cost; None where it came to nothing."""
+    names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
+    read, written, cached, cache_written, tool_use = (_count(outcome.get(name)) for name in names)
+    if read is None and outcome.get("error_code") is not None:
+        return None
+    return CallUsage(
+        input_tokens=(manifest.request_tokens if read is None else read) + (tool_use or 0),
+        output_tokens=written or 0,
+        cached_tokens=cached,
+        cache_write_tokens=cache_written or 0,
+        input_estimated=read is None,
+        output_estimated=written is None,
+        system_tokens=manifest.allocation["system"].used,
+        tool_tokens=manifest.allocation["tools"].used,
+    ).priced(manifest.model, manifest.last_event_time)
 
 
 def _sides(compared: Comparison) -> JSON:

@@ -14,7 +14,7 @@ from aether_context.views.packs import PackView, Piece, PiecePart
 _AROUND = 40
 """Characters that are shown on either side of where two requests part."""
 
-_UNSENT = ("hidden", "dropped", "in_tail", "redacted")
+UNSENT = ("hidden", "dropped", "in_tail", "redacted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Fate:
     @property
     def sent(self) -> bool:
         """Whether anything is sent of it."""
-        return self.state != "absent" and self.state not in _UNSENT
+        return self.state != "absent" and self.state not in UNSENT
 
 
 Change: TypeAlias = Literal["left", "entered", "resized", "fate"]
@@ -205,7 +205,7 @@ def _fate(row: CandidateOutcome | None) -> Fate | None:
     if row is None:
         return None
     tokens = row.tokens if row.sent_tokens is None else row.sent_tokens
-    tokens = 0 if row.state in _UNSENT else tokens
+    tokens = 0 if row.state in UNSENT else tokens
     return Fate(state=row.state, reason=row.reason, tokens=tokens, scores=row.scores)
 
 
