@@ -103,7 +103,8 @@ def _summary(state: Mapping[str, Any], scope: str, parts: object) -> str | None:
         return None
     summary = ""
     for number in range(parts):
-        part = _unpacked(state.get(f"aether:summary:{scope}:{number}"), summary)
+        packed = state.get(f"aether:summary:{scope}:{number}")
+        part = _unpacked(packed, summary) if isinstance(packed, str) else None
         if part is None or len(summary) + len(part) > _MOST_CHARACTERS:
             return None
         summary += part
@@ -115,6 +116,8 @@ def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage |
     packed = fields.pop("packed", None)
     if packed is not None:
         fields["text"] = ""
+    if packed is not None and not isinstance(packed, str):
+        return None
     message = valid(_MESSAGE, fields)
     if message is None:
         return None
@@ -255,10 +258,9 @@ def _packed(text: str, known: str) -> str:
     return base64.b85encode(compressor.compress(encoded) + compressor.flush()).decode("ascii")
 
 
-def _unpacked(packed: object, known: str) -> str | None:
+@lru_cache(maxsize=64)
+def _unpacked(packed: str, known: str) -> str | None:
     """The text that `_packed` was given; None where this is none of its results, or ``known`` is not what it was."""
-    if not isinstance(packed, str):
-        return None
     try:
         decompressor = zlib.decompressobj(zdict=known.encode("utf-8", "surrogatepass")[-_REACH:])
         text = decompressor.decompress(base64.b85decode(packed), _MOST_CHARACTERS)

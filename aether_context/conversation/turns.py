@@ -354,6 +354,8 @@ def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def torn(contents: Sequence[Content]) -> tuple[int, ...]:
     """Indices of contents with a response that answers no call among them."""
+    if not any(content.responses for content in contents):
+        return ()
     parts = units(contents)
     alone = {unit.indices[0] for unit in parts if unit.kind == "message"}
     return tuple(index for index, content in enumerate(contents) if index in alone and content.responses)

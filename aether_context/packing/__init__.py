@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import chain
 
 from aether_context.canonical import fold
-from aether_context.conversation import Budget, strategies_of
+from aether_context.conversation import strategies_of
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
 from aether_context.packing.allocation import spend
 from aether_context.packing.carryover import carry, measure
-from aether_context.packing.compaction import bring_within_window, compact, marks, settle
+from aether_context.packing.compaction import bring_within_window, compact, is_quiet, marks, settle
 from aether_context.packing.compression import allocate, allocation_of, compress, tighten
 from aether_context.packing.draft import Draft, unwatched
 from aether_context.packing.payload import addresses_of, missing_evidence
@@ -190,11 +190,7 @@ def extend_pack(
         or source.passthrough_reason
     ):
         return None
-    if (
-        not _GROWING.issuperset(policy.conversation.strategy)
-        or draft.by_hand
-        or source.anchors != before.source.anchors
-    ):
+    if source.anchors != before.source.anchors:
         return None
     if before.scope_mode == "relevant" and asks(before.tools_kept, added):
         return None
@@ -216,8 +212,7 @@ def extend_pack(
     counted = before.counted_tokens + sum(tokens)
     if spoken > allocation.budget - fixed:
         return None
-    quiet = _quiet(policy, marks(policy, allocation, fixed))
-    if spoken > quiet and not draft.gated(spoken + fixed, allocation.budget):
+    if not is_quiet(draft, marks(policy, allocation, fixed), spoken):
         return None
     if draft.past_byte_net(chain((item.content for item in before.contents), added)):
         return None
@@ -291,15 +286,3 @@ def _request_was_shortened(before: Pack, source: PackInput) -> bool:
         and payload is not None
         and not payload.content.text.endswith(source.request.contents[human].text)
     )
-
-
-_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
-"""Strategies that do nothing to appended contents below a mark."""
-
-
-def _quiet(policy: PackPolicy, budget: Budget) -> int:
-    """Tokens of the conversation up to which no strategy acts."""
-    settings = policy.conversation
-    if "summarize" not in settings.strategy:
-        return budget.high
-    return min(budget.high, budget.mark(settings.summarize.trigger))

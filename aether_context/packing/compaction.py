@@ -72,6 +72,10 @@ def compact(draft: Draft) -> None:
     if forced:
         share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
         budget = replace(budget, low=min(budget.low, share))
+    elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)) and not draft.past_byte_net(
+        item.content for item in draft.items
+    ):
+        return
     for strategy in strategies_of(settings):
         if not strategy.early:
             _apply(draft, strategy.trim(_as_sent(draft, budget, forced=forced)))
@@ -264,6 +268,21 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
     )
     settings = policy.conversation
     return replace(budget, high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
+
+
+_GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
+"""Strategies that do nothing below a mark to contents that are appended."""
+
+
+def is_quiet(draft: Draft, budget: Budget, spoken: int) -> bool:
+    """Whether a conversation of so many tokens is below every mark above which a strategy acts on it."""
+    settings = draft.policy.conversation
+    if draft.by_hand or not _GROWING.issuperset(settings.strategy):
+        return False
+    quiet = budget.high
+    if "summarize" in settings.strategy:
+        quiet = min(quiet, budget.mark(settings.summarize.trigger))
+    return spoken <= quiet or draft.gated(spoken + budget.fixed, budget.input)
 
 
 def _take_out(draft: Draft, gone: Mapping[int, Reason]) -> None:

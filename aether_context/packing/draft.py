@@ -249,7 +249,8 @@ class Draft:
 
     def spoken(self, items: Sequence[Outgoing], summary: str) -> int:
         """Tokens of a conversation layer: every content but the human message, and the summary."""
-        return sum(item.tokens for item in items if item.origin != self.human) + self.summary_tokens(summary)
+        human = self.human
+        return sum([item.tokens for item in items if item.origin != human]) + self.summary_tokens(summary)
 
     def frame_tokens(self) -> int:
         """What a payload costs at most besides its sections: first line, headers, and what explains it."""

@@ -234,12 +234,13 @@ def _glances(contents: Iterable[types.Content | None]) -> list[object]:
     """What tells contents from others that say something else; of calls and results no more than that they are some."""
     # There are thousands at each look, so that for most nothing is made and no function entered.
     return [
-        fields["text"]
-        if len(parts) == 1
-        and (fields := parts[0].__dict__)["function_call"] is fields["function_response"]
-        and not fields["thought"]
-        else (len(parts) == 1 and not fields["text"]) or _glance(parts)
-        for parts in [content.parts or () if content is not None else () for content in contents]
+        True
+        if len(parts) == 1 and not (text := (fields := parts[0].__dict__)["text"])
+        else text
+        if len(parts) == 1 and fields["function_call"] is fields["function_response"] and not fields["thought"]
+        else _glance(parts)
+        for content in contents
+        for parts in (content.parts or () if content is not None else (),)
     ]
 
 
