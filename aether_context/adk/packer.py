@@ -152,7 +152,7 @@ class RequestPacker:
         self._cache = TokenCache()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
-        _warm_up(policy.record != "off")
+        _warm_up(policy.record != "off", policy.retrieval.recall)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
@@ -509,23 +509,26 @@ def _own_policy(
 
 
 @cache
-def _warm_up(records: bool) -> None:
+def _warm_up(records: bool, recalls: bool) -> None:
     """Loads, once in a process and beside what the app does, what the first model call would otherwise wait for.
 
     A fork waits for it: a module that another thread is loading stays locked in the child for ever.
     """
-    thread = threading.Thread(target=_load, args=[records], name="aether-context-warm-up", daemon=True)
+    thread = threading.Thread(target=_load, args=[records, recalls], name="aether-context-warm-up", daemon=True)
     thread.start()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=partial(thread.join, _MOST_FORK_SECONDS))
 
 
-def _load(records: bool) -> None:
-    """Loads numpy and a token table, the list of models with their prices, and the models of manifests."""
+def _load(records: bool, recalls: bool) -> None:
+    """Loads numpy and a token table, the list of models with their prices, the models of manifests, and what indexes
+    turns that are recalled, but for the model that compares their meanings."""
     counter_for("gemini").count("warm")
     model_window("gemini-2.5-flash")
     if records:
         import_module("aether_context.store.manifest")
+    if recalls:
+        import_module("aether_context.retrieval.call_indexes")
 
 
 def _invalid(call: Call) -> LlmResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -167,9 +168,15 @@ class _Model:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         self.digest = hashlib.sha256(data).hexdigest()
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            self.rows: NDArray[np.int8] = archive["rows"]
+        stream = io.BytesIO(data)
+        with np.load(stream, allow_pickle=False) as archive:
             vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
+            begin = archive.zip.getinfo("rows.npy").header_offset
+        # The rows are not compressed and stay where they lie: to have them unpacked takes as long as the vocabulary.
+        stream.seek(data.index(np.lib.format.MAGIC_PREFIX, begin))
+        np.lib.format.read_magic(stream)
+        shape, _, _ = np.lib.format.read_array_header_1_0(stream)
+        self.rows = np.frombuffer(data, np.int8, math.prod(shape), stream.tell()).reshape(shape)
         pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -184,9 +191,9 @@ class _Model:
         tokens = {word: encoding.ids for word, encoding in zip(different, encoded, strict=True)}
         result = np.zeros((len(texts), self.rows.shape[1]), dtype=np.int64)
         for number, text_words in enumerate(words):
-            ids = list(islice(chain.from_iterable(map(tokens.__getitem__, text_words)), _MOST_TOKENS))
-            if ids:
-                self.rows[ids].sum(axis=0, dtype=np.int32, out=result[number])
+            ids = islice(chain.from_iterable(map(tokens.__getitem__, text_words)), _MOST_TOKENS)
+            rows = self.rows.take(np.fromiter(ids, dtype=np.intp), axis=0)
+            result[number] = rows.sum(axis=0, dtype=np.int32)
         return result
 
 

@@ -279,7 +279,10 @@ def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, 
             return before[at]
         content, words = spoken[at - len(before)]
         if not by_people[at]:
-            return f"- {_speaker(content)}: {' '.join(words.split(None, _AGENT_CHARACTERS))[:_AGENT_CHARACTERS]}"
+            line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
+            if len(line) < _AGENT_CHARACTERS < len(words):  # it began with many blanks
+                line = " ".join(words.split(None, _AGENT_CHARACTERS))
+            return f"- {_speaker(content)}: {line[:_AGENT_CHARACTERS]}"
         words = shorten(words, max_tokens=max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
         return _USER + "\n  ".join(words.splitlines())
 
