@@ -21,7 +21,7 @@ from aether_context.packing.compaction import bring_within_window, compact, is_q
 from aether_context.packing.compression import allocate, allocation_of, compress, tighten
 from aether_context.packing.draft import Draft, unwatched
 from aether_context.packing.payload import addresses_of, missing_evidence
-from aether_context.packing.rendering import checksum, kept_outcome, method, recount, render, request_tokens
+from aether_context.packing.rendering import checksum, content_outcome, method, recount, render, request_tokens
 from aether_context.packing.selection import choose, fill
 from aether_context.packing.tools import asks, select_tools
 from aether_context.policy import PackPolicy
@@ -245,7 +245,7 @@ def extend_pack(
         allocation=allocation,
         outcomes=rows
         + tuple(
-            kept_outcome(draft.content_id(have + at), content, cost, cached.method)
+            content_outcome(draft.content_id(have + at), content, cost, cached.method)
             for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
         ),
         events=(),

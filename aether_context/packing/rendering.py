@@ -385,11 +385,11 @@ def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, liv
         state = "placeholder"
     elif after.outcome == "extract":
         state, reason = "extract", "window"
-    row = kept_outcome(draft.content_id(before.origin), raw, tokens, counter.method)
-    if state == "kept" and before.origin != draft.human and (after is None or after.tokens == tokens):
-        return row
-    return replace(
-        row,
+    return content_outcome(
+        draft.content_id(before.origin),
+        raw,
+        tokens,
+        counter.method,
         layer="task" if before.origin == draft.human else "conversation",
         state=state,
         reason=reason,
@@ -397,18 +397,28 @@ def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, liv
     )
 
 
-def kept_outcome(name: str, content: Content, tokens: int, method: Accuracy) -> CandidateOutcome:
-    """The row of a content that is sent as it came."""
+def content_outcome(
+    name: str,
+    content: Content,
+    tokens: int,
+    method: Accuracy,
+    *,
+    layer: Layer = "conversation",
+    state: State = "kept",
+    reason: Reason | None = None,
+    sent_tokens: int | None = None,
+) -> CandidateOutcome:
+    """The row of a content; of one that is sent as it came, where nothing else is said."""
     return CandidateOutcome(
         id=name,
-        layer="conversation",
+        layer=layer,
         source=speaker(content),
         tokens=tokens,
         method=method,
         hash=content.digest,
-        state="kept",
-        reason=None,
-        sent_tokens=None,
+        state=state,
+        reason=reason,
+        sent_tokens=sent_tokens,
     )
 
 

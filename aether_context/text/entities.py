@@ -214,7 +214,10 @@ def _mentioned(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]
             exchanged = [(quote.kind, (quote.agent, quote.name, ""), quote.text) for quote in content.quotes]
         else:
             exchanged = [(part.kind, ("", part.name, part.call_id), part.text) for part in content.parts]
-        answers = Counter(call for kind, call, _ in exchanged if kind == "response")
+        answers: dict[tuple[str, str, str], int] = {}
+        for kind, call, _ in exchanged:
+            if kind == "response":
+                answers[call] = answers.get(call, 0) + 1
         owners: list[str] = []
         # Which of several calls without ids a result answers is known only where all are answered at once, in order.
         clear = {call for call, count in answers.items() if len(waiting[call]) == count}
