@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
@@ -307,6 +308,7 @@ class Files:
             raise StoreError(f"{self.url}: {path} could not be {what}: {reason}") from error
 
 
+@lru_cache(maxsize=10_000)
 def segment(name: str) -> str:
     """A safe path segment of at most 64 characters: lower-case names as they are, others as a stub and a hash."""
     if _SAFE.fullmatch(name) and not _RESERVED.fullmatch(name) and not name.endswith("."):

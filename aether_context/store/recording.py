@@ -138,12 +138,12 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         epoch_before, texts_before = _without_texts(source.epoch)
         epoch_texts |= texts_before
 
-    setting = _setting_json(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
+    setting, written = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
     blobs = {policy.digest: policy.canonical.encode()}
     held = parent.held if parent is not None else frozenset()
     texts = b""
     if policy.record == "full":
-        blobs[hash_bytes(setting)] = setting
+        blobs[setting] = written
         # The texts that the chain does not hold, as canonical JSON; wires are that already.
         wires = {content.digest: content.wire for content in new_contents if content.digest not in held}
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
@@ -213,7 +213,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         request_tokens_method=pack.method,
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=hash_bytes(setting),
+        setting=setting,
         texts=(hash_bytes(texts),) if texts else (),
         stages=stage_hashes(pack),
     ).sealed()
@@ -274,8 +274,10 @@ def pack_id(identity: Identity, step: Step) -> str:
 
 
 @lru_cache(maxsize=64)
-def _setting_json(setting: Setting) -> bytes:
-    return canonical_json(SETTING.dump_python(setting, mode="json")).encode()
+def _written(setting: Setting) -> tuple[str, bytes]:
+    """The hash of a setting's blob, and the blob."""
+    data = canonical_json(SETTING.dump_python(setting, mode="json")).encode()
+    return hash_bytes(data), data
 
 
 def _plain(candidate: Candidate) -> dict[str, object]:

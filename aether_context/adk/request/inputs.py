@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
-from cachetools import LRUCache
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions.session import Session
@@ -58,6 +56,7 @@ from aether_context.packing.payload import TOOL
 from aether_context.retrieval.ranking import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
+from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import model_window, shares_window
 from aether_context.usage.prices import cached_share
 
@@ -79,8 +78,7 @@ class Gatherer:
     def __init__(self, records: SessionRecords) -> None:
         self.reader = Reader()
         self._records = records
-        self._plans: LRUCache[object, Planned] = LRUCache(_MOST_PLANS)
-        self._lock = threading.Lock()
+        self._plans: SharedLRU[object, Planned] = SharedLRU(_MOST_PLANS)
 
     def planned(self, call: Call) -> Planned:
         """The plan, tools and knowledge in the session's state.
@@ -101,10 +99,10 @@ class Gatherer:
                 keys = ("knowledge",)
         state = {name: call.state.get(name) for name in keys}
         key = (agent, structure(state))
-        with self._lock:
-            found = self._plans.get(key)
-            if found is None:
-                found = self._plans[key] = read_state(state, worker=agent)
+        found = self._plans.get(key)
+        if found is None:
+            found = read_state(state, worker=agent)
+            self._plans.put(key, found)
         return found
 
     def grown(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
-from cachetools import LRUCache
 from google.adk.events.event import Event
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.models.llm_request import LlmRequest
@@ -25,6 +23,7 @@ from aether_context.conversation.quotes import NAMELESS, attributed, opens, says
 from aether_context.pack import Candidate, Content, Part, Tool
 from aether_context.text.spellings import is_preference
 from aether_context.tokens import family_of, media_tokens
+from aether_context.tokens.counters import SharedLRU
 
 MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
@@ -42,9 +41,8 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._contents: LRUCache[object, Known] = LRUCache(20_000)
-        self._tools: LRUCache[object, tuple[Tool, ...]] = LRUCache(200)
-        self._lock = threading.Lock()
+        self._contents: SharedLRU[object, Known] = SharedLRU(20_000)
+        self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
     def content(self, content: types.Content, model: str) -> Content:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media."""
@@ -71,14 +69,12 @@ class Reader:
                 for part in content.parts or ()
             ],
         )
-        with self._lock:
-            found = self._contents.get(key)
+        found = self._contents.get(key)
         if found is None:
             parts = content.parts or []
             frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
             found = Known(frozen, content.role, [_fields(part) for part in parts])
-            with self._lock:
-                self._contents[key] = found
+            self._contents.put(key, found)
         return found
 
     def tools(self, declared: Sequence[object], essential: frozenset[str]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
@@ -94,10 +90,10 @@ class Reader:
             if wire:
                 others.append(canonical_json(wire))
         key = (essential, tuple(map(structure, functions)))
-        with self._lock:
-            found = self._tools.get(key)
-            if found is None:
-                found = self._tools[key] = tuple(_tool(declaration, essential) for declaration in functions)
+        found = self._tools.get(key)
+        if found is None:
+            found = tuple(_tool(declaration, essential) for declaration in functions)
+            self._tools.put(key, found)
         return found, tuple(others)
 
 
