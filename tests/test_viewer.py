@@ -22,6 +22,7 @@ from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app
 from aether_context.viewer.pages import STATIC, static, visible
 from aether_context.viewer.rows import FLAGS, PackRows
+from aether_context.views import Comparison, Unpacked
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,17 @@ def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: 
     assert all(
         name in page.html for name in ("n-window", "n-budget", "n-compact_to", "l-cached", "l-fresh", "l-output")
     )
+
+
+def test_a_session_is_set_beside_itself_without_packs(long_chat: Chat, browser: Browser) -> None:
+    unpacked, sides = Unpacked(long_chat.store), Comparison()
+    for manifest in long_chat.manifests():
+        sides = sides.plus(unpacked.compare(manifest))
+    page = browser.open("/s/shop/ann/s1")
+    assert sides.unpacked.tokens > sides.packed.tokens
+    for side in (sides.packed, sides.unpacked):
+        assert f'<td class="r">{side.tokens:,}</td>' in page.html
+        assert f'<td class="r">{side.largest:,}</td>' in page.html
 
 
 def test_a_pack_shows_the_request_as_it_was_sent(long_chat: Chat, browser: Browser) -> None:

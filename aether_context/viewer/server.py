@@ -33,7 +33,7 @@ from aether_context.viewer.packs import PackPage, pack_page
 from aether_context.viewer.pages import STATIC, Links, environment, render, static
 from aether_context.viewer.rows import PackRows, policies_of
 from aether_context.viewer.sessions import Wanted, session_list
-from aether_context.viewer.timeline import timeline
+from aether_context.viewer.timeline import COMPARED, compared, timeline
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -219,11 +219,13 @@ class _Viewer:
         wanted = [row for row in reversed(rows) if not agent or row.agent == agent]
         if not wanted:
             raise HTTPException(404, "no packs of this agent are in the session")
+        asked = "compare" in request.query_params or len(wanted) <= COMPARED
+        sides = compared(self.store, wanted) if asked and not unread else None
         shown = timeline(wanted, self._policy_of, _whole(request.query_params.get("page")))
         agents = sorted({row.agent for row in rows})
         found = self._page(
             request, "session.html", title=rows[0].session, shown=shown, agents=agents, agent=agent, place=place,
-            unread=unread, follows=True,
+            unread=unread, sides=sides, follows=True,
         )  # fmt: skip
         if unread:
             found.headers["refresh"] = "1"

@@ -13,7 +13,7 @@ from aether_context.store.replay import Replayer
 from aether_context.viewer.packs import pack_page
 from aether_context.viewer.pages import Links, render, static
 from aether_context.viewer.rows import PackRows, Row, policies_of
-from aether_context.viewer.timeline import timeline
+from aether_context.viewer.timeline import compared, timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,22 @@ def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False)
     links = _InFile(shown=frozenset(row.place for row in shown))
     session = timeline(line, policies_of(store))
     agents = sorted({row.agent for row in line})
-    body = render("session_body.html", links, shown=session, agents=agents, agent="", place=place, unread=0)
+    values = {
+        "shown": session,
+        "agents": agents,
+        "agent": "",
+        "place": place,
+        "unread": 0,
+        "sides": compared(store, line),
+    }
+    body = render("session_body.html", links, **values)
     replayer, parts = Replayer(store), []
     for row in shown:
         if row.fault:
             continue
         page = pack_page(replayer, store.read(f"{store.files.root}/{row.place}"), _of_agent(line, row))
-        values = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
-        parts.append((row, Markup(render("pack_body.html", links, **values))))
+        of_pack = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
+        parts.append((row, Markup(render("pack_body.html", links, **of_pack))))
     style = static("viewer.css")
     return render(
         "report.html",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+from aether_context.errors import PackNotFound
 from aether_context.pack import LAYERS
 from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
 from aether_context.usage import Accuracy, Totals, accuracy
 from aether_context.viewer.rows import Row
+from aether_context.views import Comparison, Unpacked
 
 MOST_CALLS = 1_000
 """Calls on a page."""
+COMPARED = 60
+"""Calls up to which a session is compared with itself without packs unasked."""
 WIDTH, LEFT = 1_000, 52
 """Units across a chart, and before its first bar."""
 _WIDEST = 34
@@ -108,6 +114,20 @@ def timeline(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None],
         whole=len(rows),
         offset=offset,
     )
+
+
+def compared(store: PackStore, rows: Sequence[Row]) -> Comparison:
+    """What a session's calls read, and what they would have read without packs; rows the oldest first.
+
+    Each manifest is read for that, which takes a second for a thousand.
+    """
+    unpacked, whole = Unpacked(store), Comparison()
+    for row in rows:
+        if row.fault:  # it has a flag of its own
+            continue
+        with suppress(PackNotFound):  # deleted since it was listed
+            whole = whole.plus(unpacked.compare(store.read(f"{store.files.root}/{row.place}")))
+    return whole
 
 
 def _reported(row: Row) -> int | None:
