@@ -325,6 +325,14 @@ def test_with_a_token_nobody_reads_without_it(long_chat: Chat) -> None:
     assert not elsewhere.headers.get("location", "").startswith("//")
 
 
+def test_pages_hold_no_credentials_of_the_store() -> None:
+    browser = Browser(PackStore("memory://key:secret@credentials"))
+    for path in ("/", "/p/pack_nothing", "/diff?a=x&b=y", "/s/a/b/c"):
+        page = browser.open(path)
+        assert "secret" not in page.html
+        assert "credentials" in page.html, "the store's name is shown without them"
+
+
 def test_an_empty_token_is_refused(long_chat: Chat) -> None:
     with pytest.raises(ValueError, match="empty"):
         create_app(long_chat.store, token="")
