@@ -39,6 +39,7 @@ _OPERANDS: Mapping[str, str] = {
     "SESSION.json": "An exported session.",
     "SESSION": "The session's id.",
     "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
+    "STORES": "The same, of any number of stores.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -184,60 +184,6 @@ def _save_summary(state: State, scope: str, held: Mapping[str, Any], before: str
         return 0
     state[f"{key}:0"] = _packed(after, "")
     return 1
-
-
-class Aligned(NamedTuple):
-    """An epoch whose boundary fits the host's list.
-
-    ``rewritten`` is set where the boundary was not found again and everything is live.
-    """
-
-    epoch: Epoch
-    rewritten: bool = False
-    note: str = ""
-
-
-def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
-    """Finds the boundary in the host's list by the hash of the last content cut.
-
-    Args:
-        total: length of the host's list.
-        digest_at: the digest of the content at a position.
-    """
-    if not epoch.cut_count:
-        return Aligned(epoch)
-    last = epoch.cut_count - 1
-
-    def stands(shift: int) -> bool:
-        """Whether the last content cut, and the other anchors that are still in the list, stand ``shift`` further."""
-        return digest_at(last + shift) == epoch.cut_hash and all(
-            short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
-        )
-
-    if last < total and stands(0):
-        return Aligned(epoch)
-    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and stands(at - last)]
-    if len(shifts) != 1:
-        return reset(epoch, "the boundary of the last cut is gone")
-    shift = shifts[0]
-    moved = replace(
-        epoch,
-        cut_count=epoch.cut_count + shift,
-        kept=tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0),
-        anchors=tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0),
-        summary_place=max(0, epoch.summary_place + shift) if epoch.summary_place else 0,
-        payloads=tuple(
-            replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
-            for message in epoch.payloads
-        ),
-    )
-    return Aligned(moved, note=f"the boundary of the last cut moved by {shift}")
-
-
-def reset(epoch: Epoch, note: str) -> Aligned:
-    """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools)
-    return Aligned(fresh, rewritten=True, note=note)
 
 
 @lru_cache(maxsize=1_000)

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -272,6 +274,60 @@ def tokens(**options: Any) -> None:
     from aether_context.cli.tokens import show
 
     show(**options)
+
+
+@_command(
+    "tune",
+    "tune artifacts --profile coding -o coding.toml",
+    "tune s3://bucket/packs --profile research --jobs 8 --journal tune.jsonl --report tune.html",
+    "tune artifacts --check coding.toml",
+)
+@click.argument("urls", nargs=-1, metavar="STORES")
+@click.option(
+    "--profile", "profiles", multiple=True, default=("chat",), show_default=True, help="Whose calls; can be repeated."
+)
+@click.option(
+    "--knob", "knobs", multiple=True, metavar="NAME=LOW:HIGH", help="A setting to move, in the place of the usual six."
+)
+@click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
+@click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
+@click.option("--trials", type=click.IntRange(min=1), default=40, show_default=True, help="Policies to try.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the halves, the search and the intervals.")
+@click.option(
+    "--margin",
+    type=_Amount(min=0),
+    default=1.0,
+    show_default=True,
+    help="Points of retention and percent of cost that do not matter.",
+)
+@click.option(
+    "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost that more retention may take."
+)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; else one a core.")
+@click.option("--dask", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Keeps results, to go on after a stop."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Writes the policy there.")
+@click.option(
+    "--report", "report_to", type=click.Path(dir_okay=False, path_type=Path), help="Writes a page with plots there."
+)
+@click.option("--explain", is_flag=True, help="The sessions that moved the decision, with their packs.")
+@_json_option("A JSON list, an object for each profile.")
+def tune(urls: tuple[str, ...], **options: Any) -> int:
+    """Looks for a better policy on recorded sessions, and says "no change" where it finds none.
+
+    The sessions of each store are played again from their first call on, with the recorded answers, under other values
+    of a few settings. Half of the sessions choose, the other half decide. What counts is cost, with cached input at the
+    model's own price, and retention: the share of what answers used that stood in the request. Whether an agent does
+    its task is not measured.
+
+    With --check it ends with 1 where the policy loses by more than the margin.
+    """
+    from aether_context.cli.tuning import tune as run
+
+    default = os.environ.get("AETHER_CONTEXT_STORE") or "artifacts"
+    return run(urls=urls or (default,), **options)
 
 
 @_command("usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")

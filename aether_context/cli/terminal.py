@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -148,4 +148,17 @@ def progress(what: str, total: int) -> Iterator[Callable[[object], None]]:
         return
     with Progress(console=screen, transient=True) as bar:
         task = bar.add_task(what, total=total)
+        yield lambda _: bar.advance(task)
+
+
+@contextmanager
+def counted_progress(what: str) -> Iterator[Callable[[object], None]]:
+    """A count on a terminal's stderr, of what has no known end."""
+    screen = Screen(stderr=True)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    columns = TextColumn("{task.description}"), TextColumn("{task.completed}"), TimeElapsedColumn()
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=None)
         yield lambda _: bar.advance(task)

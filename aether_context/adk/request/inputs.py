@@ -33,10 +33,10 @@ from aether_context.adk.request.reader import (
 )
 from aether_context.adk.request.spoken import characters
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import Records, SessionRecords, align, holds_epoch, load_epoch, reset
+from aether_context.adk.session import Records, SessionRecords, holds_epoch, load_epoch
 from aether_context.canonical import hash_text
 from aether_context.conversation import ranked, registered_anchors, selected
-from aether_context.conversation.turns import is_human, live_positions, torn
+from aether_context.conversation.turns import align, is_human, live_positions, reset, torn
 from aether_context.evidence import evidence_key
 from aether_context.evidence.record import READ, SEARCH, size_words
 from aether_context.pack import (

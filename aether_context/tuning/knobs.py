@@ -1,0 +1,135 @@
+"""The settings that tuning moves, and policies with other values of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aether_context.errors import PolicyError, near_names
+from aether_context.policy import PackPolicy
+
+Values = Mapping[str, float]
+"""The value of each knob by its name."""
+
+_SHARES = "budget.shares."
+_CONVERSATION = "conversation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """A setting with the range in which it is moved; ``budget.shares.LAYER`` is the middle of a layer's range."""
+
+    name: str
+    low: float
+    high: float
+    whole: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        return self.name.startswith(_SHARES)
+
+    def value(self, policy: PackPolicy) -> float:
+        """What a policy has."""
+        found: Any = policy
+        for name in self.name.split("."):
+            found = getattr(found, name)
+        return float(found.middle if self.is_share else found)
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(name="conversation.compact_at", low=0.5, high=1.0),
+    Knob(name="conversation.compact_to", low=0.2, high=0.8),
+    Knob(name="conversation.summary_share", low=0.05, high=0.35),
+    Knob(name="retrieval.memory_k", low=2, high=40, whole=True),
+    Knob(name="retrieval.floor", low=0.0, high=0.5),
+    Knob(name="budget.shares.evidence", low=0.1, high=0.7),
+)
+"""What is moved where nothing else is said."""
+
+
+def knob_named(text: str) -> Knob:
+    """A knob from ``NAME=LOW:HIGH``, or from the name of one of `KNOBS`.
+
+    Raises:
+        PolicyError: there is no such setting, it is no number, or the range is none.
+    """
+    name, _, span = text.partition("=")
+    known = {knob.name: knob for knob in KNOBS}
+    if not span:
+        if name not in known:
+            raise PolicyError(f"knob {name!r} needs a range, as in {name}=0.1:0.5", field=name)
+        return known[name]
+    try:
+        low, high = (float(bound) for bound in span.split(":"))
+    except ValueError:
+        raise PolicyError(f"knob {text!r}: a range is LOW:HIGH, as in {name}=0.1:0.5", field=name) from None
+    knob = Knob(name=name, low=low, high=high)
+    try:
+        value: Any = PackPolicy()
+        for piece in name.split("."):
+            value = getattr(value, piece)
+    except AttributeError:
+        raise PolicyError(f"knob {name!r} is no setting: {near_names(name, list(known))}", field=name) from None
+    if not knob.is_share and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise PolicyError(f"knob {name!r} is no number", field=name)
+    if not low < high:
+        raise PolicyError(f"knob {text!r}: {low:g} is not below {high:g}", field=name)
+    knob = Knob(name=name, low=low, high=high, whole=isinstance(value, int))
+    for bound in (low, high):
+        with_values(PackPolicy(), {name: bound})
+    return knob
+
+
+def settings(policy: PackPolicy, values: Values) -> dict[str, Any]:
+    """The settings that give a policy other values of knobs, as in a policy's file."""
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith(_SHARES):
+            changed = _merged(changed, _shares(policy, name.removeprefix(_SHARES), value))
+        else:
+            *sections, last = name.split(".")
+            section = changed
+            for inner in sections:
+                section = section.setdefault(inner, {})
+            section[last] = value
+    conversation = changed.get(_CONVERSATION, {})
+    # A cut cannot end above where it begins.
+    compact_at = conversation.get("compact_at", policy.conversation.compact_at)
+    if conversation.get("compact_to", policy.conversation.compact_to) > compact_at:
+        changed.setdefault(_CONVERSATION, {})["compact_to"] = compact_at
+    return changed
+
+
+def with_values(policy: PackPolicy, values: Values) -> PackPolicy:
+    """A policy with other values of knobs; `PolicyError` where it takes none of them."""
+    return policy.changed(**settings(policy, values)) if values else policy
+
+
+def _shares(policy: PackPolicy, layer: str, middle: float) -> dict[str, Any]:
+    """A layer's range around another middle; the conversation, or else the evidence, gives way."""
+    shares = policy.budget.shares
+    other = _CONVERSATION if layer != _CONVERSATION else "evidence"
+    by = middle - getattr(shares, layer).middle
+    moved = {}
+    for name, shift in ((layer, by), (other, -by)):
+        found = getattr(shares, name)
+        low, high = (min(1.0, max(0.0, round(bound + shift, 4))) for bound in (found.low, found.high))
+        moved[name] = {"low": low, "high": high}
+    # What the ranges promise can be kept.
+    rest = next(name for name in ("evidence", "memory", _CONVERSATION) if name not in moved)
+    least = sum(one["low"] for one in moved.values()) + getattr(shares, rest).low
+    most = sum(one["high"] for one in moved.values()) + getattr(shares, rest).high
+    if least > 1:
+        moved[other]["low"] = max(0.0, round(moved[other]["low"] - (least - 1), 4))
+    if most < 1:
+        moved[other]["high"] = min(1.0, round(moved[other]["high"] + (1 - most), 4))
+    return {"budget": {"shares": moved}}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,269 @@
+"""From stores of recorded sessions to a policy for each profile, with all that the decision stands on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aether_context import __version__
+from aether_context.canonical import hash_json, short
+from aether_context.errors import PackNotFound
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+from aether_context.tuning.knobs import KNOBS, Knob, Values, settings
+from aether_context.tuning.simulation import Played
+from aether_context.tuning.study import (
+    Compared,
+    Outcomes,
+    Split,
+    Study,
+    choose,
+    compare,
+    decide,
+    search,
+    split,
+)
+from aether_context.tuning.workers import Folder, Journal, Pool, Task, folders, run_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mover:
+    """A session that moved the decision: what it cost and kept before and after, and the pack where most was lost."""
+
+    session: str
+    before: Played
+    after: Played
+    pack: str
+
+    @property
+    def cost(self) -> float:
+        """The relative difference in percent."""
+        return 100 * (self.after.cost / self.before.cost - 1) if self.before.cost else 0.0
+
+    @property
+    def retention(self) -> float:
+        """The difference in percentage points."""
+        return (self.after.retention or 0.0) - (self.before.retention or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """Sessions of stores with calls of a profile, and how far they can be played.
+
+    ``base`` is the policy that stands against others: the recorded one, or None. ``unusable`` are reasons by session.
+    ``same`` of the ``calls`` are built again byte for byte, where the base is what was recorded.
+    """
+
+    profile: str
+    split: Split
+    base: PackPolicy
+    given: PackPolicy | None
+    unusable: Mapping[str, str]
+    calls: int
+    same: int
+
+    @property
+    def sessions(self) -> tuple[Folder, ...]:
+        return (*self.split.fit, *self.split.check, *self.split.held_out)
+
+    @property
+    def digest(self) -> str:
+        """What tells these recordings from others."""
+        return short(hash_json(sorted(folder.key for folder in self.sessions)))
+
+
+class Tuner:
+    """Plays recorded sessions of stores under other policies.
+
+    Args:
+        urls: of the stores.
+        seed: of the halves, the search and the intervals.
+        base: the policy that others stand against; None takes the recorded ones.
+        advance: is told of each session that was played.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        pool: Pool,
+        journal: Journal,
+        *,
+        seed: int = 0,
+        base: PackPolicy | None = None,
+        advance: Callable[[object], None] = lambda _: None,
+    ) -> None:
+        self._folders = [folder for url in urls for folder in folders(PackStore(url))]
+        if not self._folders:
+            raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
+        self._pool, self._journal, self._advance = pool, journal, advance
+        self._seed, self._base = seed, base
+
+    def recordings(self, profile: str) -> Recordings:
+        """The sessions of a profile that can be played, in halves.
+
+        Raises:
+            PackNotFound: there is none.
+        """
+        found = self._results({}, self._folders, profile)
+        usable = [folder for folder in self._folders if found[folder.name].played is not None]
+        if not usable:
+            reasons = {result.problem for result in found.values() if result.problem}
+            raise PackNotFound("; ".join([f"no session of the profile {profile} can be played", *sorted(reasons)[:3]]))
+        first = PackStore(usable[0].url).read(usable[0].places[0])
+        played = [result.played for folder in usable if (result := found[folder.name]).played is not None]
+        return Recordings(
+            profile=profile,
+            split=split(usable, self._seed),
+            base=self._base or _policy_of(usable[0], first.policy),
+            given=self._base,
+            unusable={name: result.problem for name, result in found.items() if result.problem},
+            calls=sum(len(one.kept) for one in played if one is not None),
+            same=sum(one.same for one in played if one is not None),
+        )
+
+    def _results(self, values: Values, chosen: Sequence[Folder], profile: str, policy: PackPolicy | None = None) -> Any:
+        base = policy or self._base
+        tasks = {
+            folder.name: Task(
+                folder=folder,
+                profile=profile,
+                values=tuple(sorted(values.items())),
+                base="" if base is None else base.canonical,
+            )
+            for folder in chosen
+        }
+        results = run_all(tasks.values(), self._pool, self._journal, self._advance)
+        return {name: results[task] for name, task in tasks.items()}
+
+    def play(
+        self, values: Values, chosen: Sequence[Folder], profile: str, policy: PackPolicy | None = None
+    ) -> Outcomes:
+        """What sessions come to with other values of the knobs, or under another policy."""
+        results = self._results(values, chosen, profile, policy)
+        return {name: result.played for name, result in results.items() if result.played is not None}
+
+    def study(
+        self,
+        recordings: Recordings,
+        *,
+        knobs: Sequence[Knob] = KNOBS,
+        trials: int = 40,
+        margin: float = 1.0,
+        spend: float = 0.0,
+    ) -> Study:
+        """Searches on one half of the sessions, and tests on the other what it found."""
+        profile, parts = recordings.profile, recordings.split
+        points = search(
+            lambda values, chosen: self.play(values, chosen, profile), parts.fit, knobs, trials=trials, seed=self._seed
+        )
+        chosen = choose(points, margin, spend)
+
+        def compared(part: Sequence[Folder]) -> Compared | None:
+            if chosen is None or not part:
+                return None
+            return compare(self.play({}, part, profile), self.play(points[chosen].values, part, profile), self._seed)
+
+        return decide(
+            profile,
+            points,
+            chosen,
+            fit=compared(parts.fit),
+            check=compared(parts.check),
+            held_out=compared(parts.held_out),
+            margin=margin,
+            spend=spend,
+        )
+
+    def against(self, recordings: Recordings, policy: PackPolicy) -> Compared:
+        """A policy against the base, over all sessions."""
+        chosen = recordings.sessions
+        return compare(
+            self.play({}, chosen, recordings.profile),
+            self.play({}, chosen, recordings.profile, policy),
+            self._seed,
+        )
+
+    def movers(
+        self, recordings: Recordings, values: Values, policy: PackPolicy | None = None, most: int = 10
+    ) -> list[Mover]:
+        """The sessions that lose or cost most, and those that gain or save most, under another policy."""
+        profile, chosen = recordings.profile, recordings.sessions
+        before = self._results({}, chosen, profile)
+        after = self._results(values, chosen, profile, policy)
+        found: list[Mover] = []
+        for name, result in before.items():
+            one, two = result.played, after[name].played
+            if one is None or two is None or (one.cost, one.kept) == (two.cost, two.kept):
+                continue
+            lost = [a - b for a, b in zip(one.kept, two.kept, strict=True)]
+            at = max(range(len(lost)), key=lambda at: (abs(lost[at]), -at))
+            found.append(Mover(session=name, before=one, after=two, pack=result.calls[at]))
+        found.sort(
+            key=lambda mover: (-abs((mover.after.retention or 0) - (mover.before.retention or 0)), mover.session)
+        )
+        return found[:most]
+
+
+def _policy_of(folder: Folder, digest: str) -> PackPolicy:
+    from aether_context.store.replay import Replayer
+
+    store = PackStore(folder.url)
+    return Replayer(store).policy(next(m for p in folder.places if (m := store.read(p)).policy == digest))
+
+
+def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[str], seed: int, margin: float) -> str:
+    """The policy that tuning recommends for the first profile that it changes, as a TOML file with its provenance.
+
+    Where it recommends none, the file says why and holds no settings.
+    """
+    lines = [f"# Tuned by aether-context {__version__} on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, seed {seed}."]
+    for recordings, study in studies:
+        found = study.check
+        lines.append(
+            f"# {study.profile}: {study.verdict}, {study.reason}. {len(recordings.sessions)} sessions of "
+            f"{', '.join(urls)} (recordings {recordings.digest}), base policy {short(recordings.base.digest)}."
+        )
+        if found is not None:
+            lines.append(
+                f"#   On {found.cost.sessions} sessions to check on: cost {_interval(found.cost, '%')}, retention "
+                f"{_interval(found.retention, ' points')}; margin {margin:g}, chance {study.chance:.4f}."
+            )
+    tuned = next(((recordings, study) for recordings, study in studies if study.verdict == "tuned"), None)
+    if tuned is None:
+        return "\n".join([*lines, "# No change: the policy stays as it is.", ""])
+    recordings, study = tuned
+    whole = recordings.base.model_dump(mode="json", exclude_unset=True)
+    whole = {key: value for key, value in whole.items() if value is not None}
+    changed = _over(whole, settings(recordings.base, study.values))
+    return "\n".join([*lines, "", *_toml({**changed, "profile": study.profile}), ""])
+
+
+def _interval(found: Any, unit: str) -> str:
+    return f"{found.mean:+.2f}{unit} [{found.low:+.2f}, {found.high:+.2f}]"
+
+
+def _over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """The lines of a mapping of plain values and of tables."""
+
+    def named(key: str) -> str:
+        return key if key.isascii() and key.replace("_", "").isalnum() else json.dumps(key)
+
+    plain = {key: one for key, one in value.items() if not isinstance(one, dict)}
+    if path and plain:
+        yield f"\n[{'.'.join(path)}]"
+    for key, one in plain.items():
+        yield f"{named(key)} = {json.dumps(one, ensure_ascii=False)}"
+    for key, one in value.items():
+        if isinstance(one, dict):
+            yield from _toml(one, (*path, named(key)))

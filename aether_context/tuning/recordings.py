@@ -1,0 +1,146 @@
+"""Recorded sessions as what an agent's model was asked, call by call, and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from aether_context.canonical import hash_json
+from aether_context.errors import AetherContextError
+from aether_context.pack import RECALLED, Candidate, Content, PackInput
+from aether_context.policy import PackPolicy
+from aether_context.store import Manifest, PackStore
+from aether_context.store.replay import Replayer
+
+
+class UnusableRecording(AetherContextError):
+    """A session's packs do not hold all that its calls were made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One model call.
+
+    ``source`` is what its pack was built from without its contents, and without turns that were recalled: both follow
+    from the policy. The contents are the first ``length`` of ``history``, which calls share while nothing but new
+    contents comes; ``times`` says for each of them when it was there, seconds since 1970 UTC. ``human`` is the place of
+    the message that is answered. ``answer`` is what the model said then, empty where no later call shows it.
+    ``checksum`` is that of the request that was sent, ``counted`` its tokens as they were counted, ``price`` that of
+    cached input as a share of other input.
+    """
+
+    pack_id: str
+    profile: str
+    policy: PackPolicy
+    source: PackInput
+    history: Sequence[Content]
+    times: Sequence[float]
+    length: int
+    human: int | None
+    answer: tuple[Content, ...]
+    checksum: str
+    counted: int
+    price: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSession:
+    """The calls of one agent in one session, in their order.
+
+    ``source`` is the application, ``name`` tells the session from others, ``counts`` are the recorded token counts.
+    """
+
+    source: str
+    name: tuple[str, ...]
+    calls: tuple[RecordedCall, ...]
+    counts: Mapping[str, int]
+
+    @property
+    def digest(self) -> str:
+        """What tells this recording from another one of the same session."""
+        return hash_json([list(self.name), [call.checksum for call in self.calls]])
+
+
+def recorded_sessions(store: PackStore, places: Sequence[str]) -> Iterator[RecordedSession]:
+    """The sessions of one folder, one for each agent and branch.
+
+    Args:
+        places: of the folder's packs.
+
+    Raises:
+        AetherContextError: a pack cannot be read, or its texts were not recorded.
+    """
+    replayer = Replayer(store)
+
+    def line(manifest: Manifest) -> tuple[str, str]:
+        return manifest.branch, manifest.agent
+
+    manifests = [store.read(place) for place in places]
+    manifests.sort(key=lambda one: (*line(one), one.last_event_time, one.call, one.pack_id))
+    for (branch, agent), found in groupby(manifests, key=line):
+        calls = _calls(replayer, list(found))
+        last = manifests[-1]
+        counts: dict[str, int] = {}
+        for manifest in manifests:
+            if line(manifest) == (branch, agent):
+                counts |= replayer.resolve(manifest).counts
+        name = (store.url, last.app, last.user, last.session, branch, agent)
+        yield RecordedSession(source=last.app, name=name, calls=calls, counts=counts)
+
+
+def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedCall, ...]:
+    calls: list[RecordedCall] = []
+    history: list[Content] = []
+    times: list[float] = []
+    candidates: tuple[Candidate, ...] = ()
+    for manifest in manifests:
+        source = replayer.pack_input(manifest)
+        request, now = source.request, manifest.last_event_time
+        seen = dict(zip(request.positions, request.contents, strict=True))
+        total = max(request.positions, default=-1) + 1
+        changed = total < len(history) or any(
+            history[at].digest != content.digest for at, content in seen.items() if at < len(history)
+        )
+        if changed:
+            history = [seen.get(at, content) for at, content in enumerate(history[:total])]
+            times = times[:total]
+        lacking = [at for at in range(len(history), total) if at not in seen]
+        if lacking:
+            raise UnusableRecording(f"{manifest.pack_id} names contents that no pack of its session holds")
+        history.extend(seen[at] for at in range(len(history), total))
+        times.extend([now] * (total - len(times)))
+        if manifest.chose:
+            candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
+        calls.append(
+            RecordedCall(
+                pack_id=manifest.pack_id,
+                profile=manifest.profile,
+                policy=replayer.policy(manifest),
+                source=replace(
+                    source,
+                    request=replace(request, contents=(), positions=(), human=None),
+                    candidates=candidates,
+                    searched=None,
+                ),
+                history=history,
+                times=times,
+                length=total,
+                human=None if request.human is None else request.positions[request.human],
+                answer=(),
+                checksum=manifest.checksum,
+                counted=manifest.counted_tokens,
+                price=manifest.cached_price,
+            )
+        )
+    return tuple(
+        replace(call, answer=_answer(call, after)) for call, after in zip(calls, [*calls[1:], None], strict=True)
+    )
+
+
+def _answer(call: RecordedCall, after: RecordedCall | None) -> tuple[Content, ...]:
+    """What the model said to a call, as the next one shows it."""
+    if after is None or after.length <= call.length:
+        return ()
+    content = after.history[call.length]
+    return (content,) if content.role == "model" else ()

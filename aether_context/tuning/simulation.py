@@ -1,0 +1,266 @@
+"""A recorded session played again, call by call, under another policy.
+
+The answers are the recorded ones. Cuts depend on the cuts before them, so a session is played from its first call on:
+each pack is built from what the host sent then, on what the packs before it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from aether_context.conversation.turns import align, live_positions, reset, torn
+from aether_context.pack import Calibration, Content, Epoch, Pack, PackInput
+from aether_context.packing import build_pack, extend_pack
+from aether_context.policy import PackPolicy
+from aether_context.redaction import masker
+from aether_context.retrieval import Entry, query_for
+from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled
+from aether_context.retrieval.passages import passages
+from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.tokens import counter_for
+from aether_context.tokens.cache import TokenCache
+from aether_context.tokens.model_limits import model_window
+from aether_context.tuning.recordings import RecordedCall, RecordedSession
+from aether_context.tuning.retention import Used, kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a session came to under one policy.
+
+    Attributes:
+        tokens: of all requests, as they are counted.
+        cost: the same with what a prefix cache could serve at its price.
+        over: requests past the window.
+        cuts: cuts of the conversation.
+        needed: texts that answers used, and calls by which they read back what had been shortened.
+        kept: of each call, how many of them stood in its request.
+        same: requests that are the recorded ones, byte for byte.
+    """
+
+    tokens: int
+    cost: float
+    over: int
+    cuts: int
+    needed: int
+    kept: tuple[int, ...]
+    same: int
+
+    @property
+    def retention(self) -> float | None:
+        """The share of what was needed that stood in the requests, in percent; None where nothing was."""
+        return 100 * sum(self.kept) / self.needed if self.needed else None
+
+
+def play(
+    session: RecordedSession,
+    needs: Sequence[Used],
+    policy_of: Callable[[RecordedCall], PackPolicy],
+    profile: str,
+) -> Played:
+    """Plays a session.
+
+    Args:
+        needs: what the answer to each call used.
+        policy_of: the policy of a call; the same object where it is the same.
+        profile: whose calls count.
+    """
+    packs = _packs(session, policy_of)
+    counted = [
+        (call, need, pack)
+        for call, need, pack in zip(session.calls, needs, packs, strict=True)
+        if call.profile == profile
+    ]
+    tokens = sum(pack.counted_tokens for _, _, pack in counted)
+    spared = sum((1 - call.price) * (pack.prefix.shared_tokens or 0) for call, _, pack in counted)
+    return Played(
+        tokens=tokens,
+        cost=round(tokens - spared, 1),
+        over=sum(pack.over_window > 0 for _, _, pack in counted),
+        cuts=sum(any(event.stage == "cut" for event in pack.events) for _, _, pack in counted),
+        needed=sum(len(need.uses) + need.read_back for _, need, _ in counted),
+        kept=tuple(kept(need, pack) for _, need, pack in counted),
+        same=sum(pack.checksum == call.checksum for call, _, pack in counted),
+    )
+
+
+def _packs(session: RecordedSession, policy_of: Callable[[RecordedCall], PackPolicy]) -> list[Pack]:
+    cache, turns = TokenCache(), _Turns(session)
+    packs: list[Pack] = []
+    name = ""
+    before: Pack | None = None
+    last: RecordedCall | None = None
+    policy: PackPolicy | None = None
+    for call in session.calls:
+        call = replace(call, source=replace(call.source, calibration=_calibration(call, last, before)))
+        counter = counter_for(call.source.request.model)
+        of_call = policy_of(call)
+        pack: Pack | None = None
+        if before is not None and last is not None and of_call is policy and _only_grew(last, call):
+            pack = extend_pack(before, _grown(call, before, name), of_call, counter=counter, cache=cache)
+        if pack is None:
+            source = _source(call, of_call, before, name)
+
+            build = partial(build_pack, policy=of_call, counter=counter, cache=cache, recorded=session.counts)
+
+            if source.first_call and source.epoch.cut_count:
+                source = turns.added(call, source, of_call, frozenset(source.request.positions))
+            pack = build(source)
+            cut = pack.epoch.cut_count > (source.epoch.cut_count if source.first_call else 0)
+            if pack.chose and (cut or pack.stands_in) and source.searched is None:
+                budget = pack.allocation.budget
+                most = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
+                whole = frozenset(source.request.positions[at] for at in pack.whole)
+                recalling = turns.added(call, source, of_call, whole, most)
+                pack = build(recalling) if recalling.searched is not None else pack
+        packs.append(pack)
+        before, last, policy, name = pack, call, of_call, call.pack_id
+    return packs
+
+
+def _calibration(call: RecordedCall, last: RecordedCall | None, before: Pack | None) -> Calibration | None:
+    """What a call's counts are corrected by: what was learned from the usage of the recorded request before it, in
+    proportion to the size of the one that stands in its place."""
+    known = call.source.calibration
+    if known is None or last is None or before is None or before.counted_tokens == last.counted:
+        return known
+    size = before.counted_tokens / max(1, last.counted)
+    beyond = None if known.beyond is None else round(known.beyond * size)
+    return replace(
+        known,
+        offset=round(known.offset * size, 2),
+        beyond=beyond,
+        overcounted=round(known.overcounted * size),
+    )
+
+
+def _only_grew(last: RecordedCall, call: RecordedCall) -> bool:
+    """Whether a request is the one before it with contents appended."""
+    before, after = last.source, call.source
+    return (
+        last.history is call.history
+        and last.length < call.length
+        and before.identity.invocation == after.identity.invocation
+        and not after.first_call
+        and not after.rewritten
+        and not after.passthrough_reason
+        and before.request == after.request
+        and before.step == after.step
+        and before.anchors == after.anchors
+        and before.asked == after.asked
+    )
+
+
+def _grown(call: RecordedCall, before: Pack, name: str) -> PackInput:
+    source, request = before.source, before.source.request
+    positions = range(request.positions[-1] + 1, call.length)
+    return replace(
+        source,
+        identity=call.source.identity,
+        request=replace(
+            request,
+            contents=(*request.contents, *(call.history[at] for at in positions)),
+            positions=(*request.positions, *positions),
+        ),
+        epoch=before.epoch,
+        first_call=False,
+        rewritten=False,
+        previous=before.sent,
+        previous_pack=name,
+        problems=call.source.problems,
+        summaries={},
+        calibration=call.source.calibration,
+    )
+
+
+def _source(call: RecordedCall, policy: PackPolicy, before: Pack | None, name: str) -> PackInput:
+    """What a call's pack is built from behind the packs before it."""
+    source, history = call.source, call.history
+    epoch = Epoch(number=0) if before is None or source.passthrough_reason else before.epoch
+    aligned = align(epoch, call.length, lambda at: history[at].digest)
+    positions = live_positions(aligned.epoch, call.length)
+    if aligned.epoch.cut_count and torn([history[at] for at in positions]):
+        aligned = reset(epoch, "")
+        positions = tuple(range(call.length))
+    if call.human is not None and call.human not in positions:
+        positions = tuple(sorted({*positions, call.human}))
+    request = replace(
+        source.request,
+        contents=tuple(history[at] for at in positions),
+        positions=positions,
+        human=None if call.human is None else positions.index(call.human),
+    )
+    recorded, model, window = call.policy, request.model, source.window
+    if (policy.max_input_tokens, policy.windows) != (recorded.max_input_tokens, recorded.windows):
+        window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+    return replace(
+        source,
+        window=window,
+        request=request,
+        epoch=aligned.epoch,
+        rewritten=source.rewritten or aligned.rewritten,
+        previous=None if before is None else before.sent,
+        previous_pack=name,
+    )
+
+
+class _Turns:
+    """The turns of a session that are words alone, looked for where a policy cut them."""
+
+    def __init__(self, session: RecordedSession) -> None:
+        self._agent = session.name[-1]
+        self._indexes = SessionIndexes()
+        self._read: dict[int, tuple[Sequence[Content], list[tuple[int, int, tuple[Entry, ...]]]]] = {}
+
+    def added(
+        self, call: RecordedCall, source: PackInput, policy: PackPolicy, sent: frozenset[int], most: int | None = None
+    ) -> PackInput:
+        """The input with the turns that answer the request best; itself where none were cut."""
+        settings, query, human = policy.retrieval, query_for(source), call.human
+        if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
+            return source
+        glances = self._glances(call)[:human]
+        spoken, whole = sum(size for size, _, turns in glances if turns), sum(size + 1 for size, _, _ in glances)
+        room = room_for_turns(spoken, whole, source.window - source.kept_free)
+        room = room if most is None else min(room, max(most, LEAST_TOKENS))
+        entries = [entry for _, _, turns in glances for entry in turns] if room else []
+        if all(place in sent for _, place, turns in glances if turns) or not entries:
+            return source
+        limit, redact = settings.most_memories(source.window), settings.redact_before_retrieval
+        embedder = settings.embedder if settings.embedder in ("static", "none") else "static"
+        hits = self._indexes.search(
+            (id(call.history), redact, embedder),
+            entries,
+            query,
+            MORE_HITS * limit,
+            asked=source.identity.last_event_time,
+            embedder=embedder,
+            redact=masker(redact),
+        )
+        found = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
+        return replace(source, candidates=(*source.candidates, *found), searched=len(entries))
+
+    def _glances(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
+        """Of each content its characters, its place, and its passages where it is a turn."""
+        history, found = self._read.setdefault(id(call.history), (call.history, []))
+        for place in range(len(found), call.length):
+            content = history[place]
+            words = content.words.strip()
+            turns: tuple[Entry, ...] = ()
+            if words and not content.calls and not content.responses:
+                pieces = passages(words)
+                speaker = content.agent or ("user" if content.role == "user" else self._agent)
+                turns = tuple(
+                    Entry(
+                        id=str(place) if len(pieces) == 1 else f"{place}#{number}",
+                        text=piece,
+                        time=call.times[place],
+                        speaker=speaker,
+                        thread="",
+                    )
+                    for number, piece in enumerate(pieces, start=1)
+                )
+            found.append((sum(len(part.text) for part in content.parts if part.kind != "thought"), place, turns))
+        return found

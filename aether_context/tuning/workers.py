@@ -1,0 +1,285 @@
+"""Sessions played by processes of this machine, or by the workers of a Dask cluster that reach the same stores.
+
+What a worker is given are the places of a session's packs; it reads them once and keeps what it read in a folder of its
+own, so that no process holds more than one session at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import groupby
+from multiprocessing import get_context
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeAlias
+
+from aether_context.canonical import hash_json, short
+from aether_context.errors import AetherContextError, MissingExtra
+from aether_context.policy import PackPolicy
+from aether_context.store import PackStore
+from aether_context.tuning.knobs import Values, with_values
+from aether_context.tuning.recordings import RecordedCall, RecordedSession, recorded_sessions
+from aether_context.tuning.retention import Used, used
+from aether_context.tuning.simulation import Played, play
+
+_AHEAD = 4
+"""Tasks a worker that wait, so that none is idle and none of many thousands is held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A session of a store: the folder of its packs. ``source`` is its application."""
+
+    url: str
+    path: str
+    packs: tuple[str, ...]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(f"{self.path}/{name}" for name in self.packs)
+
+    @property
+    def source(self) -> str:
+        """The application, below the store's root."""
+        return self.path.rsplit("/", 4)[-4]
+
+    @property
+    def name(self) -> str:
+        return self.path.removesuffix("/packs")
+
+    @property
+    def key(self) -> str:
+        return short(hash_json([self.url, self.path, list(self.packs)]), 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A session to be played, its calls of a profile with other values of knobs.
+
+    ``base`` is the canonical JSON of the policy that takes the place of the recorded ones; empty where these stand.
+    """
+
+    folder: Folder
+    profile: str
+    values: tuple[tuple[str, float], ...] = ()
+    base: str = ""
+
+    @property
+    def key(self) -> str:
+        return short(hash_json([self.folder.key, self.profile, [list(pair) for pair in self.values], self.base]), 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a session came to. ``calls`` are those of the profile, by pack; ``problem`` says why it was not played."""
+
+    played: Played | None
+    calls: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def folders(store: PackStore) -> list[Folder]:
+    """The sessions of a store, by their paths."""
+    places = sorted(store.places())
+    return [
+        Folder(url=store.url, path=path, packs=tuple(place.rsplit("/", 1)[1] for place in found))
+        for path, found in groupby(places, key=lambda place: place.rsplit("/", 1)[0])
+    ]
+
+
+def run(task: Task) -> Result:
+    """Plays a session. What is wrong with its recording is said, not raised."""
+    try:
+        sessions = _material(task.folder)
+        base = PackPolicy.recorded(json.loads(task.base)) if task.base else None
+        values: Values = dict(task.values)
+        policies: dict[str, PackPolicy] = {}
+
+        def policy_of(call: RecordedCall) -> PackPolicy:
+            found = policies.get(call.policy.digest)
+            if found is None:
+                found = call.policy
+                if call.profile == task.profile:
+                    found = with_values(found if base is None else base.for_profile(call.profile), values)
+                policies[call.policy.digest] = found
+            return found
+
+        played = [play(session, needs, policy_of, task.profile) for session, needs in sessions]
+        calls = tuple(call.pack_id for session, _ in sessions for call in session.calls if call.profile == task.profile)
+        return Result(played=_sum(played) if calls else None, calls=calls)
+    except AetherContextError as error:
+        return Result(played=None, problem=f"{type(error).__name__}: {error}")
+
+
+def _sum(played: Sequence[Played]) -> Played:
+    return Played(
+        tokens=sum(one.tokens for one in played),
+        cost=sum(one.cost for one in played),
+        over=sum(one.over for one in played),
+        cuts=sum(one.cuts for one in played),
+        needed=sum(one.needed for one in played),
+        kept=tuple(kept for one in played for kept in one.kept),
+        same=sum(one.same for one in played),
+    )
+
+
+_Material: TypeAlias = list[tuple[RecordedSession, tuple[Used, ...]]]
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder that nobody else can read, for as long as this process runs."""
+    path = tempfile.mkdtemp(prefix="aether-context-tune-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
+
+
+def _material(folder: Folder) -> _Material:
+    """The sessions of a folder with what their answers used."""
+    kept = _own_folder() / f"{folder.key}.pickle"
+    if kept.exists():
+        found: _Material = pickle.loads(kept.read_bytes())  # this process wrote it
+        return found
+    sessions = recorded_sessions(PackStore(folder.url), folder.places)
+    material = [(session, used(session)) for session in sessions]
+    kept.write_bytes(pickle.dumps(material, protocol=pickle.HIGHEST_PROTOCOL))
+    return material
+
+
+class Pool(Protocol):
+    """Whatever carries out tasks elsewhere; ``workers`` of them at once."""
+
+    workers: int
+
+    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]: ...
+
+
+class Here:
+    """Carries out tasks in this process, one after the other."""
+
+    workers = 1
+
+    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
+        done: Future[Result] = Future()
+        done.set_result(act(task))
+        return done
+
+
+@contextmanager
+def pool(jobs: int | None = None, dask: str | None = None) -> Iterator[Pool]:
+    """Processes of this machine, as many as it has cores where no number is given, or a Dask cluster.
+
+    Args:
+        dask: the address of its scheduler, such as ``tcp://scheduler:8786``.
+
+    Raises:
+        MissingExtra: Dask is not installed.
+    """
+    if dask is not None:
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise MissingExtra("dask", "a Dask cluster") from error
+        with Client(dask) as client:  # type: ignore[no-untyped-call]
+            yield _Dask(client)
+        return
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1:
+        yield Here()
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
+        yield _Processes(executor, jobs)
+
+
+class _Processes:
+    def __init__(self, executor: ProcessPoolExecutor, workers: int) -> None:
+        self._executor, self.workers = executor, workers
+
+    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
+        return self._executor.submit(act, task)
+
+
+class _Dask:
+    def __init__(self, client: Any) -> None:
+        self._executor = client.get_executor(pure=False)
+        self.workers = max(1, sum(client.nthreads().values()))
+
+    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
+        future: Future[Result] = self._executor.submit(act, task)
+        return future
+
+
+class Journal:
+    """Results in a file as they come, so that a run that was stopped goes on where it was. Without a file, nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._known: dict[str, Result] = {}
+        self._file: IO[str] | None = None
+        if path is None:
+            return
+        text = path.read_text("utf-8") if path.exists() else ""
+        for line in text.splitlines():
+            try:
+                key, value = json.loads(line)
+                played = value["played"] and Played(**{**value["played"], "kept": tuple(value["played"]["kept"])})
+                self._known[key] = Result(played=played, calls=tuple(value["calls"]), problem=value["problem"])
+            except (ValueError, KeyError, TypeError):  # the last line of a run that was stopped
+                continue
+        self._file = path.open("a", encoding="utf-8")
+        if text and not text.endswith("\n"):
+            self._file.write("\n")
+
+    def get(self, task: Task) -> Result | None:
+        return self._known.get(task.key)
+
+    def put(self, task: Task, result: Result) -> None:
+        self._known[task.key] = result
+        if self._file is not None:
+            self._file.write(json.dumps([task.key, asdict(result)]) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def run_all(
+    tasks: Iterable[Task], pool: Pool, journal: Journal, advance: Callable[[object], None] = lambda _: None
+) -> Mapping[Task, Result]:
+    """Carries out tasks, those in the journal not again; what comes is in the order of the tasks."""
+    results: dict[Task, Result] = {}
+    waiting: dict[Future[Result], Task] = {}
+
+    def take(done: Iterable[Future[Result]]) -> None:
+        for future in done:
+            task = waiting.pop(future)
+            results[task] = future.result()
+            journal.put(task, results[task])
+            advance(task)
+
+    order = list(tasks)
+    try:
+        for task in order:
+            known = journal.get(task)
+            if known is not None:
+                results[task] = known
+                advance(task)
+                continue
+            waiting[pool.submit(run, task)] = task
+            while len(waiting) > _AHEAD * pool.workers:
+                take(wait(waiting, return_when=FIRST_COMPLETED).done)
+        while waiting:
+            take(wait(waiting, return_when=FIRST_COMPLETED).done)
+    except BaseException:  # what is done by now need not be done again
+        take([future for future in waiting if future.done() and not future.exception()])
+        raise
+    return {task: results[task] for task in order}

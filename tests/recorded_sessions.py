@@ -1,0 +1,53 @@
+"""Recorded sessions to tune on: agents that read files and later quote lines of them, in windows that pass."""
+
+from __future__ import annotations
+
+import random
+
+from scripted import Chat, call
+
+from aether_context import PackPolicy, PackStore
+
+SMALL = PackPolicy(max_input_tokens=2_000)
+
+
+def read_file(name: str) -> str:
+    """Reads a file."""
+    return "\n".join(lines_of(name))
+
+
+def edit(name: str, line: str) -> str:
+    """Edits a line of a file."""
+    return f"edited {name}"
+
+
+def lines_of(name: str, count: int = 10) -> list[str]:
+    numbers = random.Random(name)
+    return [f"{at}: value_{numbers.randrange(10**6)} = load('{name}/part_{at}')" for at in range(count)]
+
+
+def record(
+    store: PackStore, count: int, *, policy: PackPolicy = SMALL, steps: int = 14, reach: int = 4, app: str = "shop"
+) -> None:
+    """Records sessions that each read files, and after each quote a line of one of the last few.
+
+    Args:
+        reach: how many files back a quote may lie; 0 quotes the file that was read last.
+    """
+    for number in range(count):
+        chance = random.Random(f"{app} {number}")
+        script: list[object] = []
+        for step in range(steps):
+            name = f"src/{app}_{number}_{step}.py"
+            script.append(call("read_file", name=name))
+            back = f"src/{app}_{number}_{max(0, step - chance.randint(min(1, reach), reach))}.py"
+            script.append(call("edit", name=back, line=chance.choice(lines_of(back))))
+        chat = Chat(
+            store=store,
+            policy=policy,
+            tools=[read_file, edit],
+            script=[*script, "done"],
+            session=f"s{number}",
+            app_name=app,
+        )
+        chat.say(f"Work through the files of task {number}, please.")
