@@ -626,7 +626,18 @@ def test_no_change_of_a_manifest_gives_a_traceback(field: str, value: Any, tmp_p
     for command in (["list"], ["inspect"], ["inspect", "--json"], ["replay", name], ["verify", "--replay"], ["usage"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
-    for command in (["tokens", name], ["gc"], ["export", name, "--to", str(tmp_path / "x")]):
+    more = ["diff", name], ["diff", name, name], ["export", "--parquet", str(tmp_path / "t")]
+    for command in (["tokens", name], ["gc"], ["export", name, "--to", str(tmp_path / "x")], *more):
+        result = CliRunner().invoke(main, [*command, "--store", store.url])
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+
+
+@pytest.mark.parametrize("name", [b'"id":"cx_', b'"id":"', b'"id":"c99999999999_'])
+def test_a_row_of_another_name_is_no_traceback(name: bytes, tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    manifest = packs.chain(store, 2)[1]
+    spoil(store, manifest, lambda data: data.replace(b'"id":"c1_', name))
+    for command in (["usage"], ["inspect"], ["diff"], ["export", "--parquet", str(tmp_path / "t")]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
 

@@ -129,8 +129,8 @@ def _write_tables(
                     manifest = store.read(place)
                     for table, row in _rows(manifest, unpacked.compare(manifest), store.outcome(manifest)):
                         rows[table].append(row)
-                except AetherContextError as error:
-                    unreadable.append(str(error))
+                except (AetherContextError, LookupError, ValueError) as error:
+                    unreadable.append(packs.fault(place, error))
             if day < first_day:
                 continue
             for table, of_table in rows.items():

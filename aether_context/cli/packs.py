@@ -20,6 +20,11 @@ def pack_name(place: str) -> str:
     return place.rsplit("/", 1)[-1]
 
 
+def fault(place: str, error: Exception) -> str:
+    """Why the pack at a place cannot be used; an error of this package names it already."""
+    return str(error) if isinstance(error, AetherContextError) else f"{pack_name(place)}: {error!r}"
+
+
 def require(store: PackStore) -> PackStore:
     """The store, where it is there."""
     if not store.files.is_there():

@@ -115,10 +115,10 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
         try:
             manifest = store.read(place)
             outcome = store.outcome(manifest)
-        except AetherContextError as error:
-            unreadable.append(str(error))
+            compared = compared.plus(unpacked.compare(manifest))
+        except (AetherContextError, LookupError, ValueError) as error:
+            unreadable.append(packs.fault(place, error))
             continue
-        compared = compared.plus(unpacked.compare(manifest))
         for act in manifest.strategy_acts:
             done = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **done)

@@ -14,13 +14,14 @@ from aether_context.evidence import ARTIFACT_KEY, evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.packing.payload import SYSTEM_CONTRACT
 from aether_context.store import Manifest, PackStore
-from aether_context.store.recording import SETTING, Setting, is_content
+from aether_context.store.recording import SETTING, Setting
 from aether_context.store.replay import wires
 from aether_context.text.entities import artifact_uris
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 from aether_context.usage.prices import prices_of
+from aether_context.views.difference import place_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +144,10 @@ class Unpacked:
         """The comparison for one call."""
         self._read_extracts(manifest)
         length = manifest.positions[-1][1] if manifest.positions else 0
-        places = {int(row.id[1:].partition("_")[0]): row for row in manifest.rows if is_content(row)}
-        known = {place: (row.hash, row.tokens + self._left_out.get(row.hash, 0)) for place, row in places.items()}
+        rows = {place: row for row in manifest.rows if 0 <= (place := place_of(row)) < length}
         host = self._hosts.setdefault((*manifest.session_key, manifest.agent, manifest.branch), _Host())
-        same = host.take(length, {place: content for place, content in known.items() if place < length})
+        tokens_of = {row.hash: row.tokens + self._left_out.get(row.hash, 0) for row in rows.values()}
+        same = host.take(length, {place: (row.hash, tokens_of[row.hash]) for place, row in rows.items()})
         fixed, marks = self._fixed(manifest)
         shared = fixed + host.upto(same) if marks == host.fixed else 0
         host.fixed = marks

@@ -181,7 +181,7 @@ def _candidates(before: PackView, after: PackView) -> Iterator[CandidateChange]:
         old, new = _fate(one) or _absence(before, after, row), _fate(other) or _absence(after, before, row)
         if (change := _change(old, new)) is not None:
             given = CandidateChange(id=row.id, layer=row.layer, source=row.source, change=change, before=old, after=new)
-            found.append((_place(row), given))
+            found.append((place_of(row), given))
     found += [(-1, change) for change in _tools(before, after)]
     order = get_args(Change)
     found.sort(key=lambda placed: (LAYERS.index(placed[1].layer), order.index(placed[1].change), placed[0]))
@@ -211,7 +211,7 @@ def _fate(row: CandidateOutcome | None) -> Fate | None:
 
 def _absence(view: PackView, other: PackView, row: CandidateOutcome) -> Fate:
     """The fate of what is a candidate of the other pack only: of the same session, a cut may have taken it."""
-    place, epoch = _place(row), view.manifest.epoch
+    place, epoch = place_of(row), view.manifest.epoch
     is_cut = (
         view.manifest.session_key == other.manifest.session_key
         and 0 <= place < epoch.cut_count
@@ -220,7 +220,7 @@ def _absence(view: PackView, other: PackView, row: CandidateOutcome) -> Fate:
     return Fate(state="absent", reason="cut_earlier" if is_cut else None)
 
 
-def _place(row: CandidateOutcome) -> int:
+def place_of(row: CandidateOutcome) -> int:
     """The index of a content in the host's list, -1 of what is none."""
     place = row.id.removeprefix("c").partition("_")[0]
     return int(place) if row.layer in ("conversation", "task") and place.isdecimal() else -1
