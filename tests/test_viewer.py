@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import unicodedata
 from typing import Any
 
+import httpx
 import packs
 import pytest
 from browsing import CAUSES, Browser, hostile_chat
@@ -17,10 +23,11 @@ from starlette.testclient import TestClient
 
 from aether_context import PackStore
 from aether_context.cli import main
+from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
 from aether_context.store.packs import ENDING
 from aether_context.viewer import create_app
-from aether_context.viewer.pages import STATIC, static, visible
+from aether_context.viewer.pages import STATIC, environment, static, visible
 from aether_context.viewer.rows import FLAGS, PackRows
 from aether_context.views import Comparison, Unpacked
 
@@ -325,6 +332,13 @@ def test_with_a_token_nobody_reads_without_it(long_chat: Chat) -> None:
     assert not elsewhere.headers.get("location", "").startswith("//")
 
 
+def test_without_jinja_the_cure_is_named(long_chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtra, match=r'pip install "aether-context-adk\[viewer\]"'):
+        create_app(long_chat.store)
+
+
 def test_pages_hold_no_credentials_of_the_store() -> None:
     browser = Browser(PackStore("memory://key:secret@credentials"))
     for path in ("/", "/p/pack_nothing", "/diff?a=x&b=y", "/s/a/b/c"):
@@ -458,3 +472,26 @@ def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Any, monkey
     assert done.exit_code == 2
     done = CliRunner().invoke(main, ["serve", str(tmp_path / "nowhere")])
     assert done.exit_code == 3
+
+
+@pytest.mark.integration
+def test_the_command_serves_a_store_until_it_is_stopped(tmp_path: Any) -> None:
+    Chat(store=PackStore(tmp_path)).say("hello")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "aether_context", "serve", str(tmp_path), "--host", "0.0.0.0", "--port", str(port)]
+    token = "a-long-random-token"
+    server = subprocess.Popen(words, env={**os.environ, "AETHER_CONTEXT_TOKEN": token}, stderr=subprocess.PIPE)
+    try:
+        assert server.stderr is not None
+        while b"until Ctrl-C" not in (line := server.stderr.readline()):
+            assert line, "it ended"
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=9))
+        with client:
+            assert client.get("/").status_code == 401
+            assert "s1" in client.get("/", headers={"authorization": f"Bearer {token}"}).text
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) in (0, 1, -signal.SIGINT)
+        server.stderr.close()  # type: ignore[union-attr]
