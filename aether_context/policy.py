@@ -6,6 +6,7 @@ Every field says its unit and what "off" is. ``PackPolicy(...)`` starts from the
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
@@ -344,22 +345,34 @@ class ToolSettings(_Settings):
     all."""
 
 
+_OFFLOAD_WINDOW, _LEAST_OFFLOAD_WINDOW = 16_000, 8_000
+
+
 class OffloadSettings(_Settings):
     """Which tool results leave the prompt, and what stays of them."""
 
-    mode: Literal["off", "session", "request"] = "off"
+    mode: Literal["auto", "off", "session", "request"] = "auto"
     """``session`` puts an extract into the session's history in the place of a long result; ``request`` leaves the
-    history as it is and sends the extract. Either way the whole result goes to the store, and agents can read it."""
+    history as it is and sends the extract. Either way the whole result goes to the store, and agents can read it.
+    ``auto`` does as ``request`` where a result is long for the agent's window: the three limits below are those of a
+    window of 16,000 tokens, and grow with it. It keeps off where ``record`` keeps no texts."""
     threshold_tokens: int = Field(default=1_000, ge=1)
     """Results up to this long stay as they are. So do longer ones that are as short without their envelope, escapes
     and white space."""
     data_tokens: int = Field(default=4_000, ge=1)
-    """The same for tables, lists of paths and JSON, where every row may be the one that is needed."""
+    """The same for tables, lists of paths or records, and JSON, where every row may be the one that is needed."""
     extract_tokens: int = Field(default=800, ge=40)
     """The ceiling of an extract."""
     tools: Mapping[str, str] = {}
     """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
     the name of a registered extractor, which is asked above the threshold."""
+
+    def for_window(self, window: int) -> OffloadSettings:
+        """These settings with the limits of ``auto`` for a window in tokens; smaller ones than 8,000 have those of
+        8,000, since an address and what reads it take their tokens, too."""
+        factor = max(window, _LEAST_OFFLOAD_WINDOW) / _OFFLOAD_WINDOW
+        names = ("threshold_tokens", "data_tokens", "extract_tokens")
+        return self.model_copy(update={name: math.ceil(getattr(self, name) * factor) for name in names})
 
 
 class UsageSettings(_Settings):

@@ -108,15 +108,20 @@ def test_names_of_the_lines_that_are_left_out_are_given():
     assert "#88C0D0" in shown.text + shown.names
 
 
-def test_a_list_of_paths_is_read_row_by_row_and_may_be_as_long_as_a_table():
+def test_a_list_of_paths_or_records_may_be_as_long_as_a_table():
     for row in (
+        "### addr-{0} (owner: pers-{0})\naddress_id: addr-{0}\ncity: Kellyhaven\nstate: Ohio\nzip: {0}\n",
         "/repo/src/main/java/org/part{0}/Config{0}.java ({0} matches)",
         "src/part{0}/config.py:{0}: value = {0}",
     ):
         text = "Found 40 matches:\n" + "\n".join(row.format(at) for at in range(40))
-        shown = show(text, extract_tokens=300, whole_tokens=400, data_tokens=2_000, counter=COUNTER)
+        shown = show(text, extract_tokens=300, whole_tokens=400, data_tokens=3_000, counter=COUNTER)
         assert (shown.kind, shown.is_whole) == ("list", True)
-    for row in ("01/02/2025 10:00 step {0} took 3 ms", "either this or that in line {0}, and/or more of it"):
+    for row in (
+        "01/02/2025 10:00 step {0} took 3 ms",
+        "either this or that in line {0}, and/or more of it",
+        "Ann: and {0}?\nBen: no",
+    ):
         assert kind_of("\n".join(row.format(at) for at in range(40))) != "list"
 
 
@@ -343,7 +348,7 @@ def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
 
 
 def test_policy_section():
-    assert PackPolicy().offload.mode == "off"
+    assert PackPolicy().offload.mode == "auto"
     assert PackPolicy(offload={"mode": "session"}).offload.threshold_tokens > 0
     with pytest.raises(PolicyError, match="offload"):
         PackPolicy(offload={"mode": "always"})

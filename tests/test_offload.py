@@ -58,14 +58,6 @@ def uri_of(talk) -> str:
     return responses(talk.sent[-1].contents, "read_log")[-1]["artifact"].split(" ")[0]
 
 
-def test_nothing_happens_by_default():
-    talk = Chat(script=[call("read_log", name="a"), "done"], tools=[read_log])
-    talk.say("go")
-    assert talk.sent[0].declared == ("read_log",)
-    assert responses(talk.sent[-1].contents) == [{"result": read_log("a")}]
-    assert talk.store.evidence("shop", "ann", "s1") == []
-
-
 @pytest.mark.parametrize("mode", ["session", "request"])
 def test_a_long_result_is_shown_as_an_extract_and_kept_whole(mode):
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"], mode)

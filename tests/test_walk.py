@@ -20,7 +20,7 @@ import aether_context
 from aether_context.adk import ContextPackPlugin
 
 FILES = 55
-FUNCTIONS = 416
+FUNCTIONS = 422
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 

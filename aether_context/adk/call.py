@@ -15,6 +15,7 @@ from aether_context.adk.tracing import PackSpan
 from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
+from aether_context.tokens.model_limits import model_window
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -128,6 +129,11 @@ class Call:
     passthrough_reason: str
     planned: Planned = field(default_factory=Planned)
     last: Last | None = None
+
+    @property
+    def window(self) -> int:
+        """The window in tokens: the policy's, else the model's own."""
+        return self.policy.max_input_tokens or self.policy.windows.get(self.model) or model_window(self.model)
 
 
 def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> Call:

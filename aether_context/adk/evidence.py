@@ -30,6 +30,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, time_of, words_of
+from aether_context.adk.request.reader import essential_names, is_free, system_text
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
@@ -38,9 +39,9 @@ from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evid
 from aether_context.evidence.extracts import tokens_of
 from aether_context.evidence.lines import MEDIA_TYPES, is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown, mark, media_in, typed
-from aether_context.evidence.offload import digest_of, free_key, gist, superseding
+from aether_context.evidence.offload import data_of, free_key, gist, superseding
 from aether_context.evidence.record import READ, SEARCH, arguments_hash, size_words
-from aether_context.policy import PackPolicy
+from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME
@@ -58,6 +59,8 @@ _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
 _DEEPEST = 50
 _GONE = object()
+_HEAD_CHARACTERS = 1.0
+"""Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
 _MOST_PROBLEMS = 20
@@ -80,15 +83,20 @@ class Offloader:
         records: SessionRecords,
         report: Callable[..., None],
         step_of: Callable[[CallbackContext], str],
+        window_of: Callable[[CallbackContext], int],
     ) -> None:
         check_rules(policy.offload.tools.values())
         self._settings = policy.offload
-        self._records_all = policy.record == "full"
+        # What an app has not asked for does not put texts into a store that is to keep none.
+        unwanted = policy.offload.mode == "auto" and policy.record != "full"
+        self._mode = "off" if unwanted else policy.offload.mode
+        self._records_all = policy.record == "full" and self._mode != "auto"
         self._store = store
         self._recorder = recorder
         self._records = records
         self._report = report
         self._step_of = step_of
+        self._window_of = window_of
         self._counter = counter_for("")
         self._shown: LRUCache[object, Offloaded] = LRUCache(512)
         self._lock = threading.Lock()
@@ -98,7 +106,7 @@ class Offloader:
         self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
     ) -> dict[str, Any] | None:
         """What takes the result's place in the session's history; None where it stays."""
-        if self._settings.mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
+        if self._mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
             return None
         from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
 
@@ -106,6 +114,13 @@ class Offloader:
             return None
         if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
             return None
+        settings, window = self._settings, 0
+        if self._mode == "auto":
+            window = self._window_of(context)
+            settings = settings.for_window(window)
+            is_short = _characters(result) <= settings.threshold_tokens
+            if not window or (is_short and settings.tools.get(tool.name) != "always"):
+                return None
         given = plain(dict(arguments))
         query = "\n".join(text[:_ASKED_CHARACTERS] for text in (words_of(context.user_content), canonical_json(given)))
         origin = {
@@ -115,11 +130,12 @@ class Offloader:
             "invocation": context.invocation_id,
             "step": self._step_of(context),
             "time": time_of(context),
+            "window": window,
         }
         response, parts = _split(result)
         inside = await _off_the_loop(response, lambda: list(media_in(response)))
         marks = [
-            await self._marked(medium, context, {**origin, "piece": piece}) if medium is not None else ""
+            await self._marked(medium, settings, context, {**origin, "piece": piece}) if medium is not None else ""
             for piece, medium in enumerate([*map(_medium_of, parts), *inside], start=1)
         ]
         for medium, text in zip(inside, marks[len(parts) :], strict=True):
@@ -127,7 +143,7 @@ class Offloader:
         is_changed = any(marks)
         if _is_json(response):
             found = await _off_the_loop(
-                response, lambda: offload(response, tool.name, self._settings, counter=self._counter, query=query)
+                response, lambda: offload(response, tool.name, settings, counter=self._counter, query=query)
             )
             is_whole = found.form == "verbatim"
             record = EvidenceRecord(
@@ -145,17 +161,21 @@ class Offloader:
             earlier = await self._keep(context, record, found.data)
             if earlier is not None:
                 response, is_changed = superseding(found.response, earlier), True
-        if self._settings.mode == "request" or not is_changed:
+        if self._mode != "session" or not is_changed:
             return None
         return _joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
 
-    async def _marked(self, medium: Medium, context: ToolContext, origin: Mapping[str, Any]) -> str:
+    async def _marked(
+        self, medium: Medium, settings: OffloadSettings, context: ToolContext, origin: Mapping[str, Any]
+    ) -> str:
         """What stands in the place of a medium that went to the store; empty where the medium itself stays."""
         # What stands in JSON is sent as it is written there.
         is_written = bool(medium.path)
         tokens = tokens_of(medium.written, self._counter) if is_written else _medium_tokens(medium, _model_of(context))
-        rule = self._settings.tools.get(origin["source"], "threshold")
-        stays = rule == "never" or (rule != "always" and tokens <= self._settings.threshold_tokens)
+        rule = settings.tools.get(origin["source"], "threshold")
+        # An image that a tool shows is there to be seen, unless the app wants it otherwise.
+        is_seen = self._mode == "auto" and not is_written
+        stays = rule == "never" or (rule != "always" and (is_seen or tokens <= settings.threshold_tokens))
         digest = hash_bytes(medium.data)
         record = EvidenceRecord(
             **origin,
@@ -192,16 +212,52 @@ class Offloader:
         put_record(context, record)
         return earlier.uri if earlier is not None and earlier.digest != record.digest else ""
 
-    def take_problems(self, scope: SessionKey) -> tuple[str, ...]:
-        """What went wrong in a session since this was asked last."""
-        return tuple(self._problems.pop(scope, ()))
+    def enter(
+        self, context: CallbackContext, request: LlmRequest, window: int, readers: Sequence[BaseTool]
+    ) -> tuple[str, ...]:
+        """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
+        asked last.
 
-    def show(self, context: CallbackContext, request: LlmRequest) -> None:
+        Where the policy asks for a mode, every agent has the readers. In ``auto`` an agent has them once an address is
+        to be shown. To declare tools then makes the provider read again what its cache had, so an agent with tools of
+        its own has them from its first call on where instruction and first message take a quarter of the window.
+        Where they cannot be declared, results stay as they are.
+        """
+        records = self._records.of(context).by_digits().values()
+        problems = tuple(self._problems.pop(session_key(context), ()))
+        if self._mode != "auto":
+            self._show(context, request, records if self._mode == "request" else ())
+            if (records or self._mode != "off") and not declare(request, readers):
+                conceal(request)
+            return problems
+        limits = self._settings.for_window(window)
+        always = {name for name, rule in limits.tools.items() if rule == "always"}
+        kept = any(not record.window for record in records)
+        long = [
+            record
+            for record in records
+            if record.window and (record.tokens > limits.threshold_tokens or record.source in always)
+        ]
+        before, names = request.contents, request.tools_dict.keys()
+        has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
+        can_come = (has_long_head and names - essential_names(request)) or names & always
+        wants = can_come and is_free(request.config)
+        if any(reader.name in names for reader in readers):
+            wants = False
+        elif long:
+            self._show(context, request, long)
+            wants = wants or any(map(_names_evidence, request.contents))
+        if not ((wants or kept) and declare(request, readers)):
+            request.contents = before
+            if records:
+                conceal(request)
+        return problems
+
+    def _show(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where the session's history holds the results themselves.
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         """
-        records = self._records.of(context).by_digits().values() if self._settings.mode == "request" else ()
         if not records:
             return
         known = _Known(records)
@@ -259,14 +315,15 @@ class Offloader:
 
     def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
-        record = known.by_digest.get(digest_of(response)) if _is_json(response) else None
+        record = known.by_digest.get(hash_bytes(data_of(response))) if _is_json(response) else None
         if record is None:
             return None
-        key = (tool, canonical_json(response), record.query)
+        key = (tool, canonical_json(response), record.query, record.window)
         with self._lock:
             found = self._shown.get(key)
         if found is None:
-            found = offload(response, tool, self._settings, counter=self._counter, query=record.query)
+            settings = self._settings.for_window(record.window) if record.window else self._settings
+            found = offload(response, tool, settings, counter=self._counter, query=record.query)
             with self._lock:
                 self._shown[key] = found
         return superseding(found.response, known.earlier(record)) if found.form != "verbatim" else None
@@ -383,6 +440,20 @@ def _characters(value: object) -> int:
     return 8 + sum(map(_characters, items))
 
 
+def _head_characters(request: LlmRequest) -> int:
+    """The length of what stands at the head of a request: the instruction and the first message."""
+    first = request.contents[0].parts or () if request.contents else ()
+    return len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
+
+
+def _names_evidence(content: types.Content) -> bool:
+    """Whether an address of evidence stands in a text or a result."""
+    texts = [part.text or "" for part in content.parts or ()]
+    answers = [part.function_response for part in content.parts or () if part.function_response is not None]
+    texts += [text for answer in answers for _, text in strings(answer.response or {})]
+    return any(_OURS.search(text) for text in texts if SCHEME in text)
+
+
 def _is_json(value: object, depth: int = 0) -> bool:
     """Whether a value is plain JSON, and not nested too deeply."""
     if isinstance(value, float):
@@ -496,7 +567,7 @@ class Library:
         return found
 
     async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
-        """The bytes of a piece of evidence.
+        """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
 
         Raises:
             Unreadable: they are not kept any more.
@@ -505,6 +576,12 @@ class Library:
         try:
             return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
         except BlobNotFound as error:
+            for event in reversed(session.events):
+                for answer in event.get_function_responses():
+                    if answer.name == record.source and _is_json(answer.response) and answer.response:
+                        data = data_of(answer.response)
+                        if hash_bytes(data) == record.digest:
+                            return data
             raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
 
 

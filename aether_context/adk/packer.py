@@ -25,8 +25,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
-from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of, session_key
-from aether_context.adk.evidence import Library, Offloader, ReadArtifact, SearchArtifact, conceal, declare
+from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
+from aether_context.adk.evidence import Library, Offloader, ReadArtifact, SearchArtifact
 from aether_context.adk.models.gemini import register_counters
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.inputs import Gatherer, last_unread
@@ -144,7 +144,9 @@ class RequestPacker:
         self._gatherer = Gatherer(self._records)
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
-        self._offloader = Offloader(policy, store, self._recorder, self._records, self._failures.warn_once, self._step)
+        self._offloader = Offloader(
+            policy, store, self._recorder, self._records, self._failures.warn_once, self._step, self._window
+        )
         library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
@@ -253,26 +255,23 @@ class RequestPacker:
                 self._failures.warn_once(problem)
         if planned.invalid_reason:
             self._failures.warn_once(f"the plan is invalid: {planned.invalid_reason}")
-        problems: tuple[str, ...] = ()
-        keeps = bool(self._records.of(context).readings())
-        if not call.passthrough_reason and (self.policy.offload.mode != "off" or keeps):
-            self._offloader.show(context, request)
-            if not declare(request, self._readers) and keeps:
-                conceal(request)
-            problems = self._offloader.take_problems(session_key(context))
         pressure = self._failures.guarded(lambda: self.ledgers.enter(call), None)
-        if pressure is not None:
-            problems = (*problems, note(pressure))
-        if problems:
-            planned = replace(planned, problems=planned.problems + problems)
         profile = planned.profile or self.policy.agents.get(context.agent_name) or self.policy.profile
         key = (profile, pressure.level if pressure is not None else 0)
         policy = self._policies.get(key)
         if policy is None:
             policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
+        call = replace(call, policy=policy)
+        problems: tuple[str, ...] = ()
+        if not call.passthrough_reason:
+            problems = self._offloader.enter(context, request, call.window, self._readers)
+        if pressure is not None:
+            problems = (*problems, note(pressure))
+        if problems:
+            planned = replace(planned, problems=planned.problems + problems)
         with self._lock:
             last = self._last.get(call.key)
-        return replace(call, policy=policy, planned=planned, last=last)
+        return replace(call, planned=planned, last=last)
 
     async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
         """The last pack with what was appended since, where nothing else happened."""
@@ -435,6 +434,11 @@ class RequestPacker:
         if last is None or last.pack.source.validity == "unplanned":
             return ""
         return last.pack.source.step.key
+
+    def _window(self, context: CallbackContext) -> int:
+        """The window of an agent's latest request; 0 where it had none that was packed."""
+        last = self.last(context)
+        return 0 if last is None or last.pack.source.passthrough_reason else last.pack.source.window
 
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""

@@ -301,13 +301,18 @@ class Records:
         return dict(self._later)
 
     def tools(self) -> frozenset[str]:
-        """The tools of whose results the session keeps some."""
-        return frozenset(record.source for record in list(self._records.values()) if record.arguments)
+        """The tools of whose results the session keeps some as evidence."""
+        return frozenset(record.source for record in self._results())
 
     def of_step(self, step: str) -> list[EvidenceRecord]:
         """The latest results that tools gave to a step, in their order, each the last answer to its call."""
-        found = [record for record in list(self._records.values()) if record.arguments and record.step == step]
+        found = [record for record in self._results() if record.step == step]
         return sorted((record for record in found if not self._later.get(record.uri)), key=_moment)[-_MOST_OF_STEP:]
+
+    def _results(self) -> list[EvidenceRecord]:
+        """Results that the app has kept as evidence. Of one that is only long for a window, an agent knows what ADK
+        shows it."""
+        return [record for record in list(self._records.values()) if record.arguments and not record.window]
 
     def latest(self, call: str) -> EvidenceRecord | None:
         """The last answer to a call, by `EvidenceRecord.call`; None where there is none."""

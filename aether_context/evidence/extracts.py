@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from aether_context.errors import PolicyError, near_names
-from aether_context.evidence.lines import Kind, View, data_type, rendered, view_of
+from aether_context.evidence.lines import KEYED, LEAST_ROWS, Kind, View, data_type, rendered, view_of
 from aether_context.text.compression import Counts, fitting, most_relevant, pick, with_gaps
 from aether_context.text.entities import entities_of
 from aether_context.tokens import TokenCounter
@@ -89,11 +89,9 @@ _DEFINITION = re.compile(
     r"\s{0,4}(?:export |public |private |protected |static |async |abstract |default )*"
     r"(?:class|def|function|interface|struct|enum|type|impl|trait|fn|func)\s+\w"
 )
-_KEYED = re.compile(r"""\s*(?:[-*]\s+)?["']?([^\W\d][\w .-]{0,30}?)["']?\s?[:=]\s*\S""")
 _NAMING = re.compile(r"(?:^|[^a-z])(?:ids?|name|key|code|number|path|file|url|uri|title)$")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
 _LETTER, _DIGIT, _UPPER = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile("[A-Z]")
-_LEAST_RECORDS = 3
 _WIDEST, _CLIPPED = 240, 200
 _NAMES_SHARE = 0.35
 _LONGEST_NAME = 60
@@ -135,7 +133,7 @@ def show(
     Args:
         extract_tokens: ceiling of an extract, notes included.
         whole_tokens: tokens up to which an output stays whole.
-        data_tokens: the same for tables and lists of paths, and for JSON that is not mostly prose.
+        data_tokens: the same for tables and lists, and for JSON that is not mostly prose.
         query: what the agent is after: the request and the arguments of the call.
     """
     view = view_of(text)
@@ -313,7 +311,7 @@ def _dense(texts: Sequence[str], mentioned: Sequence[Sequence[str]], cost: Seque
     A line whose key other lines have, too, is part of a record and counts more, most of all by a key for names. A time
     counts little.
     """
-    keys = [found[1].casefold() if (found := _KEYED.match(text)) is not None else "" for text in texts]
+    keys = [found[1].casefold() if (found := KEYED.match(text)) is not None else "" for text in texts]
     repeated = Counter(keys)
     seen: set[str] = set()
     worth: list[float] = []
@@ -321,7 +319,7 @@ def _dense(texts: Sequence[str], mentioned: Sequence[Sequence[str]], cost: Seque
         names = {*entities, *_CAMEL.findall(text)} - seen if _UPPER.search(text) else {*entities} - seen
         seen |= names
         score = float(sum(6 if _TIME.match(name) else min(len(name), 24) for name in names))
-        if key and names and repeated[key] >= _LEAST_RECORDS:
+        if key and names and repeated[key] >= LEAST_ROWS:
             score *= 3 if _NAMING.search(key) else 2
         worth.append((score + (24 if _DEFINITION.match(text) else 0)) / (tokens + _NOTE_TOKENS))
     return sorted((at for at in range(len(texts)) if worth[at] > 0), key=lambda at: (-worth[at], at))

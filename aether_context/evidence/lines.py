@@ -21,7 +21,8 @@ from aether_context.text.decoding import decoded, printable, read_json
 # What kind of text a tool's output is, told from its beginning.
 
 Kind: TypeAlias = Literal["json", "table", "list", "log", "code", "text", "data"]
-"""``list`` has a path or an address at the head of each line; ``data`` is binary data written as text."""
+"""``list`` has a path or an address at the head of each line, or records of lines with keys; ``data`` is binary data
+written as text."""
 
 MEDIA_TYPES: dict[Kind, tuple[str, str]] = {
     "json": ("application/json", "json"),
@@ -36,6 +37,7 @@ MEDIA_TYPES: dict[Kind, tuple[str, str]] = {
 
 _TEXT = re.compile(r"text/.+|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|x-yaml|toml|javascript|sql|x-sh|x-ndjson)")
 _LOOKED_AT = 20_000
+LEAST_ROWS, _LEAST_KEYS = 3, 3
 _LEAST_DATA = 400
 _DATA_URI = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.-]+)*;base64,")
 _ENCODED = re.compile(r"[A-Za-z0-9+/_\s-]{400,}={0,2}")
@@ -47,6 +49,7 @@ _LOG_LINE = re.compile(
       | \S+\ -\ -\ \[\d""",
     re.VERBOSE,
 )
+KEYED = re.compile(r"""\s*(?:[-*]\s+)?["']?([^\W\d][\w .-]{0,30}?)["']?\s?[:=]\s*\S""")
 _LISTED = re.compile(r"\s*(?:[-*] )?(?=\S*[^\W\d])(?:https?:/|[\w.~@-]*)(?:/[\w.~@+%-]+)+(?:[\s:,(]|$)")
 _CODE_LINE = re.compile(
     r"\s*(?:(?:import|from|def|class|return|const|let|var|function|export|public|private|static|package|using|fn|pub|"
@@ -77,7 +80,10 @@ def kind_of(text: str) -> Kind:
             return "table"
     if sum(_LOG_LINE.match(line) is not None for line in lines) * 2 >= len(lines):
         return "log"
-    if sum(_LISTED.match(line) is not None for line in lines) * 4 >= len(lines) * 3:
+    keys = Counter(found[1].casefold() for line in lines if (found := KEYED.match(line)) is not None)
+    repeated = [count for count in keys.values() if count >= LEAST_ROWS]
+    in_records = sum(repeated) if len(repeated) >= _LEAST_KEYS else 0
+    if max(in_records, sum(_LISTED.match(line) is not None for line in lines)) * 4 >= len(lines) * 3:
         return "list"
     if sum(_CODE_LINE.match(line) is not None for line in lines) * 3 >= len(lines):
         return "code"
@@ -154,7 +160,6 @@ def view_of(text: str) -> View:
 # JSON in lines.
 
 _LONG_TEXT = 400
-_LEAST_ROWS = 3
 _MOST_COLUMNS = 40
 _DEEPEST = 60
 
@@ -256,7 +261,7 @@ def compact(value: JSON) -> str:
 
 def _as_table(value: JSON) -> dict[str, JSON] | None:
     """An array of objects that have the same keys and flat values, as columns and rows."""
-    if not isinstance(value, list) or len(value) < _LEAST_ROWS or not isinstance(value[0], dict):
+    if not isinstance(value, list) or len(value) < LEAST_ROWS or not isinstance(value[0], dict):
         return None
     columns: list[JSON] = list(value[0])
     rows: list[JSON] = []

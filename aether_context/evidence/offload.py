@@ -124,9 +124,9 @@ def offload(
     return replace(kept, response=changed, shown_tokens=used, form=form)
 
 
-def digest_of(response: Mapping[str, JSON]) -> str:
-    """The hash by which the store keeps a response, see `Offloaded.digest`; JSON values only."""
-    return hash_bytes(_dominant(response)[1].encode("utf-8", "surrogatepass"))
+def data_of(response: Mapping[str, JSON]) -> bytes:
+    """What the store keeps of a response, see `Offloaded.data`; JSON values only."""
+    return _dominant(response)[1].encode("utf-8", "surrogatepass")
 
 
 def gist(found: Offloaded, *, counter: TokenCounter, query: str = "") -> str:

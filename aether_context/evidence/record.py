@@ -56,6 +56,8 @@ class EvidenceRecord(BaseModel):
     """What of it stands in the prompt."""
     query: str = ""
     """What the agent was after, by which the lines of an extract were chosen."""
+    window: _Size = 0
+    """The window in tokens for which it is long; 0 where it is long for every window."""
     step: str = ""
     """The step that called for it, by its key; empty without a plan."""
     summary: str = ""

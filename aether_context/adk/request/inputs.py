@@ -24,6 +24,7 @@ from aether_context.adk.request.reader import (
     essential_names,
     found_memories,
     human_index,
+    is_free,
     memory_candidate,
     mirror,
     preloaded,
@@ -57,7 +58,7 @@ from aether_context.retrieval.ranking import similarity
 from aether_context.state import Planned, Problems, current_step, read_plan, read_state, unique
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.model_limits import model_window, shares_window
+from aether_context.tokens.model_limits import shares_window
 from aether_context.usage.prices import cached_share
 
 _MOST_PLANS = 256
@@ -66,7 +67,6 @@ _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 _USUAL_CACHED_PRICE = 0.1
 _TOKEN_CHARACTERS, _LINE_CHARACTERS = 5, 8
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
-_RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
 class Gatherer:
@@ -174,7 +174,7 @@ class Gatherer:
 
     async def gather(self, call: Call) -> ReadCall:
         """The input of any request."""
-        request, planned, last, policy, model = call.request, call.planned, call.last, call.policy, call.model
+        request, planned, last, model = call.request, call.planned, call.last, call.model
         events, asked, untouched = call.context.session.events, call.context.user_content, call.passthrough_reason
         identity = _identity(call)
         seen, block = _seen(call)
@@ -219,7 +219,6 @@ class Gatherer:
             known, live = read(positions)
         problems = [*planned.problems, *filter(None, (aligned.note,)), *unloaded]
         anchors = self._anchors(call, seen.marked, live, positions, problems)
-        window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
         can_read = not {READ, SEARCH}.isdisjoint(seen.essential)
         records = self._records.of(call.context)
         goes_on = last is not None and last.pack.identity.invocation == identity.invocation
@@ -233,7 +232,7 @@ class Gatherer:
             encoder = before.memory_encoder
         is_asked = identity.call == 1 or (opens and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, window, problems, preloaded=block is not None)
+            found, found_by = await _memories(call, problems, preloaded=block is not None)
             candidates += found
             encoder = found_by if block is None else encoder
         candidates = _with_evidence(candidates, planned, records, can_read)
@@ -255,7 +254,7 @@ class Gatherer:
                 positions=positions,
                 human=positions.index(human) if human is not None else None,
             ),
-            window=window,
+            window=call.window,
             output_tokens=output_tokens,
             step=planned.step,
             validity=planned.validity,
@@ -348,9 +347,6 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
     request, config = call.request, call.request.config
     block = preloaded(request.contents, call.context.user_content)
     limit = config.max_output_tokens if config is not None else None
-    chosen = config.tool_config if config is not None else None
-    calling = chosen.function_calling_config if chosen is not None else None
-    is_free = calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
     marks = call.state.get(ANCHORS), call.state.get(CUT)
     # Events are read once, while the last one that the call before this one saw is where it was.
     events, last = call.context.session.events, call.last
@@ -366,8 +362,8 @@ def _seen(call: Call) -> tuple[Seen, Preloaded | None]:
         essential=essential_names(request),
         terms=(
             limit if limit and shares_window(request.model) else None,
-            "gemini" in call.model and chosen is None,
-            config is not None and is_free,
+            "gemini" in call.model and (config is None or config.tool_config is None),
+            config is not None and is_free(config),
         ),
     )
     return seen, block
@@ -513,9 +509,7 @@ def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[
     return headless, problems
 
 
-async def _memories(
-    call: Call, window: int, problems: list[str], *, preloaded: bool
-) -> tuple[tuple[Candidate, ...], str]:
+async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tuple[tuple[Candidate, ...], str]:
     """The app's memories, under a deadline each, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
@@ -539,7 +533,7 @@ async def _memories(
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
         return tuple(candidates), ""
-    room = window * _TOKEN_CHARACTERS
+    room = call.window * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
@@ -548,7 +542,7 @@ async def _memories(
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return (*candidates, *found_memories(entries, room, preferences=True)), ""
-        most = settings.most_memories(window)
+        most = settings.most_memories(call.window)
         for remembered in await within(seconds, service.find(session.app_name, session.user_id, query, most)):
             if room <= 0 and len(found) >= settings.memory_k:
                 break

@@ -30,6 +30,7 @@ _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _DEEPEST = 100
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _ONLY_TEXT = {"text"}
+_RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
 class Reader:
@@ -109,6 +110,13 @@ def essential_names(request: LlmRequest) -> frozenset[str]:
         for name, tool in request.tools_dict.items()
         if type(tool).__name__ == "_TaskAgentTool" or ESSENTIAL_MARK in (getattr(tool, "custom_metadata", None) or ())
     }
+
+
+def is_free(config: types.GenerateContentConfig | None) -> bool:
+    """Whether the model is free to call a tool that is added, and to call none."""
+    chosen = config.tool_config if config is not None else None
+    calling = chosen.function_calling_config if chosen is not None else None
+    return calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
 
 
 def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:

@@ -1,0 +1,211 @@
+"""Offload as it is without a policy: where a result is long for the window, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+from scripted import Chat, Scripted, call, results, state_of
+
+from aether_context import PackPolicy
+from aether_context.errors import BlobNotFound, StoreError
+from aether_context.policy import OffloadSettings
+from aether_context.store.replay import Replayer
+
+ROWS = [f"2025-01-01 10:{at // 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(120)]
+ROWS[70] = "2025-01-01 10:01:10 INFO the retention period is 41 days"
+LOG = "\n".join(ROWS)
+READERS = ("read_artifact", "search_artifact")
+LONG_TASK = "Please look into the logs. " + "This is what is known so far of the matter. " * 420
+
+
+def read_log(name: str) -> str:
+    """Reads a log of about 3,000 tokens."""
+    return f"{LOG}\nend of {name}"
+
+
+def read_note(name: str) -> str:
+    """Reads a note."""
+    return f"{name} is short"
+
+
+def chat(script: Any = (), window: int | None = 16_000, **settings: Any) -> Chat:
+    policy = settings.pop("policy", PackPolicy(max_input_tokens=window))
+    return Chat(script=script, **{"tools": [read_log, read_note], "policy": policy, **settings})
+
+
+def shown(talk: Chat, name: str = "read_log", at: int = -1) -> dict[str, Any]:
+    """The last result of a tool in a request."""
+    parts = [part for content in talk.sent[at].contents for part in content.parts or ()]
+    answers = [part.function_response for part in parts if part.function_response]
+    return [dict(answer.response or {}) for answer in answers if answer.name == name][-1]
+
+
+def uri_of(talk: Chat) -> str:
+    return str(shown(talk)["artifact"]).split(" ")[0]
+
+
+def evidence_of(talk: Chat) -> list[str]:
+    return [key for key in state_of(talk) if key.startswith("aether:evidence:")]
+
+
+@pytest.mark.parametrize(
+    ("window", "tool"), [(None, "read_log"), (128_000, "read_log"), (64_000, "read_log"), (4_000, "read_note")]
+)
+def test_nothing_is_other_where_the_window_holds_a_result_many_times(window, tool):
+    talks = []
+    for mode in ("auto", "off"):
+        talk = chat([call(tool, name="a"), "done"], policy=PackPolicy(max_input_tokens=window, offload={"mode": mode}))
+        talk.say("go", "and now?")
+        talks.append(talk)
+    auto, off = talks
+    assert [(one.wires, one.declared, one.system) for one in auto.sent] == [
+        (one.wires, one.declared, one.system) for one in off.sent
+    ]
+    assert evidence_of(auto) == []
+    assert auto.store.evidence("shop", "ann", "s1") == []
+
+
+def test_a_result_that_is_long_for_the_window_is_an_extract_from_its_first_request_on():
+    talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
+    talk.say("what is the retention period?", "thanks")
+    assert talk.sent[0].declared == ("read_log", "read_note")
+    assert all(one.declared[-2:] == READERS for one in talk.sent[1:])
+    assert ROWS[70] in shown(talk)["result"]
+    assert shown(talk, "read_note") == {"result": "n is short"}
+    (record,) = talk.store.evidence("shop", "ann", "s1")
+    assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("a")
+    for before, after in zip(talk.sent[1:], talk.sent[2:], strict=False):
+        assert after.wires[1 : len(before.wires)] == before.wires[1:]
+    replayer = Replayer(talk.store)
+    assert all(replayer.replay(manifest).matches for manifest in talk.store.manifests())
+
+
+def test_the_sessions_history_has_the_result_as_the_tool_gave_it():
+    talk = chat([call("read_log", name="a"), "done"])
+    assert results(talk.say("go")) == [{"result": read_log("a")}]
+
+
+def test_readers_are_there_from_the_first_call_on_where_the_head_is_long():
+    talk = chat([call("read_log", name="a"), "done"])
+    talk.say(LONG_TASK)
+    assert {one.declared for one in talk.sent} == {("read_log", "read_note", *READERS)}
+    alone = chat(["done"], tools=[])
+    alone.say(LONG_TASK)
+    assert alone.sent[0].declared == ()
+
+
+def test_a_model_that_has_to_call_a_tool_is_offered_no_reader_to_call():
+    calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode.ANY)
+    forced = types.GenerateContentConfig(tool_config=types.ToolConfig(function_calling_config=calling))
+    talk = chat([call("read_log", name="a"), "done"], settings={"generate_content_config": forced})
+    talk.say(LONG_TASK)
+    assert talk.sent[0].declared == ("read_log", "read_note")
+    assert talk.sent[1].declared[-2:] == READERS
+
+
+def test_lines_are_read_back_from_the_history_where_the_store_has_lost_them():
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+
+    def lost(*_: Any) -> bytes:
+        raise BlobNotFound("gone")
+
+    talk.store.evidence_data = lost  # type: ignore[method-assign]
+    talk.llm.script += [call("search_artifact", uri=uri_of(talk), query="retention PERIOD"), "done"]
+    talk.say("and the period?")
+    assert ROWS[70] in shown(talk, "search_artifact")["found"][0]["text"]
+
+
+def test_a_new_worker_shows_the_same():
+    talk = chat([call("read_log", name="a"), "one", "two"])
+    talk.say("go")
+    before = talk.sent[-1]
+    talk.restart()
+    talk.say("on")
+    assert talk.sent[-1].wires[: len(before.wires)] == before.wires
+    assert talk.sent[-1].declared == before.declared
+
+
+def test_results_stay_whole_where_nobody_could_read_the_rest():
+    def read_artifact(name: str) -> str:
+        """The app's own."""
+        return name
+
+    for settings in (
+        {"tools": [read_log, read_artifact]},
+        {"policy": PackPolicy(max_input_tokens=16_000, record="hashes")},
+    ):
+        talk = chat([call("read_log", name="a"), "done"], **settings)
+        talk.say("go")
+        assert shown(talk) == {"result": read_log("a")}
+        assert "search_artifact" not in talk.sent[-1].declared
+
+
+def test_a_store_that_is_down_leaves_the_result_as_it_is():
+    talk = chat([call("read_log", name="a"), "done"])
+
+    def down(*_: Any, **__: Any) -> None:
+        raise StoreError("away")
+
+    talk.store.write_evidence = down  # type: ignore[method-assign]
+    talk.say("go")
+    assert shown(talk) == {"result": read_log("a")}
+    assert talk.sent[-1].declared == ("read_log", "read_note")
+    assert any("not offloaded" in one for one in talk.manifests()[-1].degradations)
+
+
+def test_each_agent_of_a_team_reads_what_its_own_window_asks_for():
+    llm = Scripted(model="small", script=[], sent=[])
+    large = Scripted(model="gemini-2.5-flash", script=["it is 41 days"], sent=[])
+    helper = LlmAgent(name="helper", model=large, description="Helps.", instruction="x", tools=[read_note])
+    lead = LlmAgent(name="lead", model=llm, instruction="You lead.", tools=[read_log], sub_agents=[helper])
+    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    llm.script += [call("read_log", name="a"), call("transfer_to_agent", agent_name="helper")]
+    talk.say("go")
+    small, other = talk.sent[-2:]
+    assert (small.agent, other.agent) == ("lead", "helper")
+    assert "[… lines" in str(small.wires)
+    assert READERS[0] in small.declared
+    assert ROWS[100] in other.text
+    assert READERS[0] not in other.declared
+
+
+def test_an_agent_used_as_a_tool_gets_readers_with_an_address_only():
+    inner = Scripted(model="small", script=["nothing"], sent=[])
+    outer = Scripted(model="small", script=[call("read_log", name="a"), call("worker", request="sum up")], sent=[])
+    worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
+    lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
+    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    talk.say("go")
+    assert [one.declared for one in talk.sent if one.agent == "worker"] == [()]
+    inner.script += [call("search_artifact", uri=uri_of(talk), query="retention period"), "41 days"]
+    outer.script += [call("worker", request=f"look into {uri_of(talk)}"), "done"]
+    talk.say("ask the worker")
+    assert "41 days" in str([one.wires for one in talk.sent if one.agent == "worker"][-1])
+
+
+def test_an_image_that_a_tool_shows_stays_to_be_seen():
+    image = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n" + bytes(40_000), mime_type="image/png")
+
+    def look() -> dict[str, Any]:
+        """Shows a page, and says what is on it."""
+        return {"page": image, "says": LOG}
+
+    talk = chat([call("look"), "done"], tools=[look], window=8_000)
+    talk.say("go")
+    sent = str(talk.sent[-1].wires)
+    assert "image/png" in sent
+    assert "[… lines" in sent
+
+
+def test_limits_grow_with_the_window():
+    settings = OffloadSettings()
+    assert settings.for_window(16_000) == settings
+    assert settings.for_window(128_000).threshold_tokens == 8_000
+    limits = settings.for_window(8_000)
+    assert (limits.threshold_tokens, limits.data_tokens, limits.extract_tokens) == (500, 2_000, 400)
+    assert settings.for_window(2_000) == limits
