@@ -26,7 +26,7 @@ from aether_context.store import Manifest
 EAGER = {"compact_at": 0.8, "cached_price": 1.0}
 """A mark well under the input budget, and no cache that a cut could break, so that every cut pays."""
 
-POLICY = PackPolicy(conversation=EAGER)
+POLICY = PackPolicy(conversation=EAGER, offload={"mode": "off"})
 
 NET = 3.6
 
@@ -201,7 +201,7 @@ def working(tokens: Sequence[int | None], window: int = 8_000) -> Chat:
     return Chat(
         script=[*script, reply("done", tokens[-1])],
         tools=[read_page],
-        policy=PackPolicy(max_input_tokens=window, conversation=EAGER),
+        policy=PackPolicy(max_input_tokens=window, conversation=EAGER, offload={"mode": "off"}),
     )
 
 

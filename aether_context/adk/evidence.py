@@ -433,11 +433,11 @@ async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
     return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
 
 
-def _characters(value: object) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
+def _characters(value: object, depth: int = 0) -> int:
+    if isinstance(value, (str, bytes)) or depth > _DEEPEST:
+        return len(value) if isinstance(value, (str, bytes)) else 8
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 8 + sum(map(_characters, items))
+    return 8 + sum(_characters(item, depth + 1) for item in items)
 
 
 def _head_characters(request: LlmRequest) -> int:
