@@ -102,6 +102,15 @@ def test_runs_are_played_under_policies_and_what_could_be_picked_instead(
     assert (rows_of_b["sessions"]["cost"], rows_of_b["effective"]["grounded"]) == ("2", "2.0")
 
 
+def test_runs_are_told_apart_by_what_hardly_a_cut_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    long = {**RUN, "turns": [{**RUN["turns"][0], "user": "Why does it fail? " * 80}]}  # type: ignore[index]
+    path = written(tmp_path / "a.jsonl", RUN, long)
+    rows = table(monkeypatch, capsys, "tool_runs.py", path, "--policy", "balanced", "--by", "fixed", "--window", 700)
+    assert [row["fixed"] for row in rows if row["policy"] == "`balanced`"] == ["up to half", "over half"]
+
+
 def test_a_line_that_a_request_has_an_address_for_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     runs = importlib.import_module("tool_runs")

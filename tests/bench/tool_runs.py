@@ -1,7 +1,7 @@
 """What policies do to recorded agent runs: rows in Markdown, one for each policy.
 
     python tests/bench/tool_runs.py RUNS.jsonl [MORE.jsonl ...] [--window 16000 ...] [--policy NAME|TOML|SETTINGS ...]
-                                    [--columns NAME ...] [--peers] [--by file|shape] [--limit N]
+                                    [--columns NAME ...] [--peers] [--by file|shape|fixed] [--limit N]
 
 A line of a file is a run: ``{"system": …, "tools": [{"name", "description", "parameters"}], "turns": [{"user": …,
 "steps": [{"text": …, "calls": [{"name", "args", "result"}]}]}]}``. Each run is played through an ADK Runner with the
@@ -25,7 +25,9 @@ read      lines in the request, and, where it shows an address, those of earlier
 read cost cost, and what such calls return, once a result and request
 
 ``--columns`` says which are shown. ``--by shape`` has a row for each shape that
-`aether_context.conversation.shape_of` tells apart, by a run's whole history; ``--peers`` has rows of peers.py.
+`aether_context.conversation.shape_of` tells apart, by a run's whole history, ``--by fixed`` one for runs whose system
+instruction, declarations and longest user message take more than half of the window, and one for the others.
+``--peers`` has rows of peers.py.
 """
 
 from __future__ import annotations
@@ -414,6 +416,12 @@ def shape(run: Run, window: int) -> str:
     return shape_of(Conversation.of(contents, window=window, system=run["system"])).kind
 
 
+def fixed(run: Run, window: int) -> str:
+    """How much of the window has what hardly a cut takes: system instruction, declarations and the longest message."""
+    size = History.of(run).size + max(tokens(f"user:{turn['user']}") for turn in run["turns"])
+    return "over half" if 2 * size > window else "up to half"
+
+
 def plugin(policy: PackPolicy, at: int) -> list[BasePlugin]:
     """The plugin, with a store of its own."""
     return [ContextPackPlugin(policy=policy, store=f"memory://runs-{policy.digest[-12:]}-{at}")]
@@ -422,12 +430,13 @@ def plugin(policy: PackPolicy, at: int) -> list[BasePlugin]:
 def measured(
     named: Mapping[str, Sequence[Run]], policies: Sequence[str], windows: Sequence[int], peers: bool, by: str | None
 ) -> Iterator[tuple[list[str], list[Figures]]]:
-    """A row for each window and policy, for all runs or for each file or shape."""
+    """A row for each window and policy, for all runs or for each group of them."""
     from peers import PEERS
 
     runs = [(name, run) for name, held in named.items() for run in held]
     for window in windows:
-        groups = [shape(run, window) if by == "shape" else name if by else "" for name, run in runs]
+        of = {"shape": shape, "fixed": fixed}.get(by or "")
+        groups = [of(run, window) if of else name if by else "" for name, run in runs]
         for name in [*policies, *(PEERS if peers else ())]:
             made = None if name in PEERS else policy_of(name, window)
             held: dict[str, list[Figures]] = {}
@@ -446,7 +455,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="*", default=list(PRESETS), help="presets, profiles, TOML files or settings")
     parser.add_argument("--peers", action="store_true", help="what a user could pick instead, too")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS)[:7], metavar="NAME")
-    parser.add_argument("--by", choices=["file", "shape"], help="a row for each file or shape")
+    parser.add_argument("--by", choices=["file", "shape", "fixed"], help="a row for each of these")
     parser.add_argument("--limit", type=int, help="only the first runs of each file")
     given = parser.parse_args()
     named = {path.stem: rows_of(path)[: given.limit] for path in given.runs}
