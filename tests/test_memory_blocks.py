@@ -217,7 +217,7 @@ def test_packed_arrays_come_back():
 def test_terms_change_with_their_rules():
     text = "Ann's max_input_tokens in src/auth/store.py were 3.5 — getUserName, 東京タワー, книги, running!"
     assert (RULES, terms(text)) == (
-        1,
+        2,
         ["ann", "s", "max_input_tokens", "max", "input", "token", "in", "src/auth/store.py", "src", "auth", "store",
          "py", "were", "3.5", "3", "5", "getusername", "get", "user", "name", "東京", "京タ", "タワ", "ワー", "книг",
          "run"],
