@@ -77,28 +77,36 @@ _CONTENT, _TEXT = types.Content(role="", parts=[]), types.Part(text="")
 """To be copied with other values: that checks nothing, and takes a third of the time."""
 
 
+def _copied(role: str | None, parts: list[types.Part]) -> types.Content:
+    return _CONTENT.model_copy(update={"role": role, "parts": parts})
+
+
+def _said(text: str) -> types.Part:
+    return _TEXT.model_copy(update={"text": text})
+
+
 def _content(pack: Pack, sent: Outgoing, contents: list[types.Content]) -> types.Content:
     if sent.members:
         parts = [
             _part(pack, contents, origin, at, wanted)
             for (origin, at), wanted in zip(sent.members, sent.content.parts, strict=True)
         ]
-        return types.Content(role=sent.content.role, parts=parts)
+        return _copied(sent.content.role, parts)
     if sent.origin < 0:
-        return types.Content(role=sent.content.role, parts=[types.Part(text=part.text) for part in sent.content.parts])
+        return _copied(sent.content.role, [_said(part.text) for part in sent.content.parts])
     raw = contents[sent.origin]
     if sent.outcome == "verbatim":
         return raw
     if sent.outcome == "payload":
-        parts = [_TEXT.model_copy(update={"text": sent.content.parts[0].text})]
+        parts = [_said(sent.content.parts[0].text)]
         for part in raw.parts or ():
             # The payload holds what is nothing but text, as `conversation.content_json.part_of` reads it.
             held = {name for name, value in part.__dict__.items() if value is not None}
             if part.text is None or part.thought or not held <= {"text", "thought", "thought_signature"}:
                 parts.append(part)
-        return _CONTENT.model_copy(update={"role": raw.role, "parts": parts})
+        return _copied(raw.role, parts)
     parts = [_part(pack, contents, sent.origin, at, wanted) for at, wanted in enumerate(sent.content.parts)]
-    return types.Content(role=raw.role, parts=parts)
+    return _copied(raw.role, parts)
 
 
 def _part(pack: Pack, contents: list[types.Content], origin: int, at: int, wanted: Part) -> types.Part:
