@@ -43,5 +43,8 @@ class Restarting(BasePlugin):
     async def after_model_callback(self, *, callback_context: Any, llm_response: LlmResponse) -> LlmResponse | None:
         return await self.latest.after_model_callback(callback_context=callback_context, llm_response=llm_response)
 
+    async def after_tool_callback(self, **given: Any) -> dict[str, Any] | None:
+        return await self.latest.after_tool_callback(**given)
+
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         await self.latest.close()
