@@ -10,6 +10,12 @@ from aether_context import PackPolicy, PackStore
 
 SMALL = PackPolicy(max_input_tokens=2_000)
 
+STARVED = PackPolicy(
+    max_input_tokens=2_000,
+    conversation={"compact_at": 0.3, "compact_to": 0.15},
+    retrieval={"memory_k": 1, "evidence_k": 1},
+)
+
 
 def read_file(name: str) -> str:
     """Reads a file."""

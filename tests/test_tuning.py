@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 from click.testing import CliRunner
-from recorded_sessions import SMALL, record
+from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy
@@ -23,12 +23,6 @@ from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.statistics import difference, effective, holm, needed_sessions
 from aether_context.tuning.study import choose, compare, decide, search, split
 from aether_context.tuning.workers import Folder, Here, Journal, Task, folders, run, run_all
-
-STARVED = PackPolicy(
-    max_input_tokens=2_000,
-    conversation={"compact_at": 0.3, "compact_to": 0.15},
-    retrieval={"memory_k": 1, "evidence_k": 1},
-)
 
 
 def sessions_of(store):

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_sessions import SMALL, record
-from test_tuning import STARVED
+from recorded_sessions import SMALL, STARVED, record
 
 from aether_context import PackPolicy, PackStore
 from aether_context.tuning.knobs import KNOBS
