@@ -90,8 +90,9 @@ class Traces:
         ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _traces() -> Traces:
+    """Made once: workers come back to a module after others, and a provider cannot be set again."""
     return Traces()
 
 
