@@ -488,7 +488,7 @@ class PackPolicy(_Settings):
     record: Literal["full", "hashes", "off"] = "full"
     """``full`` keeps the texts, so that packs replay; ``hashes`` keeps none; ``off`` writes nothing."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**_with_profile(settings))
         except ValidationError as error:
@@ -523,7 +523,7 @@ class PackPolicy(_Settings):
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
 
-    def changed(self, **overrides: Any) -> PackPolicy:
+    def changed(self, /, **overrides: Any) -> PackPolicy:
         """This policy with overrides on top; a mapping for a section is merged into it.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import unicodedata
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import packs
@@ -22,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from aether_context import PackStore
+from aether_context.canonical import canonical_json, hash_json
 from aether_context.cli import main
 from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
@@ -282,6 +285,87 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
     assert browser.open(f"/p/{first.pack_id}").status == 200
     assert browser.open(f"/p/{second.pack_id}").status == 502
     assert browser.open("/s/shop/ann/s1").status == 200
+
+
+def forge(chat: Chat, change: dict[str, Any]) -> None:
+    """Changes fields of a session's first manifest, by their paths, and seals it again."""
+    first = chat.manifests()[0]
+
+    def way(line: bytes) -> bytes:
+        fields = json.loads(line)
+        for path, value in change.items():
+            *above, name = path.split(".")
+            within = fields
+            for step in above:
+                within = within[int(step) if step.isdecimal() else step]
+            within[name] = first.pack_id if value == "itself" else value
+        return canonical_json(
+            {**fields, "digest": hash_json({k: v for k, v in fields.items() if k != "digest"})}
+        ).encode()
+
+    packs.rewrite(chat.store, first, way)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": "wide"},
+        {"window": None},
+        {"window": 0},
+        {"window": 10**400},
+        {"last_event_time": 10**400},
+        {"request_tokens": [1]},
+        {"agent": {}},
+        {"pack_id": 7},
+        {"epoch": [1]},
+        {"epoch.number": "x"},
+        {"allocation.system.used": "x"},
+        {"allocation": {}},
+        {"prefix.shared_tokens": "x"},
+        {"tools.scores": {"look_up": "x"}},
+        {"weights": "x"},
+        {"rows": 5},
+        {"rows.0.tokens": 10**400},
+        {"parent": "itself"},
+        {"positions": [[0, 10**13]]},
+        {"others": [[0, 10**13]]},
+        {"positions": [[5, 2]]},
+    ],
+    ids=lambda change: repr(change)[:40],
+)
+def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, Any]) -> None:
+    chat = Chat(script=[*loop(1), "done"] * 2, tools=[look_up])
+    chat.say("one", "two")
+    names = [manifest.pack_id for manifest in chat.manifests()]
+    forge(chat, change)
+    browser = Browser(chat.store)
+    assert browser.open("/").status == 200
+    assert browser.open("/s/shop/ann/s1").status == 200
+    first, last = (f"/s/shop/ann/s1/{name}" for name in (names[0], names[-1]))
+    paths = [first, last, f"{first}/raw?uri=x", f"{first}/what-if?policy=chat", f"/diff?a={first[3:]}&b={last[3:]}"]
+    for page in map(browser.open, paths):
+        assert page.status in (200, 404, 422, 502)
+        assert page.status != 422 or ("aether-context verify" in page.text and any(name in page.text for name in names))
+        assert "content-security-policy" in page.headers
+
+
+@pytest.mark.parametrize("outcome", [b"[]", b"7", b"[" * 100_000, b'{"input_tokens": 1' + b"0" * 400 + b"}"])
+def test_an_outcome_that_is_none_holds_nothing_back(outcome: bytes) -> None:
+    chat = Chat()
+    chat.say("one")
+    packs.rewrite(chat.store, chat.manifests()[0], lambda _: outcome, line=2)
+    browser = Browser(chat.store)
+    for path in ("/", "/s/shop/ann/s1"):
+        assert browser.open(path).status == 200
+    assert "The request as it was sent" in browser.last_pack().text
+
+
+def test_settings_that_nobody_can_read_are_told() -> None:
+    chat = Chat()
+    chat.say("one")
+    place = f"/s/shop/ann/s1/{chat.manifests()[0].pack_id}/what-if"
+    for toml in ("self = 1", "a = 1979-05-27", "max_input_tokens = 1" + "0" * 400, "[conversation]\nstrategy = 7"):
+        assert Browser(chat.store).open(f"{place}?{urlencode({'toml': toml})}").status == 200
 
 
 def test_packs_of_which_only_hashes_are_recorded_show_their_account() -> None:

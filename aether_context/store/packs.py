@@ -272,10 +272,18 @@ class PackStore:
             raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}") from error
 
     def chain(self, manifest: Manifest) -> list[Manifest]:
-        """The manifest and its ancestors, the oldest first; `PackNotFound` where one is missing."""
-        chain = [manifest]
+        """The manifest and its ancestors, the oldest first.
+
+        Raises:
+            PackNotFound: one is missing.
+            ManifestError: one is damaged, or its own ancestor.
+        """
+        chain, names = [manifest], {manifest.pack_id}
         while (parent := self.parent(chain[-1])) is not None:
+            if parent.pack_id in names:
+                raise ManifestError(f"{parent.pack_id} extends itself: its manifest is not what was written")
             chain.append(parent)
+            names.add(parent.pack_id)
         return chain[::-1]
 
     def blob(self, manifest: Manifest, digest: str) -> bytes:
@@ -320,8 +328,10 @@ class PackStore:
         place = self.place(manifest)
         try:
             lines = self.lines(place)
-            found: dict[str, JSON] | None = None if lines is None or lines[2] is None else json.loads(lines[2])
-        except (ValueError, ManifestError) as error:
+            found: JSON = None if lines is None or lines[2] is None else json.loads(lines[2])
+            if not isinstance(found, dict | None):
+                raise ManifestError(f"it is a {type(found).__name__}")
+        except (ValueError, RecursionError, ManifestError) as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error
         return found
 

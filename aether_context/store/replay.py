@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
@@ -70,7 +70,7 @@ class _Standing:
         # The contents that the parent left standing. A row's name begins with its place in the host's list.
         dropped = {row.id.split("_")[0] for row in parent.rows if is_content(row) and row.state == "dropped"}
         if dropped:
-            placed = zip(_indices(parent.positions), self._contents, strict=True)
+            placed = zip(_indices(parent.positions, len(self._contents)), self._contents, strict=True)
             self._contents = [content for place, content in placed if f"c{place}" not in dropped]
         standing = self._contents
         appends = not dropped and changed.head == len(standing) and not changed.tail
@@ -114,14 +114,22 @@ class Replayer:
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
-        """The manifest with its ancestors' part; `PackNotFound` where one of them is missing."""
+        """The manifest with its ancestors' part.
+
+        Raises:
+            PackNotFound: one of them is missing.
+            ReplayError: it is its own ancestor.
+        """
         if manifest.pack_id in self._resolved:
             return self._resolved[manifest.pack_id]
-        waiting = [manifest]
+        waiting, names = [manifest], {manifest.pack_id}
         while (parent := waiting[-1].parent) is not None and parent not in self._resolved:
             link = self._links.get(parent) or self.store.parent(waiting[-1])
             assert link is not None
+            if link.pack_id in names:
+                raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
+            names.add(link.pack_id)
         standing = _Standing(self._resolved.get(waiting[-1].parent or ""))
         for link in reversed(waiting):
             standing.extend(link)
@@ -163,13 +171,13 @@ class Replayer:
             raise ReplayIncomplete(missing)
         self._read.update(read)
         setting = SETTING.validate_python(recorded)
-        others = set(_indices(manifest.others))
+        others = set(_indices(manifest.others, len(resolved.contents)))
         contents = [self._contents[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
             contents=tuple(attributed(content) if at in others else content for at, content in enumerate(contents)),
-            positions=tuple(_indices(manifest.positions)),
+            positions=tuple(_indices(manifest.positions, len(resolved.contents))),
             human=manifest.human,
         )
         epoch = manifest.epoch_before
@@ -236,7 +244,10 @@ def wires(texts: Mapping[str, JSON]) -> list[str]:
     return [canonical_json(value) for value in (contents.values() if isinstance(contents, dict) else contents)]
 
 
-def _indices(ranges: Iterable[tuple[int, int]]) -> list[int]:
+def _indices(ranges: Sequence[tuple[int, int]], most: int) -> list[int]:
+    """The indices of ranges; `ValueError` where there are more than the contents that they can be of."""
+    if sum(max(0, stop - start) for start, stop in ranges) > most:
+        raise ValueError(f"its ranges hold more than its {most:,} contents")
     return [at for start, stop in ranges for at in range(start, stop)]
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from sys import intern
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from cachetools import LRUCache
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.errors import AetherContextError, ChecksumMismatch, ManifestError, PackNotFound
@@ -28,11 +29,15 @@ _PLANNED = ("cut", "new_invocation")
 """What ends a common prefix as it is meant to."""
 _REST = 10
 """A list that took a second is made again after so many seconds at the earliest."""
+_UNSOUND = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading fields fails with where they are not those of a manifest."""
+_MOST = 10**15
+_Number: TypeAlias = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One pack in a list.
+    """One pack in a list, of values that can be compared, added up and drawn.
 
     Attributes:
         place: where it is, below the store's base: ``app/user/session/packs/pack_id`` in safe names.
@@ -46,6 +51,8 @@ class Row:
         error: the code with which the call failed.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = {"revalidate_instances": "always", "strict": True}
+
     place: str
     stamp: tuple[int, float | None]
     pack_id: str
@@ -55,28 +62,28 @@ class Row:
     agent: str = ""
     branch: str = ""
     invocation: str = ""
-    call: int = 0
-    time: float = 0.0
+    call: _Number = 0
+    time: FiniteFloat = 0.0
     task: str = ""
     step: str = ""
     model: str = ""
-    window: int = 0
-    budget: int = 0
+    window: _Number = 0
+    budget: _Number = 0
     policy: str = ""
     previous: str = ""
-    used: tuple[int, ...] = (0,) * len(LAYERS)
-    estimate: int = 0
-    counted: int = 0
-    over_window: int = 0
+    used: tuple[_Number, ...] = (0,) * len(LAYERS)
+    estimate: _Number = 0
+    counted: _Number = 0
+    over_window: _Number = 0
     validity: str = ""
-    degradations: int = 0
-    needed: int = 0
-    left_out: int = 0
-    shared: int | None = None
+    degradations: _Number = 0
+    needed: _Number = 0
+    left_out: _Number = 0
+    shared: _Number | None = None
     broken_by: str = ""
-    epoch: int = 0
+    epoch: _Number = 0
     epoch_reason: str = ""
-    cut: tuple[tuple[str, str, int], ...] = ()
+    cut: tuple[tuple[str, str, _Number], ...] = ()
     answered: CallUsage | None = None
     error: str = ""
     fault: str = ""
@@ -103,6 +110,8 @@ class Row:
         }
         return tuple(name for name, holds in found.items() if holds)
 
+
+_ROW = TypeAdapter(Row)
 
 FLAGS: Mapping[str, str] = {
     "over": "over the window",
@@ -197,8 +206,12 @@ def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> R
             except ChecksumMismatch as error:
                 fault = str(error)
             fields = manifest.model_dump(mode="json")
-        return _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
-    except (ManifestError, PackNotFound, ValueError, LookupError, TypeError, AttributeError) as error:
+        row = _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
+        return _ROW.validate_python(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return _unreadable(place, stamp, f"not a manifest: {first['loc'][0]}: {first['msg']}")
+    except (ManifestError, PackNotFound, *_UNSOUND) as error:
         return _unreadable(place, stamp, str(error) or type(error).__name__)
 
 
@@ -272,7 +285,7 @@ def _answered(fields: Mapping[str, Any], outcome: JSON) -> tuple[CallUsage | Non
         return None, ""
     names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
     read, answered, cached, written, tool_use = (
-        value if type(value := outcome.get(name)) is int and value >= 0 else None for name in names
+        value if type(value := outcome.get(name)) is int and 0 <= value <= _MOST else None for name in names
     )
     error = outcome.get("error_code")
     if read is None and error is not None:

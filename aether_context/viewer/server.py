@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import threading
@@ -34,6 +35,8 @@ from aether_context.viewer.pages import STATIC, Links, environment, render, stat
 from aether_context.viewer.rows import PackRows, policies_of
 from aether_context.viewer.sessions import Wanted, session_list
 from aether_context.viewer.timeline import COMPARED, compared, timeline
+
+logger = logging.getLogger(__name__)
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -180,11 +183,26 @@ class _Viewer:
                 raise HTTPException(404, str(error)) from error
             except AetherContextError as error:
                 raise HTTPException(502, str(error)) from error
+            except HTTPException:
+                raise
+            except Exception as error:  # whoever can write into the store can put anything into its files
+                logger.exception("%s cannot be shown", request.url.path)
+                raise HTTPException(422, self._of_no_pack(request, error)) from error
 
         async def route(request: Request) -> Response:
             return await run_in_threadpool(answer, request)
 
         return route
+
+    def _of_no_pack(self, request: Request, error: Exception) -> str:
+        """What to do where a page fails: what it shows is of the right types, and of no pack all the same."""
+        asked = {**request.path_params, **{name: request.query_params.get(name) for name in ("a", "b")}}
+        names = [asked[name] for name in ("pack", "a", "b") if asked.get(name)] or [asked.get("session", "a pack")]
+        name, verify = " or ".join(names), self.store.command("verify")
+        return (
+            f"{name} holds what no pack does ({type(error).__name__}: {str(error)[:300]}): it was changed since it was "
+            f"written, or another version wrote it. See what `{verify}` says of it."
+        )
 
     async def refused(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from aether_context.errors import PackNotFound
+from aether_context.errors import ManifestError, PackNotFound
 from aether_context.pack import LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
@@ -125,7 +125,8 @@ def compared(store: PackStore, rows: Sequence[Row]) -> Comparison:
     for row in rows:
         if row.fault:  # it has a flag of its own
             continue
-        with suppress(PackNotFound):  # deleted since it was listed
+        # Deleted since it was listed, or changed to what no pack holds, of which its own page tells.
+        with suppress(PackNotFound, ManifestError, LookupError, ArithmeticError):
             whole = whole.plus(unpacked.compare(store.read(f"{store.files.root}/{row.place}")))
     return whole
 

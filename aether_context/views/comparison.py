@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from aether_context.conversation.content_json import content_from_wire
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, ManifestError
 from aether_context.evidence import ARTIFACT_KEY, evidence_key
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.packing.payload import SYSTEM_CONTRACT
@@ -83,6 +83,8 @@ class Comparison:
 
 
 _MEDIA_KEY = "media"
+_MOST_CONTENTS = 200_000
+"""Contents of a host's list that are compared: a manifest that names more is not what was written."""
 
 
 @dataclass(slots=True)
@@ -141,9 +143,11 @@ class Unpacked:
         self._gone: set[str] = set()
 
     def compare(self, manifest: Manifest) -> Comparison:
-        """The comparison for one call."""
-        self._read_extracts(manifest)
+        """The comparison for one call; `ManifestError` where its manifest names more contents than a host has."""
         length = manifest.positions[-1][1] if manifest.positions else 0
+        if not 0 <= length <= _MOST_CONTENTS:
+            raise ManifestError(f"{manifest.pack_id}: not a manifest: positions: up to {length:,} contents")
+        self._read_extracts(manifest)
         rows = {place: row for row in manifest.rows if 0 <= (place := place_of(row)) < length}
         host = self._hosts.setdefault((*manifest.session_key, manifest.agent, manifest.branch), _Host())
         tokens_of = {row.hash: row.tokens + self._left_out.get(row.hash, 0) for row in rows.values()}
