@@ -34,10 +34,21 @@ class Switch(SimpleSpanProcessor):
     """Keeps nothing but what a test of this file does: a process has one provider, and many other tests."""
 
     on = False
+    fails_at = ""
+    """``start`` or ``end``, where the package's own spans are to fail there."""
+
+    def on_start(self, span: ReadableSpan, parent_context: Any = None) -> None:
+        self._fail("start", span)
 
     def on_end(self, span: ReadableSpan) -> None:
+        self._fail("end", span)
         if self.on:
             super().on_end(span)
+
+    def _fail(self, at: str, span: ReadableSpan) -> None:
+        scope = span.instrumentation_scope
+        if at == self.fails_at and scope is not None and scope.name == "aether_context":
+            raise Failure(SECRET)
 
 
 class Traces:
@@ -101,7 +112,7 @@ def traces(_traces: Traces) -> Iterator[Traces]:
     _traces.clear()
     _traces.switch.on = True
     yield _traces
-    _traces.switch.on = False
+    _traces.switch.on, _traces.switch.fails_at = False, ""
     _traces.clear()
 
 
@@ -244,6 +255,24 @@ def test_a_call_that_a_limit_refuses_says_so(traces: Traces) -> None:
     refused = traces.packs[-1]
     assert refused.attributes["error.type"] == "budget_exceeded"
     assert "aether_context.pack.id" not in refused.attributes
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_trace_that_fails_changes_nothing_else(traces: Traces, at: str, caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> Chat:
+        chat = Chat(script=[call("look_up", key="k"), "done"], tools=[look_up])
+        chat.say("hello")
+        return chat
+
+    plain = said()
+    traces.switch.fails_at = at
+    before = trace.get_current_span()
+    chat = said()
+    assert trace.get_current_span() is before
+    assert [request.contents for request in chat.sent] == [request.contents for request in plain.sent]
+    assert [manifest.degradations for manifest in chat.manifests()] == [(), ()]
+    assert all(chat.store.outcome(manifest) for manifest in chat.manifests())
+    assert "OpenTelemetry" in caplog.text
 
 
 def test_sessions_at_once_keep_their_spans_apart(traces: Traces) -> None:

@@ -5,10 +5,12 @@ What leaves here are numbers, names, ids and words of closed sets: no text of a 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -19,6 +21,9 @@ from aether_context.pack import LAYERS
 if TYPE_CHECKING:
     from aether_context.pack import Pack
 
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
 Attributes: TypeAlias = Mapping[str, str | int | bool]
 
 # `gen_ai.request.model` and `gen_ai.usage.*` belong to the model's own call: backends take whatever span has them for
@@ -54,6 +59,19 @@ _cache = _meter.create_counter(
 )
 
 
+def _harmless(act: Callable[_P, None]) -> Callable[_P, None]:
+    """What an app puts into OpenTelemetry may fail: then a span or a figure is lost, and nothing else."""
+
+    @wraps(act)
+    def guarded(*args: _P.args, **named: _P.kwargs) -> None:
+        try:
+            act(*args, **named)
+        except Exception:
+            logger.warning("OpenTelemetry failed: a span or a figure is lost", exc_info=True)
+
+    return guarded
+
+
 class PackSpan:
     """The span of one pack, current while that is made, and its metrics.
 
@@ -74,7 +92,13 @@ class PackSpan:
         self._labels = {_AGENT: agent, _MODEL: model}
         self._attributes: Attributes = self._labels
         self._stages: list[tuple[str, int]] = []
-        self._span = _tracer.start_span(f"pack_context {agent}")
+        self._span: trace.Span = trace.INVALID_SPAN
+        self.recording = False
+        self._start(f"pack_context {agent}")
+
+    @_harmless
+    def _start(self, name: str) -> None:
+        self._span = _tracer.start_span(name)
         self.recording = self._span.is_recording()
 
     def __enter__(self) -> PackSpan:
@@ -88,6 +112,7 @@ class PackSpan:
         if self.recording and not (self._stages and self._stages[-1][0] == name):
             self._stages.append((name, time.time_ns()))
 
+    @_harmless
     def child(self, name: str, began: int, ended: int, attributes: Attributes | None = None) -> None:
         """A piece of work of the pack, with its times in nanoseconds since 1970; the pack may be done by then."""
         if self.recording:
@@ -97,6 +122,7 @@ class PackSpan:
         """The pack is in the store, by the id that it has there."""
         self.child("record", began, time.time_ns(), {_PACK: pack_id})
 
+    @_harmless
     def packed(self, pack: Pack, name: str, uri: str) -> None:
         """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
         labels, cut = self._labels, any(event.stage == "cut" for event in pack.events)
@@ -132,10 +158,17 @@ class PackSpan:
         if kind is not None:
             self.error = kind.__name__
         failed = {"error.type": self.error} if self.error else {}
-        _duration.record(time.perf_counter() - self._began, self._labels | failed)
-        if not self.recording:
-            return
-        otel_context.detach(self._token)
+        self._count(self._labels | failed)
+        if self.recording:
+            otel_context.detach(self._token)
+            self._end(failed)
+
+    @_harmless
+    def _count(self, labels: Attributes) -> None:
+        _duration.record(time.perf_counter() - self._began, labels)
+
+    @_harmless
+    def _end(self, failed: Attributes) -> None:
         now = time.time_ns()
         for (name, began), (_, ended) in pairwise((*self._stages, ("", now))):
             self.child(name, began, ended)
@@ -145,6 +178,7 @@ class PackSpan:
         self._span.end(now)
 
 
+@_harmless
 def count_cached(pack: Pack, cached_tokens: int | None) -> None:
     """Counts what a provider reported for a pack."""
     if cached_tokens:
