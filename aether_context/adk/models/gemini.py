@@ -149,7 +149,7 @@ class GeminiEmbedder:
 
     def _ask(self, texts: list[str], purpose: Purpose) -> list[list[float]]:
         config = types.EmbedContentConfig(task_type=_TASKS[purpose], output_dimensionality=_DIMENSIONS)
-        asked = [text if text.strip() else "." for text in texts]  # an empty text is refused
+        asked: list[types.ContentUnion] = [text if text.strip() else "." for text in texts]  # an empty text is refused
         embeddings = self._models.embed_content(model=self._model, contents=asked, config=config).embeddings or []
         if len(embeddings) != len(texts):
             raise EmbeddingError(self.name, f"{len(embeddings)} vectors came back for {len(texts)} texts")
