@@ -47,12 +47,13 @@ def reached(comparisons: Sequence[Comparison]) -> list[Reached]:
     return [Reached(one.unpacked.tokens, one.unpacked.shared) for one in comparisons]
 
 
+WHOLE = {"mode": "off"}
 POLICIES = {
-    "cuts": PackPolicy(max_input_tokens=2_000),
+    "cuts": PackPolicy(max_input_tokens=2_000, offload=WHOLE),
     "no cut": PackPolicy(),
-    "sliding": PackPolicy(max_input_tokens=2_000, conversation={"strategy": "sliding_turns"}),
-    "placeholders": PackPolicy(max_input_tokens=8_000, conversation={"strategy": "stable_prefix"}),
-    "hashes": PackPolicy(max_input_tokens=2_000, record="hashes"),
+    "sliding": PackPolicy(max_input_tokens=2_000, offload=WHOLE, conversation={"strategy": "sliding_turns"}),
+    "placeholders": PackPolicy(max_input_tokens=8_000, offload=WHOLE, conversation={"strategy": "stable_prefix"}),
+    "hashes": PackPolicy(max_input_tokens=2_000, offload=WHOLE, record="hashes"),
 }
 
 
@@ -113,7 +114,7 @@ def test_agents_of_one_session_have_histories_of_their_own() -> None:
     assert reached(compared(packed)) == witness.requests
 
 
-@pytest.mark.parametrize("mode", ["session", "request"])
+@pytest.mark.parametrize("mode", ["auto", "session", "request"])
 def test_results_that_are_kept_elsewhere_count_as_a_whole(mode: Any) -> None:
     packed, plain = both(*QUESTIONS, policy=PackPolicy(max_input_tokens=4_000, offload={"mode": mode}))
     found = compared(packed)
