@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_a_long_run_with_a_plan_cuts_and_recalled_turns_is_played_on_another_day
     played = Talk(path, "play", **settings)
     assert [event.content.parts[0].text for event in played.say(*messages)][-1] == "ok"
     assert played.llm.sent == []
+
+
+def test_a_date_in_a_message_is_played_on_that_very_day(path: Path) -> None:
+    message = "Book a room for 2031-05-06"
+    Talk(path, "record", ["booked"]).say(message)
+    talk = Talk(path, "play")
+    (today,) = {time.strftime("%Y-%m-%d", time.gmtime(event.timestamp)) for event in talk.say(message)}
+    path.write_text(path.read_text("utf-8").replace("2031-05-06", today), "utf-8")
+    events = Talk(path, "play").say(message.replace("2031-05-06", today))
+    assert events[-1].content.parts[0].text == "booked"
 
 
 def test_the_file_is_for_people_and_repeats_nothing(path: Path) -> None:

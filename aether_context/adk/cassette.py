@@ -109,7 +109,7 @@ class Cassette(BasePlugin):
         if answer is not None:
             return answer
         with self._lock:
-            answers = self._answers.get(hash_json(asked))
+            answers = self._answers.get(hash_json(asked)) or self._answers_today(callback_context, asked)
             found = None if not answers else answers.popleft() if len(answers) > 1 else answers[0]
         if found is None:
             return Refusal.of(CassetteError(self._miss(callback_context.agent_name, asked)))
@@ -157,7 +157,17 @@ class Cassette(BasePlugin):
 
     def _told_apart(self, context: CallbackContext, request: LlmRequest) -> JSON:
         """What of a request tells it apart: without what is redacted, and what is another in each run."""
-        mask, session = self._masker(context), context.session
+        mask, vary = self._masker(context), self._vary(context)
+        return _changed(_readable(request), lambda text: vary(mask(text)))
+
+    def _answers_today(self, context: CallbackContext, asked: JSON) -> deque[dict[str, JSON]] | None:
+        """The answers to a request that was recorded with the date of this run in it, when that was another day's."""
+        vary, known = self._vary(context), self._answers.values()
+        return next((answers for answers in known if _changed(answers[0]["request"], vary) == asked), None)
+
+    def _vary(self, context: CallbackContext) -> Callable[[str], str]:
+        """Takes out of a text what is another in each run."""
+        session = context.session
         varying = self._varying | {day(event.timestamp) for event in session.events} - {""}
         if len(session.id) >= _ID_CHARACTERS:
             varying.add(session.id)
@@ -167,7 +177,7 @@ class Cassette(BasePlugin):
             self._varying.add(found[1])
             return "[varies]"
 
-        return _changed(_readable(request), lambda text: pattern.sub(vary, mask(text)))
+        return lambda text: pattern.sub(vary, text)
 
     def _save(self) -> None:
         """Writes the file whole or not at all; what a request has in common with the one before it is not repeated."""
