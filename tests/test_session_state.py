@@ -85,7 +85,8 @@ def digest_of(text: str) -> str:
 
 
 def test_a_cut_writes_little_however_long_its_summary_is() -> None:
-    chat = reading(policy=PackPolicy(max_input_tokens=10_000, retrieval={"recall": False}))
+    policy = PackPolicy(max_input_tokens=10_000, retrieval={"recall": False}, offload={"mode": "off"})
+    chat = reading(policy=policy)
     events = chat.say(*map(asked, range(24)))
     cuts = [one.pack_id for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
     assert len(cuts) > 3
@@ -173,7 +174,9 @@ def away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("known", ["nothing", "plan"])
 def test_a_worker_with_another_store_sends_the_same_bytes(store: str, known: str, tmp_path: Path) -> None:
-    policy = small(2_500, retrieval={"recall": False}, conversation={"cached_price": 0.001})
+    # A result that no store takes stays whole, so where results are offloaded workers send what their stores allow.
+    settings = {"retrieval": {"recall": False}, "conversation": {"cached_price": 0.001}, "offload": {"mode": "off"}}
+    policy = small(2_500, **settings)
 
     async def held(name: str, plugin: BasePlugin | None) -> Chat:
         service = DatabaseSessionService(db_url=f"sqlite+aiosqlite:///{tmp_path / name}")

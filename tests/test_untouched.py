@@ -179,7 +179,7 @@ def test_a_late_result_of_a_long_running_tool_is_carried() -> None:
 
 def test_events_of_the_session_are_untouched_by_cuts_extracts_and_packing() -> None:
     script = [call("big_file", name="a.txt"), "read", call("big_file", name="b.txt"), "read too", "x", "y", "z"]
-    chat = Chat(script=script, tools=[big_file], policy=small(1_500), state=planned())
+    chat = Chat(script=script, tools=[big_file], policy=small(1_500, offload={"mode": "off"}), state=planned())
     stages: list[str] = []
     for message in ("read a", "read b", *turns(3)):
         before = asyncio.run(chat.held())

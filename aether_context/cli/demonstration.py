@@ -75,10 +75,11 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
 
     store = PackStore(url)
     store.files.try_writing()
-    policy = PackPolicy.load("research", max_input_tokens=window)
+    # Extracts in the place of its long files would leave nothing to cut.
+    policy = PackPolicy.load("research", max_input_tokens=window, offload={"mode": "off"})
     out.print_heading("A research agent reads this package's source")
     who = model or "a script in the model's place, offline"
-    out.print_line(f"model: {who} · window: {window:,} tokens · policy: the profile research")
+    out.print_line(f"model: {who} · window: {window:,} tokens · policy: the profile research, without offload")
     out.print()
     plugin = ContextPackPlugin(policy=policy, store=store)
     run = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
