@@ -13,7 +13,7 @@ from aether_context.canonical import hash_json, short
 from aether_context.errors import PackNotFound
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.tuning.knobs import KNOBS, Knob, Values, settings
+from aether_context.tuning.knobs import KNOBS, Knob, Values, with_values
 from aether_context.tuning.simulation import Played
 from aether_context.tuning.study import (
     Compared,
@@ -235,22 +235,28 @@ def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[s
     if tuned is None:
         return "\n".join([*lines, "# No change: the policy stays as it is.", ""])
     recordings, study = tuned
-    whole = recordings.base.model_dump(mode="json", exclude_unset=True)
-    whole = {key: value for key, value in whole.items() if value is not None}
-    changed = _over(whole, settings(recordings.base, study.values))
-    return "\n".join([*lines, "", *_toml({**changed, "profile": study.profile}), ""])
+    policy = with_values(recordings.base.for_profile(study.profile), study.values)
+    usual = PackPolicy.load(study.profile, preset=policy.preset)
+    changed = _differing(policy.model_dump(mode="json"), usual.model_dump(mode="json"))
+    chosen = {"profile": study.profile, "preset": policy.preset, **changed}
+    return "\n".join([*lines, "", *_toml(chosen), ""])
+
+
+def _differing(value: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What of nested settings is not as usual; a file cannot say None, which no tuned setting is."""
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        before = usual.get(key)
+        if isinstance(one, dict) and isinstance(before, dict):
+            if inner := _differing(one, before):
+                found[key] = inner
+        elif one != before and one is not None:
+            found[key] = one
+    return found
 
 
 def _interval(found: Any, unit: str) -> str:
     return f"{found.mean:+.2f}{unit} [{found.low:+.2f}, {found.high:+.2f}]"
-
-
-def _over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
