@@ -30,7 +30,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, time_of, words_of
-from aether_context.adk.request.reader import essential_names, is_free, system_text
+from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
@@ -99,6 +99,7 @@ class Offloader:
         self._window_of = window_of
         self._counter = counter_for("")
         self._shown: LRUCache[object, Offloaded] = LRUCache(512)
+        self._digests: LRUCache[object, str] = LRUCache(512)
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
 
@@ -315,10 +316,20 @@ class Offloader:
 
     def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
-        record = known.by_digest.get(hash_bytes(data_of(response))) if _is_json(response) else None
+        if not _is_json(response):
+            return None
+        # Every result of the history is looked up at each call: its texts know their hash, and are not read again.
+        same = structure(response)
+        with self._lock:
+            digest = self._digests.get(same)
+        if digest is None:
+            digest = hash_bytes(data_of(response))
+            with self._lock:
+                self._digests[same] = digest
+        record = known.by_digest.get(digest)
         if record is None:
             return None
-        key = (tool, canonical_json(response), record.query, record.window)
+        key = (tool, same, record.query, record.window)
         with self._lock:
             found = self._shown.get(key)
         if found is None:

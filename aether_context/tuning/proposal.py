@@ -53,7 +53,8 @@ class Mover:
 class Recordings:
     """Sessions of stores with calls of a profile, and how far they can be played.
 
-    ``base`` is the policy that stands against others: the recorded one, or None. ``unusable`` are reasons by session.
+    ``base`` is the policy that stands against others: the one that was ``given``, else that of the first session's
+    first pack, beside which each recorded pack keeps its own. ``unusable`` are reasons by session.
     ``same`` of the ``calls`` are built again byte for byte, where the base is what was recorded.
     """
 
