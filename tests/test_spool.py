@@ -321,6 +321,27 @@ def test_what_a_slow_store_lacks_at_the_end_is_on_the_disk(url):
     assert len(PackStore(url).evidence("shop", "ann", "s1")) == 20
 
 
+def test_a_flush_fails_by_no_attempt_that_began_before_it(url):
+    recorder = Recorder(PackStore(url))
+    began, ends = threading.Event(), threading.Event()
+
+    def fails_once():
+        if not began.is_set():
+            began.set()
+            ends.wait()
+            raise StoreError("the store is down")
+
+    async def flushed():
+        assert began.wait(30)
+        flushing = asyncio.create_task(recorder.flush(30))
+        await asyncio.sleep(0)
+        ends.set()
+        return await flushing
+
+    recorder.later(fails_once)
+    assert asyncio.run(flushed())
+
+
 def test_a_spool_takes_more_than_a_number_of_bytes_while_its_disk_has_room(url, tmp_path):
     FailingFileSystem.down = True
     files, spool = spooled(url, tmp_path)

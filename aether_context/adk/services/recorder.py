@@ -194,6 +194,8 @@ class Recorder:
             quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
             while self._waiting:
                 first = self._waiting[0]
+                flushes = set(self._flushes)
+                self._hurry.clear()
                 if len(self._waiting) > _MANY_WAITING:
                     self._spare_store(True)
                 if self._attempt(first[0]):
@@ -201,10 +203,10 @@ class Recorder:
                     if self._waiting and self._waiting[0] is first:
                         self._waiting.popleft()
                 else:
-                    self._hurry.clear()
                     self._fails = True
-                    while self._flushes:
-                        self._flushes.pop().set_result(None)
+                    for flush in flushes & self._flushes:  # one that began meanwhile waits for the next attempt
+                        self._flushes.discard(flush)
+                        flush.set_result(None)
                     self._hurry.wait(_RETRY_SECONDS)
             self._spare_store(False)
         self._thread = None
