@@ -518,7 +518,7 @@ class PackPolicy(_Settings):
         """
         settings, origin = _read(source)
         try:
-            return cls(**_merged(settings, overrides))
+            return cls(**merged(settings, overrides))
         except PolicyError as error:
             fault = error.__cause__
             raise _policy_error(fault, cls, origin) if isinstance(fault, ValidationError) else error from fault
@@ -529,7 +529,7 @@ class PackPolicy(_Settings):
         Raises:
             PolicyError: an unknown field, or a value out of range.
         """
-        return PackPolicy(**_merged(self.model_dump(exclude_unset=True), overrides))
+        return PackPolicy(**merged(self.model_dump(exclude_unset=True), overrides))
 
     def for_profile(self, profile: str) -> PackPolicy:
         """This policy with another profile's ranges in the place of its own; all other settings stay."""
@@ -566,7 +566,7 @@ class PackPolicy(_Settings):
             },
             "payload": frugal["payload"],
         }
-        return PackPolicy(**_merged(self.model_dump(), tighter))
+        return PackPolicy(**merged(self.model_dump(), tighter))
 
     @cached_property
     def canonical(self) -> str:
@@ -623,21 +623,21 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     preset = settings.get("preset", "balanced")
     base = _profile_settings(name) if isinstance(name, str) and name in PROFILES else {}
     if isinstance(preset, str) and preset in PRESETS:
-        base = _merged(base, PRESETS[preset])
-    return _merged(base, settings)
+        base = merged(base, PRESETS[preset])
+    return merged(base, settings)
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``over`` on top of ``base``, mappings merged key by key."""
-    merged = dict(base)
+    both = dict(base)
     for key, value in over.items():
         if isinstance(value, BaseModel):
             value = value.model_dump()
-        below = merged.get(key)
+        below = both.get(key)
         if key == "conversation":  # an old name in one of them replaces the present name in the other
             below, value = _renamed(below), _renamed(value)
-        merged[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
+        both[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return both
 
 
 def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:

@@ -22,7 +22,7 @@ from aether_context.tuning.retention import used
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.statistics import difference, effective, holm, needed_sessions
 from aether_context.tuning.study import choose, compare, decide, search, split
-from aether_context.tuning.workers import Folder, Here, Journal, Task, folders, run, run_all
+from aether_context.tuning.workers import Folder, Journal, Pool, Task, folders, run, run_all
 
 
 def sessions_of(store):
@@ -156,7 +156,7 @@ def test_what_the_file_says_is_the_tuned_policy(tmp_path):
     assert settings(base, values)["budget"]["shares"]["evidence"] == {"low": 0.375, "high": 0.625}
     store = new_store()
     record(store, 2)
-    tuner = Tuner([store.url], Here(), Journal(None), base=base)
+    tuner = Tuner([store.url], Pool(), Journal(None), base=base)
     recordings = tuner.recordings("chat")
     study = replace(decided(True), points=(replace(decided(True).points[0], values=values),) * 2)
     path = tmp_path / "tuned.toml"
@@ -274,7 +274,7 @@ def test_a_store_without_packs_is_told(tmp_path):
     assert found.exit_code == 3
     store = new_store()
     record(store, 1)
-    tuner = Tuner([store.url], Here(), Journal(None))
+    tuner = Tuner([store.url], Pool(), Journal(None))
     with pytest.raises(PackNotFound, match="no session of the profile coding"):
         tuner.recordings("coding")
 
@@ -282,7 +282,7 @@ def test_a_store_without_packs_is_told(tmp_path):
 def test_a_run_that_was_stopped_goes_on(shop, tmp_path):
     path, played = tmp_path / "journal.jsonl", count()
 
-    class Stops(Here):
+    class Stops(Pool):
         def submit(self, act, task):
             if next(played) == 4:
                 raise KeyboardInterrupt
@@ -301,8 +301,8 @@ def test_a_run_that_was_stopped_goes_on(shop, tmp_path):
     assert len(path.read_text().splitlines()) == 4
     with path.open("a") as file:
         file.write('["half a li')
-    again = study(Here())
-    whole = Tuner([shop.url], Here(), Journal(None))
+    again = study(Pool())
+    whole = Tuner([shop.url], Pool(), Journal(None))
     assert again.points == whole.study(whole.recordings("chat"), trials=2).points
     keys = [json.loads(line)[0] for line in path.read_text().splitlines() if not line.startswith('["half')]
     assert len(keys) == len(set(keys))
@@ -313,6 +313,6 @@ def test_results_do_not_depend_on_who_plays(shop):
         url=shop.url, path=shop.places()[0].rpartition("/")[0], packs=(shop.places()[0].rpartition("/")[2],)
     )
     tasks = [Task(folder=folder, profile="chat", values=(("retrieval.memory_k", k),)) for k in (1, 2, 3)]
-    forward = run_all(tasks, Here(), Journal(None))
-    backward = run_all(tasks[::-1], Here(), Journal(None))
+    forward = run_all(tasks, Pool(), Journal(None))
+    backward = run_all(tasks[::-1], Pool(), Journal(None))
     assert forward == backward

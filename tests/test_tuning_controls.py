@@ -16,7 +16,7 @@ from aether_context import PackPolicy, PackStore
 from aether_context.tuning.knobs import KNOBS
 from aether_context.tuning.proposal import Tuner
 from aether_context.tuning.study import choose, compare, decide, search, split
-from aether_context.tuning.workers import Here, Journal, folders, pool
+from aether_context.tuning.workers import Journal, Pool, folders, pool
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_the_source_that_was_held_out_does_not_lose(tmp_path):
     record(store, 62, steps=6, reach=2)
     record(store, 8, steps=10, reach=9, app="archive")
     for seed in (0, 1):
-        tuner = Tuner([store.url], Here(), Journal(None), seed=seed, base=STARVED)
+        tuner = Tuner([store.url], Pool(), Journal(None), seed=seed, base=STARVED)
         recordings = tuner.recordings("chat")
         assert recordings.split.source == "archive"
         study = tuner.study(recordings, trials=8, margin=MARGIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
@@ -37,10 +37,9 @@ class _Group:
             self.failed += 1
             return
         self.totals = self.totals.plus(Totals.of(call))
-        if not call.input_estimated and not manifest.passthrough_reason:
-            self.pairs.append(
-                (manifest.request_tokens, call.input_tokens - (_count(outcome.get("tool_use_tokens")) or 0))
-            )
+        read = outcome.get("input_tokens")
+        if isinstance(read, int) and not call.input_estimated and not manifest.passthrough_reason:
+            self.pairs.append((manifest.request_tokens, read))
 
     def figures(self) -> dict[str, JSON]:
         """What is reported of the calls: None is unknown."""
@@ -71,20 +70,12 @@ class _Group:
 
 def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
     """What a call used and cost; None where it came to nothing."""
-    names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
-    read, written, cached, cache_written, tool_use = (_count(outcome.get(name)) for name in names)
-    if read is None and outcome.get("error_code") is not None:
+    call = CallUsage.of_outcome(outcome, manifest.request_tokens)
+    if call is None:
         return None
-    return CallUsage(
-        input_tokens=(manifest.request_tokens if read is None else read) + (tool_use or 0),
-        output_tokens=written or 0,
-        cached_tokens=cached,
-        cache_write_tokens=cache_written or 0,
-        input_estimated=read is None,
-        output_estimated=written is None,
-        system_tokens=manifest.allocation["system"].used,
-        tool_tokens=manifest.allocation["tools"].used,
-    ).priced(manifest.model, manifest.last_event_time)
+    shares = {name: manifest.allocation[name].used for name in ("system", "tools")}
+    call = replace(call, system_tokens=shares["system"], tool_tokens=shares["tools"])
+    return call.priced(manifest.model, manifest.last_event_time)
 
 
 def _sides(compared: Comparison) -> JSON:
@@ -94,10 +85,6 @@ def _sides(compared: Comparison) -> JSON:
         for name, side in sides.items()
     }
     return figures | {"unknown": compared.unknown}
-
-
-def _count(value: JSON) -> int | None:
-    return value if type(value) is int and value >= 0 else None
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aether_context.errors import PolicyError, near_names
-from aether_context.policy import PackPolicy
+from aether_context.policy import PackPolicy, merged
 
 Values = Mapping[str, float]
 """The value of each knob by its name."""
@@ -86,7 +86,7 @@ def settings(policy: PackPolicy, values: Values) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith(_SHARES):
-            changed = _merged(changed, _shares(policy, name.removeprefix(_SHARES), value))
+            changed = merged(changed, _shares(policy, name.removeprefix(_SHARES), value))
         else:
             *sections, last = name.split(".")
             section = changed
@@ -125,11 +125,3 @@ def _shares(policy: PackPolicy, layer: str, middle: float) -> dict[str, Any]:
     if most < 1:
         moved[other]["high"] = min(1.0, round(moved[other]["high"] + (1 - most), 4))
     return {"budget": {"shares": moved}}
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged

@@ -13,14 +13,14 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, TypeAlias
 
 from aether_context.canonical import hash_json, short
 from aether_context.errors import AetherContextError, MissingExtra
@@ -155,20 +155,15 @@ def _material(folder: Folder) -> _Material:
     return material
 
 
-class Pool(Protocol):
-    """Whatever carries out tasks elsewhere; ``workers`` of them at once."""
+class Pool:
+    """Carries out tasks elsewhere, ``workers`` of them at once; without an executor here, one after the other."""
 
-    workers: int
-
-    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]: ...
-
-
-class Here:
-    """Carries out tasks in this process, one after the other."""
-
-    workers = 1
+    def __init__(self, executor: Executor | None = None, workers: int = 1) -> None:
+        self._executor, self.workers = executor, workers
 
     def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
+        if self._executor is not None:
+            return self._executor.submit(act, task)
         done: Future[Result] = Future()
         done.set_result(act(task))
         return done
@@ -190,32 +185,14 @@ def pool(jobs: int | None = None, dask: str | None = None) -> Iterator[Pool]:
         except ImportError as error:
             raise MissingExtra("dask", "a Dask cluster") from error
         with Client(dask) as client:  # type: ignore[no-untyped-call]
-            yield _Dask(client)
+            yield Pool(client.get_executor(pure=False), max(1, sum(client.nthreads().values())))
         return
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield Here()
+        yield Pool()
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
-        yield _Processes(executor, jobs)
-
-
-class _Processes:
-    def __init__(self, executor: ProcessPoolExecutor, workers: int) -> None:
-        self._executor, self.workers = executor, workers
-
-    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
-        return self._executor.submit(act, task)
-
-
-class _Dask:
-    def __init__(self, client: Any) -> None:
-        self._executor = client.get_executor(pure=False)
-        self.workers = max(1, sum(client.nthreads().values()))
-
-    def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
-        future: Future[Result] = self._executor.submit(act, task)
-        return future
+        yield Pool(executor, jobs)
 
 
 class Journal:

@@ -81,6 +81,29 @@ class CallUsage:
         return replace(self, cost_usd=cost)
 
     @classmethod
+    def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:
+        """A call, not yet priced, from the outcome on record beside its pack; None where it came to nothing.
+
+        Args:
+            estimate: the tokens of its request, which stand for the input where no provider reported it.
+        """
+        names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
+        read, written, cached, cache_written, tool_use = (
+            value if type(value := outcome.get(name)) is int and 0 <= value <= _MOST else None for name in names
+        )
+        if read is None and outcome.get("error_code") is not None:
+            return None
+        return cls(
+            input_tokens=(estimate if read is None else read) + (tool_use or 0),
+            output_tokens=written or 0,
+            cached_tokens=cached,
+            cache_write_tokens=cache_written or 0,
+            estimate=estimate,
+            input_estimated=read is None,
+            output_estimated=written is None,
+        )
+
+    @classmethod
     def from_record(cls, value: object) -> CallUsage | None:
         """A call from its JSON, as events once carried it; None where it is not that of a call."""
         return valid(_CALL, value)

@@ -242,7 +242,9 @@ def _row(place: str, stamp: tuple[int, float | None], fields: Mapping[str, Any],
     used = tuple(allocation[layer]["used"] if layer in allocation else 0 for layer in LAYERS)
     slack = allocation.get("slack", {}).get("final", 0)
     prefix, tools = fields["prefix"], fields["tools"]
-    usage, error = _answered(fields, outcome)
+    reported = outcome if isinstance(outcome, dict) else None
+    usage = None if reported is None else CallUsage.of_outcome(reported, fields["request_tokens"])
+    error = None if reported is None else reported.get("error_code")
     events = fields.get("truncation_events", ())
     names = ("app", "user", "session", "agent", "branch", "invocation", "model", "policy")
     return Row(
@@ -273,30 +275,7 @@ def _row(place: str, stamp: tuple[int, float | None], fields: Mapping[str, Any],
             (intern(event["stage"]), intern(event["reason"]), event["tokens_before"] - event["tokens_after"])
             for event in events
         ),
-        answered=usage,
-        error=error,
+        answered=usage and usage.priced(fields["model"], fields.get("last_event_time", 0.0)),
+        error="" if error is None else str(error),
         fault=fault,
     )
-
-
-def _answered(fields: Mapping[str, Any], outcome: JSON) -> tuple[CallUsage | None, str]:
-    """What the provider reported, with what it cost, and the code of an error."""
-    if not isinstance(outcome, dict):
-        return None, ""
-    names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
-    read, answered, cached, written, tool_use = (
-        value if type(value := outcome.get(name)) is int and 0 <= value <= _MOST else None for name in names
-    )
-    error = outcome.get("error_code")
-    if read is None and error is not None:
-        return None, str(error)
-    usage = CallUsage(
-        input_tokens=(fields["request_tokens"] if read is None else read) + (tool_use or 0),
-        output_tokens=answered or 0,
-        cached_tokens=cached,
-        cache_write_tokens=written or 0,
-        estimate=fields["request_tokens"],
-        input_estimated=read is None,
-        output_estimated=answered is None,
-    )
-    return usage.priced(fields["model"], fields.get("last_event_time", 0.0)), "" if error is None else str(error)
