@@ -16,7 +16,7 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, retrieve, semantic
+from aether_context.retrieval import Entry, HybridIndex, retrieve, scoring, semantic
 from aether_context.retrieval import index as search_index
 from aether_context.retrieval.embedders import unit
 
@@ -63,7 +63,8 @@ def many():
 def test_a_large_index_finds_what_comparing_everything_finds(many, monkeypatch):
     index, texts = many
     queries = [*texts[::199], "a ship on the sea", "what the physician wrote", "nothing at all", "2999"]
-    monkeypatch.setattr(search_index, "_CANDIDATES", 60)
+    for module in (search_index, scoring):
+        monkeypatch.setattr(module, "CANDIDATES", 60)
     everything = [index.search(query, limit=10) for query in queries]
     monkeypatch.setattr(search_index, "_EXHAUSTIVE", 1_000)
     compared = []
@@ -81,7 +82,8 @@ def test_a_large_index_finds_what_comparing_everything_finds(many, monkeypatch):
 
 def test_what_was_removed_from_a_large_index_takes_nobodys_place(many, monkeypatch):
     index, texts = many
-    monkeypatch.setattr(search_index, "_CANDIDATES", 60)
+    for module in (search_index, scoring):
+        monkeypatch.setattr(module, "CANDIDATES", 60)
     fresh = HybridIndex()
     fresh.add(Entry(id=str(at), text=text, thread=f"t{at // 15}") for at, text in enumerate(texts) if at % 7)
     for query in texts[::199]:
@@ -381,7 +383,8 @@ def test_large_pools_find_what_small_ones_do(monkeypatch):
     index = HybridIndex(Fake())
     index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
     some = ids(index.search("door 700 crimson", 20))
-    monkeypatch.setattr(search_index, "_CANDIDATES", 3_000)
+    for module in (search_index, scoring):
+        monkeypatch.setattr(module, "CANDIDATES", 3_000)
     assert some == ids(index.search("door 700 crimson", 20))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aether_context.canonical import canonical_json, digest_of
 from aether_context.errors import EmbeddingError, StoreError
 from aether_context.memory.database import Change, Memory, MemoryFile, Span
-from aether_context.retrieval import Entry, newest_first
+from aether_context.retrieval import Entry, Hit, newest_first
 from aether_context.retrieval.arrays import Rows, packed, unpacked
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, embedder_for
@@ -34,7 +34,7 @@ _FORMAT = 3
 _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
 _COMPACT_ABOVE = 1_000
-_COMPARED = 20
+COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
 _WORTH_SAVING = 64
 
@@ -84,7 +84,7 @@ class UserMemories:
         def entries(slots: Numbers) -> list[Entry]:
             numbers: list[int] = self._numbers.values[slots].tolist()
             there = self._file.read(self._app, self._user, numbers)
-            found = {number: _entry(memory) for number, memory in there.items()}
+            found = {number: entry_of(memory) for number, memory in there.items()}
             memories.update((found[number].id, memory) for number, memory in there.items())
             places.update((found[number].id, number) for number in there)
             return [found.get(number, gone) for number in numbers]
@@ -92,33 +92,11 @@ class UserMemories:
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
-                hits = self._index.search(query, max(limit, _COMPARED) if limit > 0 else 0, entries)
+                hits = self._index.search(query, max(limit, COMPARED) if limit > 0 else 0, entries)
                 if not any(hit.entry is gone for hit in hits):
                     break
-        hits = [hit for hit in hits if hit.entry is not gone]
-        said = [
-            Statement(
-                text=self._index.redact(hit.text),
-                speaker=hit.entry.speaker or "",
-                time=hit.entry.time,
-                place=places[hit.id],
-                score=similarity(hit.score),
-            )
-            for hit in hits
-        ]
-        corrected = corrections(said, self._index.redact(query))
-        scores = raised([hit.score for hit in hits], corrected)
-        superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
-        remembered = {
-            hit.id: Remembered(
-                memory=memories[hit.id],
-                score=score,
-                scores=hit.scores,
-                superseded_by=memories[superseded[hit.id]].name if hit.id in superseded else "",
-            )
-            for hit, score in zip(hits, scores, strict=True)
-        }
-        return [remembered[name] for name in newest_first(remembered, superseded)][:limit]
+        there = [hit for hit in hits if hit.entry is not gone]
+        return remembered(there, memories, places, query, self._index.redact)[:limit]
 
     def follow(self) -> None:
         """Brings the index up to the file."""
@@ -195,7 +173,7 @@ class UserMemories:
         """Takes in what changed. Where an embedder fails, nothing was."""
         new = [(change, change.memory) for change in changes if change.memory is not None]
         if new:
-            self._index.add([_entry(memory) for _, memory in new])
+            self._index.add([entry_of(memory) for _, memory in new])
         if anew := [change.origin for change in changes if change.origin != change.number]:
             gone = np.flatnonzero(np.isin(self._origins.values, anew))
             self._index.remove(gone)
@@ -229,13 +207,51 @@ def uncovered(living: Numbers, spans: Sequence[Span]) -> Iterator[Numbers]:
             yield gap[first : first + BLOCK_ROWS]
 
 
+def remembered(
+    hits: Sequence[Hit],
+    memories: Mapping[str, Memory],
+    places: Mapping[str, int],
+    query: str,
+    redact: Callable[[str], str],
+) -> list[Remembered]:
+    """What was found, each behind the later one that may contradict it.
+
+    Args:
+        hits: best first, `COMPARED` of them at least where there are so many.
+        memories: by the ids of the hits; so are ``places``, which say what came later where times do not tell.
+    """
+    said = [
+        Statement(
+            text=redact(hit.text),
+            speaker=hit.entry.speaker or "",
+            time=hit.entry.time,
+            place=places[hit.id],
+            score=similarity(hit.score),
+        )
+        for hit in hits
+    ]
+    corrected = corrections(said, redact(query))
+    scores = raised([hit.score for hit in hits], corrected)
+    superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
+    found = {
+        hit.id: Remembered(
+            memory=memories[hit.id],
+            score=score,
+            scores=hit.scores,
+            superseded_by=memories[superseded[hit.id]].name if hit.id in superseded else "",
+        )
+        for hit, score in zip(hits, scores, strict=True)
+    }
+    return [found[name] for name in newest_first(found, superseded)]
+
+
 @lru_cache(maxsize=1)
 def _format() -> str:
     """What a block must have been made by."""
     return f"{_FORMAT}.{RULES}.{version('snowballstemmer')}"
 
 
-def _entry(memory: Memory) -> Entry:
+def entry_of(memory: Memory) -> Entry:
     return Entry(
         id=f"{len(memory.session)}:{memory.session}{memory.name}",
         text=memory.text,
@@ -341,7 +357,7 @@ class Memories:
 
     def _searched(self, memory: Memory) -> str:
         """What a memory is found by."""
-        return self._redact(_entry(memory).searched)
+        return self._redact(entry_of(memory).searched)
 
     def _of(self, app: str, user: str) -> UserMemories:
         with self._lock:

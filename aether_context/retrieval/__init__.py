@@ -9,7 +9,8 @@ from aether_context.retrieval.ranking import Found, Left, answers, newest_first,
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
-    from aether_context.retrieval.index import Entry, Hit, HybridIndex
+    from aether_context.retrieval.index import HybridIndex
+    from aether_context.retrieval.scoring import Entry, Hit
 
 __all__ = [
     "Entry",
@@ -28,8 +29,8 @@ __all__ = [
 ]
 
 _NEED_NUMPY = {
-    "Entry": "index",
-    "Hit": "index",
+    "Entry": "scoring",
+    "Hit": "scoring",
     "HybridIndex": "index",
     "tool_encoder": "call_indexes",
     "tool_scores": "call_indexes",

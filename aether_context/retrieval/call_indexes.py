@@ -16,8 +16,9 @@ from aether_context.pack import RECALLED, Candidate, Content, Layer, Tool, recal
 from aether_context.redaction import masker
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
-from aether_context.retrieval.index import Entry, Hit, HybridIndex
+from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.ranking import similarity
+from aether_context.retrieval.scoring import Entry, Hit
 
 # Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 

@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
@@ -27,71 +27,25 @@ from aether_context.retrieval.arrays import Array, Floats, Rows, Slots, packed, 
 from aether_context.retrieval.embedders import Embedder, embedder_for
 from aether_context.retrieval.lexical import InvertedIndex
 from aether_context.retrieval.passages import LONGEST, titled_passages
+from aether_context.retrieval.scoring import (
+    CANDIDATES,
+    Entry,
+    Hit,
+    Links,
+    around,
+    best,
+    candidates,
+    combined,
+    linked,
+    ranked,
+)
 from aether_context.retrieval.semantic import SemanticIndex
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A text in an index.
-
-    Attributes:
-        time: seconds since 1970 UTC, None where it is unknown.
-        speaker: who said it; found by name.
-        thread: the conversation it belongs to; entries of one thread are neighbours in the order they were added.
-    """
-
-    id: str
-    text: str
-    time: float | None = None
-    speaker: str | None = None
-    thread: str | None = None
-
-    @property
-    def searched(self) -> str:
-        """The text with its speaker."""
-        return f"{self.speaker}: {self.text}" if self.speaker else self.text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """An entry that was found.
-
-    Attributes:
-        score: the one it is ranked by.
-        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
-            and what it exceeds the pool's median by, ``semantic``; then ``passages``, ``neighbours``, ``time`` and
-            ``recency`` where they played a part.
-    """
-
-    entry: Entry
-    score: float
-    scores: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        """The entry's."""
-        return self.entry.id
-
-    @property
-    def text(self) -> str:
-        """The entry's, whole."""
-        return self.entry.text
-
-
-_SEMANTIC_WEIGHT = 0.4
-"""The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
-_NEIGHBOURS = (0.5, 0.25, 0.125)
-"""How much of its score an entry lends to those one, two and three places from it in its thread."""
-_SMALL_POOL = 10
-_SAMPLED = 10_000
-_CANDIDATES = 1_000
-"""So many of each list, words and meaning, are looked at."""
-_TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
-"""Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
 _PASSAGES_WEIGHT = 0.5
 """The share of an entry's passages in its score where texts are long; the whole text has the rest."""
 _NEXT_BEST = (1.0, 0.1, 0.01)
 """How much the best passage of a text counts, the second and the third."""
+_SAMPLED = 10_000
 _EXHAUSTIVE = 200_000
 """Up to so many entries are compared with a query one by one."""
 _NEARER, _NEAR_SHARE = 8, 32
@@ -114,7 +68,7 @@ class SlotIndex:
         self._times = Rows(np.empty(0, dtype=np.float64))
         self._threads: dict[str, int] = {}
         self._thread_of = Rows(np.empty(0, dtype=np.int32))
-        self._neighbours: tuple[Slots, Slots] | None = None
+        self._neighbours: Links | None = None
 
     def __len__(self) -> int:
         """How many entries there are, removed ones not counted."""
@@ -216,33 +170,17 @@ class SlotIndex:
             lists.append(passages.scores(query, self.slots))
             scores["passages"] = lists[-1]
             alone = (1 - _PASSAGES_WEIGHT) * alone + _PASSAGES_WEIGHT * lists[-1]
-        slots = self._candidates(*lists)
-        total = alone[slots]
-        for sides, share in zip(self._around(slots), _NEIGHBOURS, strict=True):
-            for near in sides:
-                total = total + np.where(near >= 0, share * alone[near], 0.0)
-        scores = {name: values[slots] for name, values in scores.items()}
-        scores["neighbours"] = total - alone[slots]
-        times = self._times.values[slots]
-        if not np.isnan(times).all():
-            now = float(np.nanmax(times)) if asked is None else asked
-            if spans := terms.named_times(query, asked=now):
-                scores["time"] = _TIME_WEIGHT * terms.closeness(times, spans)
-                total = total + scores["time"]
-            if terms.asks_for_recent(query):
-                scores["recency"] = _RECENCY_WEIGHT * terms.freshness(times, now=now)
-                total = total + scores["recency"]
-        total = np.round(total, 9)
-
-        places = _best(total, limit)
-        found = entries(slots[places])
-        ranks = total[places].tolist()
-        order = sorted(range(len(found)), key=lambda rank: (-ranks[rank], found[rank].id))[:limit]
-        rounded = [np.round(values[places[order]], 6).tolist() for values in scores.values()]
-        return [
-            Hit(entry=found[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
-            for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
-        ]
+        return ranked(
+            query,
+            limit,
+            entries,
+            slots=self._candidates(*lists),
+            alone=alone,
+            scores=scores,
+            times=self._times.values,
+            links=self._links(),
+            asked=asked,
+        )
 
     def answers(self, query: str) -> tuple[Floats, dict[str, Floats]]:
         """How well each entry answers a masked query without its neighbours and its time; and what that is made of.
@@ -253,19 +191,8 @@ class SlotIndex:
         bm25, ceiling = self._lexical.scores(terms.query_terms(query))
         cosine = np.where(self._lexical.alive, self._cosines(query, bm25), 0.0)
 
-        # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
-        # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
-        best = float(bm25.max(initial=0.0))
-        lexical = bm25 / math.sqrt(best * max(best, ceiling)) if best > 0 else bm25
-        # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
-        # usual is taken off. The median of a small pool says little and counts for less.
-        usual = max(0.0, float(np.median(cosine[self._sample()]))) * len(self) / (len(self) + _SMALL_POOL)
-        semantic = np.maximum(0.0, cosine - usual)
-        # The more of the words are identifiers, the less meaning tells.
-        named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        weight = _SEMANTIC_WEIGHT * (1.0 - named) if self._semantic.names else 0.0
-        alone = (1 - weight) * lexical + weight * semantic
-        return alone, {"bm25": bm25, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+        usual = float(np.median(cosine[self._sample()]))
+        return combined(query, bm25, ceiling, cosine, usual=usual, count=len(self), compared=bool(self._semantic.names))
 
     def _cosines(self, query: str, bm25: Floats) -> Floats:
         """The cosine of every entry with a query; in a large index of those that may be candidates, 0 of the others.
@@ -287,10 +214,10 @@ class SlotIndex:
             found[new] = np.round(self._semantic.similarities(asked, new), 6)
             compared[new] = True
 
-        most = max(_NEARER * _CANDIDATES, self.slots // _NEAR_SHARE)
+        most = max(_NEARER * CANDIDATES, self.slots // _NEAR_SHARE)
         near = [table.near(vector, most) for table, vector in asked]
-        compare(self._sample(), _best(bm25, _CANDIDATES), *near)
-        compare(*chain(*self._around(self._candidates(bm25, found))))
+        compare(self._sample(), best(bm25, CANDIDATES), *near)
+        compare(*chain(*around(self._links(), self._candidates(bm25, found))))
         return found
 
     def _sample(self) -> Slots:
@@ -298,44 +225,12 @@ class SlotIndex:
         return self.living[:: 1 + len(self) // _SAMPLED]
 
     def _candidates(self, *lists: Floats) -> Slots:
-        """The best of each list and their neighbours; all that live where there are few."""
-        if len(self) <= 2 * _CANDIDATES:
-            return self.living
-        chosen = np.zeros(self.slots, dtype=bool)
-        for scores in lists:
-            chosen[_best(scores, _CANDIDATES)] = True
-        for places in chain(*self._around(np.flatnonzero(chosen))):
-            chosen[places[places >= 0]] = True
-        return np.flatnonzero(chosen & self._lexical.alive)
+        return candidates(lists, self._links(), self._lexical.alive)
 
-    def _around(self, slots: Slots) -> list[tuple[Slots, Slots]]:
-        """The slots one, two and three places before and behind these in their threads, -1 where there is none."""
+    def _links(self) -> Links:
         if self._neighbours is None:
-            threads = self._thread_of.values
-            order = np.flatnonzero(self._lexical.alive & (threads >= 0))
-            order = order[np.argsort(threads[order], kind="stable")]
-            same = threads[order[1:]] == threads[order[:-1]]
-            earlier, later = np.full((2, len(threads)), -1, dtype=np.int64)
-            earlier[order[1:][same]] = order[:-1][same]
-            later[order[:-1][same]] = order[1:][same]
-            self._neighbours = earlier, later
-        earlier, later = self._neighbours
-        before = behind = slots
-        steps = []
-        for _ in _NEIGHBOURS:
-            before = np.where(before >= 0, earlier[before], -1)
-            behind = np.where(behind >= 0, later[behind], -1)
-            steps.append((before, behind))
-        return steps
-
-
-def _best(scores: Floats, most: int) -> Slots:
-    """The places of the highest scores above 0, and of those that equal the last of them."""
-    places = np.flatnonzero(scores > 0)
-    if len(places) > most:
-        above = scores[places]
-        places = places[above >= np.partition(above, -most)[-most]]
-    return places
+            self._neighbours = linked(self._thread_of.values, self._lexical.alive)
+        return self._neighbours
 
 
 class PassageIndex:
