@@ -22,10 +22,10 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
 from aether_context.cli import main
-from aether_context.errors import PackNotFound
+from aether_context.errors import ManifestError, PackNotFound
 from aether_context.store.export import export_pack
 from aether_context.store.files import Files
-from aether_context.store.pack_file import ENDING, read_lines
+from aether_context.store.pack_file import ENDING, compressed, read_lines
 from aether_context.store.replay import Replayer
 from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, plan
 from aether_context.store.spool import Spool, SpooledFiles
@@ -100,6 +100,25 @@ def test_each_chain_replays_without_those_before_it(store: PackStore) -> None:
     for one in manifests[: begins[-1]]:
         store.files.delete(f"{store.place(one)}{ENDING}")
     assert whole(PackStore(store.url)) == len(manifests) - begins[-1]
+
+
+def test_a_file_that_holds_more_than_a_pack_can_is_damaged(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (manifest,) = packs.chain(store, 1)
+    path = f"{store.place(manifest)}{ENDING}"
+    whole = store.files.read(path)
+    store.files.delete(path)
+    store.files.create(path, whole[:-20])
+    with pytest.raises(ManifestError, match="ends too soon"):
+        PackStore(store.url).blob(manifest, manifest.texts[0])
+    monkeypatch.setattr("aether_context.store.pack_file._MOST_BYTES", 100_000)
+    store.files.delete(path)
+    store.files.create(path, whole + compressed(bytes(100_000)))
+    with pytest.raises(ManifestError, match="more than 100,000 bytes"):
+        PackStore(store.url).blob(manifest, manifest.texts[0])
+    store.files.delete(path)
+    store.files.create(path, compressed(b"x" * 200_000))
+    with pytest.raises(ManifestError, match="first line"):
+        PackStore(store.url).read(store.place(manifest))
 
 
 def test_a_base_that_is_gone_is_named(store: PackStore) -> None:

@@ -26,7 +26,8 @@ BY_LAYER = ("allocation", "layer_budgets")
 """Fields that hold a value for each layer."""
 ENDING = ".json.gz"
 BASE = "base"
-_FEW_BYTES = 8_192
+_FEW_BYTES, _MOST_BYTES = 8_192, 512 * 2**20
+"""What is read of a file to begin with, and the most that its members hold."""
 
 
 _OWN = ("rows", "contents", "counts")
@@ -82,11 +83,22 @@ def compressed(data: bytes) -> bytes:
 
 
 def decompressed(data: bytes) -> bytes:
-    """What gzip members hold; `ManifestError` where they are damaged."""
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ManifestError(f"damaged: {error}") from error
+    """What gzip members hold; `ManifestError` where they are damaged, or larger than a pack can be."""
+    members: list[bytes] = []
+    room = _MOST_BYTES
+    while data:
+        stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
+        try:
+            members.append(stream.decompress(data, room + 1))
+        except zlib.error as error:
+            raise ManifestError(f"damaged: {error}") from error
+        room -= len(members[-1])
+        if room < 0:
+            raise ManifestError(f"damaged: it holds more than {_MOST_BYTES:,} bytes")
+        if not stream.eof:
+            raise ManifestError("damaged: it ends too soon")
+        data = stream.unused_data
+    return b"".join(members)
 
 
 def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
@@ -102,7 +114,7 @@ def read_manifest(data: bytes) -> bytes:
     stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
     try:
         found = stream.decompress(data, _FEW_BYTES)
-        while b"\n" not in found and stream.unconsumed_tail:
+        while b"\n" not in found and stream.unconsumed_tail and len(found) < _MOST_BYTES:
             found += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
     except zlib.error as error:
         raise ManifestError(f"damaged: {error}") from error
