@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 from scripted import Chat, Scripted, call, results, state_of
@@ -128,6 +130,41 @@ def test_a_new_worker_shows_the_same():
     talk.say("on")
     assert talk.sent[-1].wires[: len(before.wires)] == before.wires
     assert talk.sent[-1].declared == before.declared
+
+
+def test_what_another_callback_makes_of_an_extract_stays_in_its_request():
+    def edit(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+        for content in llm_request.contents:
+            for part in content.parts or ():
+                if part.function_response and part.function_response.name == "read_log":
+                    part.function_response.response["seen"] = part.function_response.response.get("seen", 0) + 1
+
+    script = [call("read_log", name="a"), call("read_note", name="n"), call("read_note", name="o"), "done"]
+    talk = chat(script, settings={"before_model_callback": edit})
+    talk.say("what is the retention period?", "thanks")
+    of_log = [
+        part.function_response.response["seen"]
+        for request in talk.llm.sent
+        for content in request.contents
+        for part in content.parts or ()
+        if part.function_response and part.function_response.name == "read_log"
+    ]
+    assert of_log == [1] * 4
+    assert talk.sent[-1].wires[:3] == talk.sent[1].wires
+
+
+def test_what_the_host_makes_of_an_offloaded_result_is_sent():
+    def alter(_: CallbackContext, request: LlmRequest) -> None:
+        for content in request.contents if len(request.contents) > 5 else ():
+            for part in content.parts or ():
+                if part.function_response and part.function_response.name == "read_log":
+                    part.function_response = part.function_response.model_copy(update={"response": {"result": "gone"}})
+
+    script = [call("read_log", name="a"), call("read_note", name="n"), call("read_note", name="o"), "done"]
+    talk = chat(script, alter=alter)
+    talk.say("what is the retention period?")
+    assert ROWS[70] in shown(talk, at=2)["result"]
+    assert shown(talk) == {"result": "gone"}
 
 
 def test_results_stay_whole_where_nobody_could_read_the_rest():

@@ -19,7 +19,9 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -29,8 +31,17 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK, SessionKey, session_key, time_of, words_of
-from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
+from aether_context.adk.call import (
+    ESSENTIAL,
+    ESSENTIAL_MARK,
+    AgentKey,
+    SessionKey,
+    agent_key_of,
+    session_key,
+    time_of,
+    words_of,
+)
+from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
@@ -46,6 +57,7 @@ from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME
 from aether_context.tokens import counter_for, family_of, media_tokens
+from aether_context.tokens.counters import SharedLRU
 
 if TYPE_CHECKING:
     from aether_context.evidence.passages import Excerpt, Searcher
@@ -98,8 +110,10 @@ class Offloader:
         self._step_of = step_of
         self._window_of = window_of
         self._counter = counter_for("")
-        self._shown: LRUCache[object, Offloaded] = LRUCache(512)
-        self._digests: LRUCache[object, str] = LRUCache(512)
+        self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
+        self._shown: SharedLRU[object, Offloaded] = SharedLRU(512)
+        self._digests: SharedLRU[object, str] = SharedLRU(512)
+        self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
 
@@ -118,7 +132,7 @@ class Offloader:
         settings, window = self._settings, 0
         if self._mode == "auto":
             window = self._window_of(context)
-            settings = settings.for_window(window)
+            settings = self._limits(window)
             is_short = _characters(result) <= settings.threshold_tokens
             if not window or (is_short and settings.tools.get(tool.name) != "always"):
                 return None
@@ -147,6 +161,8 @@ class Offloader:
                 response, lambda: offload(response, tool.name, settings, counter=self._counter, query=query)
             )
             is_whole = found.form == "verbatim"
+            if not is_whole and self._mode != "session":
+                self._shown.put((tool.name, structure(response), query, window), found)
             record = EvidenceRecord(
                 **origin,
                 uri=found.uri,
@@ -231,7 +247,7 @@ class Offloader:
             if (records or self._mode != "off") and not declare(request, readers):
                 conceal(request)
             return problems
-        limits = self._settings.for_window(window)
+        limits = self._limits(window)
         always = {name for name, rule in limits.tools.items() if rule == "always"}
         kept = any(not record.window for record in records)
         long = [
@@ -246,31 +262,59 @@ class Offloader:
         if any(reader.name in names for reader in readers):
             wants = False
         elif long:
-            self._show(context, request, long)
-            wants = wants or any(map(_names_evidence, request.contents))
+            shown = self._show(context, request, long)
+            wants = wants or any(map(_names_evidence, chain(shown, request.contents)))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
             if records:
                 conceal(request)
         return problems
 
-    def _show(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
-        """Puts extracts into a request where the session's history holds the results themselves.
+    def _show(
+        self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]
+    ) -> Sequence[types.Content]:
+        """Puts extracts into a request where the session's history holds the results themselves; gives the contents
+        that hold them.
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
+        What was shown at the call before is looked up while the history goes on from there.
         """
         if not records:
-            return
-        known = _Known(records)
+            return ()
+        answering: dict[int, types.Content] = {}
+        is_quoted = False
+        for at, content in enumerate(request.contents):
+            for part in content.parts or ():
+                if part.function_response is not None:
+                    answering[at] = content
+                elif part.text is not None and _QUOTED_RESULT in part.text:
+                    is_quoted = True
+        key = agent_key_of(context)
+        with self._lock:
+            history = self._histories.pop(key, None)  # no other call goes on with it meanwhile
+        if history is None or not history.goes_on(records, answering.values()):
+            history = _History(records)
 
         def shown(part: types.Part) -> types.Part:
-            answer = self._shown_of(part.function_response, known) if part.function_response is not None else None
+            answer = self._shown_of(part.function_response, history) if part.function_response is not None else None
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
-        request.contents = [_with_parts(content, shown) for content in request.contents]
-        if not any(_QUOTED_RESULT in (part.text or "") for content in request.contents for part in content.parts or ()):
-            return
-        known = _Known(records)
+        for content in islice(answering.values(), len(history.answers), None):
+            history.add(content, _with_parts(content, shown))
+        with self._lock:
+            self._histories[key] = history
+        contents = list(request.contents)
+        for at, answer in zip(answering, history.answers, strict=True):
+            if answer.shown is not None:
+                contents[at] = answer.shown
+        request.contents = contents
+        if is_quoted:
+            self._requote(context, request, records)
+        return [answer.shown for answer in history.answers if answer.shown is not None]
+
+    def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
+        """Puts extracts into a request where it quotes what another agent's tools gave."""
+        known = _History(records)
         quotes: list[tuple[str, str]] = []
         for event in context.session.events:
             for response in event.get_function_responses():
@@ -288,7 +332,7 @@ class Offloader:
 
         request.contents = [_with_parts(content, requoted) for content in request.contents]
 
-    def _shown_of(self, answer: types.FunctionResponse, known: _Known) -> types.FunctionResponse | None:
+    def _shown_of(self, answer: types.FunctionResponse, known: _History) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
         if name in (READ, SEARCH):
@@ -314,44 +358,92 @@ class Offloader:
             return None
         return answer.model_copy(update={"response": _joined(extract or response, marks), "parts": left or None})
 
-    def _extract(self, tool: str, response: Mapping[str, Any], known: _Known) -> Mapping[str, Any] | None:
+    def _extract(self, tool: str, response: Mapping[str, Any], history: _History) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
         if not _is_json(response):
             return None
-        # Every result of the history is looked up at each call: its texts know their hash, and are not read again.
+        # Where a history is read anew, the texts of its results know their hash, and are not encoded again.
         same = structure(response)
-        with self._lock:
-            digest = self._digests.get(same)
+        digest = self._digests.get(same)
         if digest is None:
             digest = hash_bytes(data_of(response))
-            with self._lock:
-                self._digests[same] = digest
-        record = known.by_digest.get(digest)
+            self._digests.put(same, digest)
+        record = history.record_of(digest)
         if record is None:
             return None
         key = (tool, same, record.query, record.window)
-        with self._lock:
-            found = self._shown.get(key)
+        found = self._shown.get(key)
         if found is None:
-            settings = self._settings.for_window(record.window) if record.window else self._settings
+            settings = self._limits(record.window) if record.window else self._settings
             found = offload(response, tool, settings, counter=self._counter, query=record.query)
-            with self._lock:
-                self._shown[key] = found
-        return superseding(found.response, known.earlier(record)) if found.form != "verbatim" else None
+            self._shown.put(key, found)
+        return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
 
 
-class _Known:
-    """What a session knows of its evidence, while its history is gone through from its beginning.
+class _Answer(NamedTuple):
+    """A content with tool results: its role, what its parts are compared with, and what is shown in its place, if
+    anything, with what that is compared with."""
+
+    role: str | None
+    parts: Sequence[Mapping[str, object]]
+    shown: types.Content | None
+    shown_parts: Sequence[Mapping[str, object]]
+
+
+class _History:
+    """What a session knows of its evidence, and what is shown for it, while its history is gone through from its
+    beginning.
 
     Which earlier answer a later one supersedes follows from their order there, so that it stays as it was when the
-    history grows.
+    history grows. Results are compared, since a host can change them in place, and so is what is shown, since it is
+    handed out again.
     """
 
     def __init__(self, records: Collection[EvidenceRecord]) -> None:
         self.by_digest = {record.digest: record for record in records}
         self.sources = {record.source for record in records}
         self.has_media = any(record.piece for record in records)
+        self.answers: list[_Answer] = []
+        self.looked_up: set[str] = set()
         self._last: dict[str, EvidenceRecord] = {}
+
+    def goes_on(self, records: Collection[EvidenceRecord], contents: Collection[types.Content]) -> bool:
+        """Whether contents with results begin with those that it has, and the records say of these what they said.
+
+        It has the new records then."""
+        new = [record for record in records if self.by_digest.get(record.digest) is not record]
+        if (
+            len(records) - len(new) != len(self.by_digest)
+            or len(contents) < len(self.answers)
+            or not self.sources.issuperset(record.source for record in new)
+            or not self.looked_up.isdisjoint(record.digest for record in new)
+            or (not self.has_media and any(record.piece for record in new))
+        ):
+            return False
+        self.by_digest.update((record.digest, record) for record in new)
+        return all(
+            answer.role == content.role
+            and answer.parts == [part.__dict__ for part in content.parts or ()]
+            and (answer.shown is None or answer.shown_parts == [part.__dict__ for part in answer.shown.parts or ()])
+            for answer, content in zip(self.answers, contents, strict=False)
+        )
+
+    def add(self, content: types.Content, shown: types.Content) -> None:
+        """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
+        is_changed = shown is not content
+        self.answers.append(
+            _Answer(
+                content.role,
+                [fields(part) for part in content.parts or ()],
+                shown if is_changed else None,
+                [fields(part) for part in shown.parts or ()] if is_changed else (),
+            )
+        )
+
+    def record_of(self, digest: str) -> EvidenceRecord | None:
+        """The record of a result or medium by its hash, if it has one."""
+        self.looked_up.add(digest)
+        return self.by_digest.get(digest)
 
     def earlier(self, record: EvidenceRecord) -> str:
         """The address of the last answer to the same call, where this one differs; empty where there is none."""
@@ -361,7 +453,7 @@ class _Known:
 
     def mark_of(self, medium: Medium | None) -> str:
         """What stands in the place of a medium; empty where it stays."""
-        record = self.by_digest.get(hash_bytes(medium.data)) if medium is not None else None
+        record = self.record_of(hash_bytes(medium.data)) if medium is not None else None
         return mark(record, self.earlier(record)) if record is not None and record.form == "described" else ""
 
 

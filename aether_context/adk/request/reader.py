@@ -74,7 +74,7 @@ class Reader:
         if found is None:
             parts = content.parts or []
             frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
-            found = Known(frozen, content.role, [_fields(part) for part in parts])
+            found = Known(frozen, content.role, [fields(part) for part in parts])
             self._contents.put(key, found)
         return found
 
@@ -392,7 +392,8 @@ def unchanged(known: Iterable[Known], contents: Iterable[types.Content]) -> bool
     )
 
 
-def _fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
+def fields(model: BaseModel, depth: int = 0) -> dict[str, object]:
+    """What equals a model's fields for as long as they are what they were; see `mirror`."""
     return {**model.__dict__, **{name: mirror(field, depth) for name, field in _set_fields(model)}}
 
 
@@ -411,7 +412,7 @@ def mirror(value: object, depth: int = 0) -> object:
         if kind is list:
             return [mirror(item, depth + 1) for item in value]  # type: ignore[attr-defined]
         if isinstance(value, BaseModel):
-            return _Model(type(value), _fields(value, depth + 1))
+            return _Model(type(value), fields(value, depth + 1))
     return _Leaf(structure(value))
 
 
