@@ -40,6 +40,8 @@ _OPERANDS: Mapping[str, str] = {
     "SESSION": "The session's id.",
     "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "STORES": "The same, of any number of stores.",
+    "URI": "The memory service: its file or folder, or its URI.",
+    "FILE": "Where the memories stand; - is stdin.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""

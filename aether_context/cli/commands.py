@@ -461,6 +461,47 @@ def export(**options: Any) -> int:
     return run_export(**options)
 
 
+@_command(
+    "export-memories memories.sqlite > memories.jsonl",
+    "export-memories hybrid:///var/lib/app/memories.sqlite --app home --user ann",
+)
+@click.argument("uri")
+@click.option("--app", help="Memories of this application only.")
+@click.option("--user", help="Memories of this user only.")
+def export_memories(**options: Any) -> None:
+    """Prints what a memory service remembers, a JSON object a line, for `import-memories`.
+
+    What was deleted is not in it. Agents may write meanwhile.
+    """
+    from aether_context.cli.memories import export_all
+
+    export_all(**options)
+
+
+@_command(
+    "import-memories memories.jsonl --to memories.sqlite",
+    "import-memories adk_memory.db --to hybrid:///var/lib/app/memories.sqlite",
+    "import-memories memory_bank.json --to memories.sqlite --app home",
+)
+@click.argument("source", metavar="FILE")
+@click.option("--to", "uri", metavar="URI", required=True, help="The memory service: a file, a folder, or its URI.")
+@click.option("--app", help="The application of memories that name none.")
+@click.option("--user", help="The user of memories that name none.")
+@click.option("--revive", is_flag=True, help="Also write again what was deleted there.")
+@_json_option("A JSON object with what was read, written and refused.")
+def import_memories(**options: Any) -> int:
+    """Adds memories to a memory service from FILE, or from stdin where that is -.
+
+    FILE is what `export-memories` printed, the database of ADK's `SqliteMemoryService`, or JSON as Vertex AI Memory
+    Bank answers `memories.list`. The same again adds nothing, and what was deleted there stays so.
+
+    What is no memory is named with its line, and the rest is added; then the exit code is 3.
+    """
+    from aether_context.cli.memories import import_all
+
+    return import_all(**options)
+
+
 @_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere with a token only.")

@@ -9,5 +9,16 @@ from __future__ import annotations
 
 from aether_context.memory.database import Memory, located
 from aether_context.memory.library import Memories, Remembered
+from aether_context.memory.transfer import Imported, Owned, Refused, export_lines, import_memories
 
-__all__ = ["Memories", "Memory", "Remembered", "located"]
+__all__ = [
+    "Imported",
+    "Memories",
+    "Memory",
+    "Owned",
+    "Refused",
+    "Remembered",
+    "export_lines",
+    "import_memories",
+    "located",
+]

@@ -33,6 +33,7 @@ BLOCK_ROWS = 1_024
 _FORMAT = 3
 _ATTEMPTS = 5
 _READ_AT_ONCE = 8_192
+_LISTED_AT_ONCE = 1_000
 _COMPACT_ABOVE = 1_000
 COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
@@ -342,6 +343,13 @@ class Memories:
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
         return self.file.preferences(app, user)
+
+    def all(self, app: str, user: str) -> Iterator[Memory]:
+        """A user's memories in the order in which they were added or last changed."""
+        last = 0
+        while changes := self.file.changes(app, user, last, limit=_LISTED_AT_ONCE):
+            yield from (change.memory for change in changes if change.memory is not None)
+            last = changes[-1].number
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""

@@ -12,17 +12,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
+from google.adk.memory.in_memory_memory_service import InMemoryMemoryService
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.sessions.session import Session
 from google.genai import types
 from typing_extensions import override
 
-from aether_context.canonical import hash_json, plain, short
+from aether_context.canonical import JSON, hash_json, plain, short
 from aether_context.errors import SearchIndexError
 from aether_context.retrieval.ranking import similarity
 
 if TYPE_CHECKING:
-    from aether_context.memory import Memory, Remembered
+    from aether_context.memory import Imported, Memory, Owned, Remembered
     from aether_context.retrieval.embedders import Embedder
 
 SCHEME = "hybrid"
@@ -70,7 +71,7 @@ class HybridMemoryService(BaseMemoryService):
     ) -> None:
         from aether_context.memory import Memories
 
-        path, options = _parsed(os.fspath(uri), agents_dir)
+        path, options = parsed(os.fspath(uri), agents_dir)
         if (number := options.get("limit")) is not None:
             if not number.isdecimal() or int(number) < 1:
                 raise SearchIndexError(f"memory URI option limit={number!r} is no whole number above 0")
@@ -97,26 +98,8 @@ class HybridMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Adds events beside those of the session that are there; the metadata comes back with each of them."""
-        from aether_context.memory import Memory
-
-        found = {}
-        for event in events:
-            # Thoughts are left out, and partial events, which come whole later.
-            if event.content is None or event.partial or not (text := _text(event.content)):
-                continue
-            try:
-                timestamp = datetime.fromtimestamp(event.timestamp, UTC).isoformat()
-            except (OverflowError, ValueError, OSError):
-                timestamp = None
-            found[event.id] = Memory(
-                name=event.id,
-                text=text,
-                session=session_id or "",
-                role=event.content.role or "user",
-                author=event.author or None,
-                timestamp=timestamp,
-                metadata=plain(custom_metadata or {}),
-            )
+        metadata = plain(custom_metadata or {})
+        found = {event.id: memory for event in events if (memory := _remembered(event, session_id or "", metadata))}
         await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()))
 
     @override
@@ -149,6 +132,30 @@ class HybridMemoryService(BaseMemoryService):
                 metadata=plain({**(custom_metadata or {}), **entry.custom_metadata}),
             )
         await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()), revive=True)
+
+    async def import_memories(
+        self,
+        source: str | os.PathLike[str] | InMemoryMemoryService,
+        *,
+        app_name: str | None = None,
+        user_id: str | None = None,
+        revive: bool = False,
+    ) -> Imported:
+        """Adds what a file of memories holds, or another service of this process; the same again adds nothing.
+
+        Args:
+            source: a file of `export-memories`, of ADK's `SqliteMemoryService`, or of what Vertex AI Memory Bank
+                answers; or an `InMemoryMemoryService`.
+            app_name: the app of memories that name none; ``user_id`` likewise.
+            revive: whether what was deleted may be written again.
+
+        Raises:
+            StoreError: the source cannot be read, or is of no known kind.
+        """
+        from aether_context.memory import import_memories
+
+        given = _held(source) if isinstance(source, InMemoryMemoryService) else source
+        return await asyncio.to_thread(import_memories, self.memories, given, app=app_name, user=user_id, revive=revive)
 
     @override
     async def search_memory(
@@ -210,7 +217,7 @@ def register_memory_service() -> None:
     get_service_registry().register_memory_service(SCHEME, lambda uri, **given: HybridMemoryService(uri, **given))
 
 
-def _parsed(uri: str, agents_dir: str | None) -> tuple[Path | None, dict[str, str]]:
+def parsed(uri: str, agents_dir: str | None = None) -> tuple[Path | None, dict[str, str]]:
     """The path that a URI means, None for none, and its options."""
     if "://" not in uri:
         return (Path(uri) if uri else None), {}
@@ -222,6 +229,42 @@ def _parsed(uri: str, agents_dir: str | None) -> tuple[Path | None, dict[str, st
         raise SearchIndexError(f"memory URI option {unknown[0]!r} is unknown: it is one of {', '.join(_OPTIONS)}")
     path = unquote(parts.netloc + parts.path)
     return (Path(agents_dir or "") / path if path else None), options
+
+
+def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memory | None:
+    """What is remembered of an event; None of one without words, of thoughts, and of one that comes whole later."""
+    from aether_context.memory import Memory
+
+    if event.content is None or event.partial or not (text := _text(event.content)):
+        return None
+    try:
+        timestamp = datetime.fromtimestamp(event.timestamp, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        timestamp = None
+    return Memory(
+        name=event.id,
+        text=text,
+        session=session,
+        role=event.content.role or "user",
+        author=event.author or None,
+        timestamp=timestamp,
+        metadata=metadata,
+    )
+
+
+def _held(service: InMemoryMemoryService) -> list[Owned]:
+    """What ADK's service in this process remembers; it has no method that would tell."""
+    from aether_context.memory import Owned
+    from aether_context.memory.transfer import NO_SESSION
+
+    with service._lock:
+        return [
+            Owned(app=app, user=user, memory=memory)
+            for (app, user), sessions in service._session_events.items()
+            for session, events in sessions.items()
+            for event in events
+            if (memory := _remembered(event, "" if session == NO_SESSION else session, {}))
+        ]
 
 
 def _text(content: types.Content) -> str:
