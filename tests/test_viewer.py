@@ -29,7 +29,7 @@ from aether_context.cli import main
 from aether_context.errors import MissingExtra
 from aether_context.pack import LAYERS
 from aether_context.store.packs import ENDING
-from aether_context.viewer import create_app
+from aether_context.viewer import create_app, report
 from aether_context.viewer.pages import STATIC, environment, static, visible
 from aether_context.viewer.rows import FLAGS, PackRows
 from aether_context.views import Comparison, Unpacked
@@ -347,6 +347,7 @@ def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, A
         assert page.status in (200, 404, 422, 502)
         assert page.status != 422 or ("aether-context verify" in page.text and any(name in page.text for name in names))
         assert "content-security-policy" in page.headers
+    assert report(chat.store, "shop/ann/s1").count('<section class="pack"') <= len(names)
 
 
 @pytest.mark.parametrize("outcome", [b"[]", b"7", b"[" * 100_000, b'{"input_tokens": 1' + b"0" * 400 + b"}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aether_context.store import PackStore
@@ -42,26 +42,27 @@ def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False)
 
     rows, _ = PackRows(store).of_session(place)
     line = rows[::-1]
-    shown = line[-most:]
-    links = _InFile(shown=frozenset(row.place for row in shown))
-    session = timeline(line, policies_of(store))
-    agents = sorted({row.agent for row in line})
+    links = _InFile(shown=frozenset(row.place for row in line[-most:]))
+    replayer, parts, faults = Replayer(store), [], {}
+    for row in line[-most:]:
+        if row.fault:
+            continue
+        try:
+            page = pack_page(replayer, store.read(f"{store.files.root}/{row.place}"), _of_agent(line, row))
+            of_pack = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
+            parts.append((row, Markup(render("pack_body.html", links, **of_pack))))
+        except Exception as error:  # whoever can write into the store can put anything into its files
+            faults[row.place] = f"it cannot be shown: {error or type(error).__name__}"
+    line = [replace(row, fault=faults.get(row.place, row.fault)) for row in line]
     values = {
-        "shown": session,
-        "agents": agents,
+        "shown": timeline(line, policies_of(store)),
+        "agents": sorted({row.agent for row in line}),
         "agent": "",
         "place": place,
         "unread": 0,
         "sides": compared(store, line),
     }
     body = render("session_body.html", links, **values)
-    replayer, parts = Replayer(store), []
-    for row in shown:
-        if row.fault:
-            continue
-        page = pack_page(replayer, store.read(f"{store.files.root}/{row.place}"), _of_agent(line, row))
-        of_pack = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
-        parts.append((row, Markup(render("pack_body.html", links, **of_pack))))
     style = static("viewer.css")
     return render(
         "report.html",
