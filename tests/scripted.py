@@ -29,7 +29,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
-from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig
 from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
@@ -360,13 +360,22 @@ class Chat:
         return self.after.sent
 
     async def tell(
-        self, message: str | types.Content, *, user: str | None = None, session: str | None = None, stream: bool = False
+        self,
+        message: str | types.Content,
+        *,
+        user: str | None = None,
+        session: str | None = None,
+        stream: bool = False,
+        recent_events: int | None = None,
     ) -> list[Event]:
         """Runs one user message to the end of its run, and checks what must hold after any run."""
         user, session = user or self.user, session or self.session
         await self._begin(user, session)
         content = types.UserContent(parts=[types.Part(text=message)]) if isinstance(message, str) else message
-        config = RunConfig(streaming_mode=StreamingMode.SSE) if stream else None
+        config = RunConfig(
+            streaming_mode=StreamingMode.SSE if stream else StreamingMode.NONE,
+            get_session_config=GetSessionConfig(num_recent_events=recent_events) if recent_events else None,
+        )
         run = self.runner.run_async(user_id=user, session_id=session, new_message=content, run_config=config)
         events = [event async for event in run]
         self.check()

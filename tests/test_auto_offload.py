@@ -225,6 +225,32 @@ def test_an_agent_used_as_a_tool_gets_readers_with_an_address_only():
     assert "41 days" in str([one.wires for one in talk.sent if one.agent == "worker"][-1])
 
 
+def test_an_agent_with_a_large_window_has_readers_for_an_address_that_it_is_told():
+    inner = Scripted(model="gemini-2.5-flash", script=["it is 41 days"], sent=[])
+    outer = Scripted(model="small", script=[call("read_log", name="a"), "seen"], sent=[])
+    worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
+    lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
+    talk = chat(agent=lead, policy=PackPolicy(windows={"small": 16_000}))
+    talk.say("go")
+    inner.script.insert(0, call("search_artifact", uri=uri_of(talk), query="retention period"))
+    outer.script += [call("worker", request=f"look into {uri_of(talk)}"), "done"]
+    talk.say("ask the worker")
+    first, second = (one for one in talk.sent if one.agent == "worker")
+    assert first.declared == READERS
+    assert ROWS[70] in str(second.wires)
+
+
+def test_readers_stay_where_only_the_summary_of_a_cut_names_an_address():
+    answers = [f"Answer {at}. " + "The river rises and falls with rain. " * 20 for at in range(12)]
+    talk = chat([call("read_log", name="a"), *answers, "last"], window=3_000)
+    talk.say(*(f"Question {at}, about the river." for at in range(12)))
+    assert "artifact://evidence/" in talk.sent[-1].text
+    talk.say("and now?", recent_events=10)
+    assert "artifact://evidence/" in talk.sent[-1].text
+    assert "read_log" not in str(talk.raw[-1].wires)
+    assert talk.sent[-1].declared[-2:] == READERS
+
+
 def test_an_image_that_a_tool_shows_stays_to_be_seen():
     image = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n" + bytes(40_000), mime_type="image/png")
 

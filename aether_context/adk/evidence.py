@@ -43,7 +43,7 @@ from aether_context.adk.call import (
 )
 from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, put_record, state_record
+from aether_context.adk.session import SessionRecords, has_cut, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
@@ -261,9 +261,10 @@ class Offloader:
         wants = can_come and is_free(request.config)
         if any(reader.name in names for reader in readers):
             wants = False
-        elif long:
+        elif records:
             shown = self._show(context, request, long)
-            wants = wants or any(map(_names_evidence, chain(shown, request.contents)))
+            # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
+            wants = wants or has_cut(context) or any(map(_names_evidence, chain(shown, request.contents)))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
             if records:

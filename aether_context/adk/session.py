@@ -130,6 +130,12 @@ def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[st
     return bool(state.get(f"aether:epoch:{_scope(identity.branch, identity.agent)}") == stored)
 
 
+def has_cut(context: CallbackContext) -> bool:
+    """Whether a session's state holds a cut of the agent's conversation."""
+    value = context.session.state.get(f"aether:epoch:{_scope(context.branch or '', context.agent_name)}")
+    return isinstance(value, Mapping) and value.get("session") == context.session.id and bool(value.get("cut_count"))
+
+
 def save_epoch(
     state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf
 ) -> Mapping[str, Any] | None:
