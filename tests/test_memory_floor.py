@@ -113,7 +113,7 @@ def test_what_was_found_goes_before_what_the_app_put_there() -> None:
     chat = Chat(
         state={"knowledge": {"notes": OWN}},
         memory=Memories(*harbour(12)),
-        policy=PackPolicy(max_input_tokens=900, compress={"enabled": False}),
+        policy=PackPolicy(max_input_tokens=820, compress={"enabled": False}),
     )
     chat.say("Which harbour fee is due in Kiel?")
     assert "over_allocation" in reasons(chat, chat.manifests()[-1]).values()
@@ -128,6 +128,27 @@ def test_further_memories_than_have_a_place_of_their_own_must_answer() -> None:
     assert memory_section(chat).count("Harbour fee fact") == 5
     assert found.count(None) == PackPolicy().retrieval.memory_k
     assert found.count("below_floor") == 65 - PackPolicy().retrieval.memory_k
+
+
+@pytest.mark.parametrize("days", [1, 28])
+def test_memories_take_all_the_room_that_they_find(days: int) -> None:
+    """A further one would pass the input budget less what is kept for the session's growth."""
+    words = [left + right for left in "bdfgklmnprst" for right in ("arrow", "oulder", "icket", "emper", "under")]
+    found = [
+        remembered(
+            f"The harbour fee in Kiel: {' '.join(words[(at * step) % 59] for step in range(1, 9))}",
+            timestamp=f"2025-03-{1 + at % days:02}",
+        )
+        for at in range(1, 59)
+    ]
+    chat = Chat(memory=Memories(*found), policy=PackPolicy(max_input_tokens=800))
+    chat.say("Which harbour fee is due in Kiel?")
+    manifest = chat.manifests()[-1]
+    rows = Replayer(chat.store).resolve(manifest).rows.values()
+    left = [row.tokens for row in rows if row.reason == "beyond_k"]
+    room = 0.9 * 800 - 0.05 * 800 - manifest.counted_tokens
+    assert left
+    assert 0 <= room < min(left) + 8  # and the line breaks that sections may cost
 
 
 def test_the_contract_says_what_is_authoritative() -> None:

@@ -328,7 +328,7 @@ def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -
 @every_session
 def test_a_step_that_does_not_fit_leaves_inside_the_window_with_checklist_and_request(name: str, preset: str) -> None:
     """While there is room for these beside system and tools, whatever else of the plan has to go."""
-    window = next(window for window in range(1_000, 4_000) if holds(name, preset, window)) - 200
+    window = next(window for window in range(1_000, 4_000) if holds(name, preset, window)) - 150
     pack = built(name, preset, window)
     assert pack.request_tokens <= budget(window)
     assert any(note.startswith("step_too_large: ") for note in pack.degradations)

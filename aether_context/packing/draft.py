@@ -38,7 +38,6 @@ from aether_context.tokens.cache import PackCounter
 _MOST_BYTES = 4
 """Bytes of one character in UTF-8, at most."""
 _SEAMS = 8
-_SECTIONS = [payload.FIRST_LINE, *(f"{header}:" for header in payload.HEADERS[:-2])]
 _NOTHING = Found(chosen=(), left=())
 
 
@@ -253,24 +252,33 @@ class Draft:
         return sum([item.tokens for item in items if item.origin != human]) + self.summary_tokens(summary)
 
     def frame_tokens(self) -> int:
-        """What a payload costs at most besides its sections: first line, headers, and what explains it."""
-        request = self.input.request
+        """What a payload costs at most besides its step and its lines: first line, headers, and what explains it."""
+        request, settings = self.input.request, self.policy.payload
+        layers = {candidate.layer for candidate in self.input.candidates}
+        step, tools = bool(payload.step_text(self.input.step)), bool(self.scope.listed) and settings.tool_lines
         text = ""
         if self.explains_in_payload:
-            layers = {candidate.layer for candidate in self.input.candidates}
             lines = payload.rules(
-                step=self.input.validity != "unplanned",
+                step=step,
                 evidence="evidence" in layers,
                 memory="memory" in layers,
                 standing=any(candidate.kind == "standing" for candidate in self.input.candidates),
-                tools=self.policy.payload.tool_lines,
+                tools=tools,
                 handed=request.handed,
             )
             text = payload.explanation(lines)
-        elif request.handed and self.policy.payload.contract == "system":
+        elif request.handed and settings.contract == "system":
             text = payload.explanation((payload.HANDED_RULE,))
-        end = payload.HANDED if request.handed else payload.REQUEST
-        return self.counter.count("\n".join([*_SECTIONS, end.rstrip()])) + _SEAMS + self.counter.count(text)
+        there = {
+            payload.FIRST_LINE: True,
+            "TOOLS:": tools,
+            "EVIDENCE:\nTOP EVIDENCE:": "evidence" in layers,
+            "MEMORY:": "memory" in layers,
+            payload.RECITATION.rstrip(): settings.recitation and step,
+            (payload.HANDED if request.handed else payload.REQUEST).rstrip(): True,
+        }
+        frame = "\n".join(line for line, is_there in there.items() if is_there)
+        return self.counter.count(frame) + _SEAMS + self.counter.count(text)
 
     @property
     def explains_in_payload(self) -> bool:

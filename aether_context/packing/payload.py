@@ -35,6 +35,7 @@ from aether_context.text.entities import artifact_uris
 FIRST_LINE = "CONTEXT PACK"
 REQUEST = "USER REQUEST:\n"
 HANDED = "HANDED OVER:\n"
+RECITATION = "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
 STANDING = "[standing preference]"
 """What the line of a wish begins with that holds for every request; no other line of `MEMORY` can."""
 SUPERSEDED = "superseded unless both hold"
@@ -199,7 +200,7 @@ def render(
     if not (head or tail):
         return None
     if settings.recitation and step.text:
-        tail += "RECITATION:\n- First restate STEP and ACCEPTANCE in one or two lines.\n"
+        tail += RECITATION
     said = rules(
         step=bool(step_text(step)),
         evidence=bool(evidence),

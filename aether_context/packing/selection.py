@@ -96,23 +96,42 @@ def render_line(candidate: Candidate) -> str:
 
 
 def _priced(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
-    """Candidates with their lines, and what each costs with the line break behind it: the one with which a day has so
-    many that they stand under a heading, less what the others' dates cost, and further ones without a date."""
+    """Candidates with their lines, and what each costs beside those before it."""
     candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
-    counts = counter.count_all([candidate.line for candidate in candidates])
-    bare = counter.count_all([payload.undated(candidate) for candidate in candidates])
-    of_day: dict[str, list[int]] = {}
-    priced = []
-    for candidate, tokens, without in zip(candidates, counts, bare, strict=True):
+    counter.count_all([text for candidate in candidates for text in (candidate.line, payload.undated(candidate))])
+    prices = _Prices(counter)
+    return tuple(prices.take(candidate, prices.of(candidate)) for candidate in candidates)
+
+
+class _Prices:
+    """What lines cost, each beside those that were taken before it.
+
+    A line costs its tokens and the line break behind it: the one with which a day has so many that they stand under a
+    heading, less what the others' dates cost, and further ones without a date.
+    """
+
+    def __init__(self, counter: PackCounter) -> None:
+        self._counter = counter
+        self._dates: dict[str, list[int]] = {}
+
+    def of(self, candidate: Candidate) -> int:
+        """Tokens of a candidate's line."""
+        tokens, date = self._counter.count(candidate.line), self._date(candidate)
+        dates = self._dates.get(payload.day_of(candidate), [])
+        if len(dates) == payload.MANY_OF_DAY - 1:
+            tokens -= date + sum(dates) - self._counter.count(f"{payload.day_of(candidate)}:") - 1
+        elif len(dates) >= payload.MANY_OF_DAY:
+            tokens -= date
+        return max(1, tokens + 1)
+
+    def take(self, candidate: Candidate, tokens: int) -> Candidate:
+        """The candidate at a price, which later ones are beside."""
         if day := payload.day_of(candidate):
-            dates = of_day.setdefault(day, [])
-            dates.append(tokens - without)
-            if len(dates) == payload.MANY_OF_DAY:
-                tokens -= sum(dates) - counter.count(f"{day}:") - 1
-            elif len(dates) > payload.MANY_OF_DAY:
-                tokens = without
-        priced.append(replace(candidate, tokens=max(1, tokens + 1)))
-    return tuple(priced)
+            self._dates.setdefault(day, []).append(self._date(candidate))
+        return replace(candidate, tokens=tokens)
+
+    def _date(self, candidate: Candidate) -> int:
+        return self._counter.count(candidate.line) - self._counter.count(payload.undated(candidate))
 
 
 # What the layers ask for: the allocator's inputs, read off the pack so far.
@@ -203,7 +222,7 @@ def fill(draft: Draft) -> None:
         names = {candidate.id for candidate in weak}
         chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
         left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
-        draft.found_memory = replace(found, chosen=chosen)
+        draft.found_memory = replace(found, chosen=_priced(chosen, draft.counter))
         asked = wanted(draft)
     others = sum(draft.measured.values()) + asked["memory"] + asked["evidence"]
     most = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
@@ -212,11 +231,13 @@ def fill(draft: Draft) -> None:
         room = min(full - asked["memory"], draft.input_budget - others - latest_need(draft))
     else:
         room = full - others - asked["conversation"]
-    taken = []
+    prices = _Prices(draft.counter)
+    taken = [prices.take(candidate, candidate.tokens) for candidate in draft.found_memory.chosen]
     for candidate in found.more:
-        if candidate.tokens <= room:
-            taken.append(candidate)
-            room -= candidate.tokens
+        tokens = prices.of(candidate)
+        if tokens <= room:
+            taken.append(prices.take(candidate, tokens))
+            room -= tokens
         else:
             left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.found_memory = replace(found, chosen=(*draft.found_memory.chosen, *taken), more=(), left=(*found.left, *left))
+    draft.found_memory = replace(found, chosen=tuple(taken), more=(), left=(*found.left, *left))
