@@ -15,6 +15,7 @@ AetherContextError
 │   └── KnowledgeError       a note or an evidence record that is wrong: which field, and the cure
 ├── SessionError         a session could not be read
 ├── StoreError           the store could not be read or written
+│   ├── StoreUnavailable the server that holds it is away, or did not answer in time
 │   ├── PackNotFound     no pack of that id is in the store
 │   └── BlobNotFound     a pack names content that the store does not hold
 ├── ArtifactError        an artifact cannot be saved or loaded: which one, and the cure
@@ -223,6 +224,10 @@ class SessionError(AetherContextError):
 
 class StoreError(AetherContextError):
     """The store could not be read or written."""
+
+
+class StoreUnavailable(StoreError):
+    """The server that holds the store is away, or did not answer in time. Later the same may succeed."""
 
 
 class PackNotFound(StoreError):

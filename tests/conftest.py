@@ -13,6 +13,7 @@ from typing import Any
 
 import hypothesis
 import object_stores
+import postgres_server
 import pytest
 
 # The same examples in every run, so that a change is judged by itself; `long` draws new ones.
@@ -57,6 +58,12 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Seawe
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.FakeGcs]:
     with object_stores.fake_gcs(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres_server.Server]:
+    with postgres_server.postgres_server(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 
 

@@ -1,6 +1,6 @@
-"""Writes memories into a file, one a transaction, and prints each number once it is written.
+"""Writes memories into a file or a database, one a transaction, and prints each number once it is written.
 
-python memory_worker.py FILE USER FIRST LAST
+python memory_worker.py URI USER FIRST LAST
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 
 from aether_context.memory import Memories, Memory
+from aether_context.memory.backends import is_postgres, postgres
 
 if __name__ == "__main__":
-    path, user, first, last = sys.argv[1:]
-    memories = Memories(path)
+    uri, user, first, last = sys.argv[1:]
+    memories = postgres(uri) if is_postgres(uri) else Memories(uri)
     for number in range(int(first), int(last)):
         memories.add("app", user, [Memory(name=f"m{number}", text=f"The code of {user} is number{number}.")])
         if number % 10 == 0:

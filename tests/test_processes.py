@@ -34,15 +34,6 @@ HALF = 7
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pgserver = pytest.importorskip("pgserver")
-    pytest.importorskip("asyncpg")
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
-    server.cleanup()
-
-
-@pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("redis")
     program = shutil.which("redis-server")
@@ -79,6 +70,10 @@ def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a session service that several processes can reach."""
     if request.param == "sqlite":
         return f"sqlite://{tmp_path / 'sessions.db'}"
+    if request.param == "postgres":
+        pytest.importorskip("asyncpg")
+        admin: str = request.getfixturevalue("postgres").admin
+        return admin.replace("postgresql://", "postgresql+asyncpg://")
     url: str = request.getfixturevalue(request.param)
     return url
 

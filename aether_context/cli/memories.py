@@ -15,14 +15,15 @@ from aether_context.cli.terminal import NOT_THERE, Screen, print_json, tell
 from aether_context.errors import StoreError
 from aether_context.memory import Refused, export_lines, located
 from aether_context.memory import import_memories as bring_in
+from aether_context.memory.backends import is_postgres, shown
 
 
 def export_all(uri: str, *, app: str | None, user: str | None) -> None:
     """Prints the memories of all users, or of those of an app and a name."""
     from aether_context.adk.services.memory import HybridMemoryService, parsed
 
-    path, _ = parsed(uri)
-    if path is None or not located(path).is_file():
+    place, _ = parsed(uri)
+    if not is_postgres(place) and not (place and located(place).is_file()):
         raise StoreError(f"{uri!r} holds no memories: there is no such file")
     with closing(HybridMemoryService(uri).memories) as memories:
         count = -1
@@ -30,7 +31,7 @@ def export_all(uri: str, *, app: str | None, user: str | None) -> None:
             click.echo(line.encode())
             count += 1
     if not count and (app or user):
-        raise StoreError(f"no memories{packs.whose(app=app, user=user, session=None)} in {uri}")
+        raise StoreError(f"no memories{packs.whose(app=app, user=user, session=None)} in {shown(uri)}")
     tell(f"{count:,} memories")
 
 
@@ -48,5 +49,5 @@ def import_all(uri: str, source: str, *, app: str | None, user: str | None, revi
         print_json(asdict(done))
     else:
         known = f"{done.read - done.written:,} were there or had been deleted"
-        Screen().print_line(f"{done.written:,} memories added to {uri}, {known}, {done.refused:,} refused")
+        Screen().print_line(f"{done.written:,} memories added to {shown(uri)}, {known}, {done.refused:,} refused")
     return NOT_THERE if done.refused else 0

@@ -1,4 +1,4 @@
-"""Long-term memory: texts of users in one SQLite file, found by words and meaning.
+"""Long-term memory: texts of users in one SQLite file or a PostgreSQL database, found by words and meaning.
 
 memories = Memories("memories.sqlite")
 memories.add("app", "ann", [Memory(name="m1", text="The keys are under the sofa.", author="Ann")])
@@ -7,6 +7,7 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 
 from __future__ import annotations
 
+from aether_context.memory.backends import MemoryBackend
 from aether_context.memory.database import Memory, located
 from aether_context.memory.library import Memories, Remembered
 from aether_context.memory.transfer import Imported, Owned, Refused, export_lines, import_memories
@@ -15,6 +16,7 @@ __all__ = [
     "Imported",
     "Memories",
     "Memory",
+    "MemoryBackend",
     "Owned",
     "Refused",
     "Remembered",

@@ -78,7 +78,7 @@ class InvertedIndex:
             sizes.append(len(counted))
             lengths.append(len(terms))
         slots = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        part = _grouped(np.array(keys, dtype=np.uint64), slots, np.array(counts, dtype=np.int64))
+        part = grouped(np.array(keys, dtype=np.uint64), slots, np.array(counts, dtype=np.int64))
         self.extend({**part, "lengths": np.array(lengths, dtype=np.int32)})
         self._settle()
 
@@ -144,7 +144,7 @@ class InvertedIndex:
             keys.append(run.terms[np.searchsorted(run.starts, inside, side="right") - 1])
             found.append(places[run.slots[inside]])
             counts.append(run.counts[inside])
-        part = _grouped(np.concatenate(keys), np.concatenate(found), np.concatenate(counts))
+        part = grouped(np.concatenate(keys), np.concatenate(found), np.concatenate(counts))
         return {**part, "lengths": smallest(self._lengths.values[slots])}
 
     def _settle(self) -> None:
@@ -167,7 +167,7 @@ def key_of(term: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _grouped(keys: NDArray[np.uint64], slots: Array, counts: Array) -> dict[str, Array]:
+def grouped(keys: NDArray[np.uint64], slots: Array, counts: Array) -> dict[str, Array]:
     """A run, by its names, of pairs of a term and an entry in any order."""
     order = np.argsort(keys, kind="stable")
     terms, starts = np.unique(keys[order], return_index=True)

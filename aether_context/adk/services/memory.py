@@ -1,14 +1,15 @@
-"""An ADK memory service that finds by words and meaning, in one process or in a file that several share."""
+"""An ADK memory service that finds by words and meaning: in a process, a file or a database that several share."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
@@ -19,12 +20,14 @@ from google.genai import types
 from typing_extensions import override
 
 from aether_context.canonical import JSON, hash_json, plain, short
-from aether_context.errors import SearchIndexError
+from aether_context.errors import SearchIndexError, StoreUnavailable
 from aether_context.retrieval.ranking import similarity
 
 if TYPE_CHECKING:
-    from aether_context.memory import Imported, Memory, Owned, Remembered
+    from aether_context.memory import Imported, Memory, MemoryBackend, Owned, Remembered
     from aether_context.retrieval.embedders import Embedder
+
+_logger = logging.getLogger(__name__)
 
 SCHEME = "hybrid"
 """What a URI of such a service begins with, once `register_memory_service` was called."""
@@ -36,27 +39,31 @@ SUPERSEDED_BY = "aether_superseded_by"
 """The key of an entry's metadata under which the id of a later one stands that may contradict it."""
 
 _OPTIONS = ("embedder", "limit")
+_POSTGRES = f"{SCHEME}+postgresql"
 
 
 class HybridMemoryService(BaseMemoryService):
     """Remembers what was said, by app and user, and finds it by BM25 and vectors together.
 
-    What is written is durable when the call returns, and in all processes that share the file is found by the next
-    search. What is deleted is gone from the file and, at the next search, from every index, and adding its session
-    again does not bring it back.
+    What is written is durable when the call returns, and in all processes that share the file or the database is found
+    by the next search. What is deleted is gone from there and, at the next search, from every index, and adding its
+    session again does not bring it back.
 
     Args:
         uri: a file, a folder for one, or ``hybrid:///absolute/path``, ``hybrid://relative/path``, with options
             behind a question mark (``?embedder=none&limit=30``); empty or ``hybrid://`` keeps all in this process.
+            Or ``postgresql://user:password@host/database``, with or without ``hybrid+`` before it; ``schema`` and
+            libpq's parameters are options, too.
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         limit: most memories that a search returns to those who do not say how many they want, as ADK's tools do.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        max_users: so many users' indexes are kept in memory at once.
+        max_users: so many users' indexes of a file are kept in memory at once.
         agents_dir: where a relative path of a URI begins; ADK gives it.
 
     Raises:
         SearchIndexError: the URI is of another scheme, or has an option that is none.
-        StoreError: the file cannot be opened, or is none of this format.
+        StoreError: the file cannot be opened, or is none of this format; the database cannot be used.
+        MissingExtra: a package is not installed that the database or the embedder needs.
     """
 
     def __init__(
@@ -70,15 +77,20 @@ class HybridMemoryService(BaseMemoryService):
         agents_dir: str | None = None,
     ) -> None:
         from aether_context.memory import Memories
+        from aether_context.memory.backends import is_postgres, postgres
 
-        path, options = parsed(os.fspath(uri), agents_dir)
+        place, options = parsed(os.fspath(uri), agents_dir)
         if (number := options.get("limit")) is not None:
             if not number.isdecimal() or int(number) < 1:
                 raise SearchIndexError(f"memory URI option limit={number!r} is no whole number above 0")
             limit = int(number)
         self.limit = limit
         embedder = options.get("embedder", embedder)
-        self.memories = Memories(path, embedder=embedder, redact=redact, max_users=max_users)
+        self.memories: MemoryBackend
+        if is_postgres(place):
+            self.memories = postgres(place, embedder=embedder, redact=redact)
+        else:
+            self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:
@@ -164,9 +176,14 @@ class HybridMemoryService(BaseMemoryService):
         """The best memories for a query, best first, each with its score in its metadata; the service's number of them
         where no limit is given.
 
-        One that may contradict an earlier one stands before it, and its id in the metadata of that.
+        One that may contradict an earlier one stands before it, and its id in the metadata of that. A database that is
+        away finds nothing, and a warning is logged: an exception in a tool would end the agent's run.
         """
-        found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
+        try:
+            found = await self.find(app_name, user_id, query, self.limit if limit is None else limit)
+        except StoreUnavailable as error:
+            _logger.warning("no memories: %s", error)
+            found = []
         entries = [
             MemoryEntry(
                 id=hit.memory.name,
@@ -211,24 +228,37 @@ class HybridMemoryService(BaseMemoryService):
 
 
 def register_memory_service() -> None:
-    """Puts ``hybrid://`` URIs on offer to ``adk web --memory_service_uri``; to be called in ``services.py``."""
+    """Puts ``hybrid://`` and ``hybrid+postgresql://`` on offer to ``adk web --memory_service_uri``; to be called in
+    ``services.py``."""
     from google.adk.cli.service_registry import get_service_registry  # loads ADK's command line
 
-    get_service_registry().register_memory_service(SCHEME, lambda uri, **given: HybridMemoryService(uri, **given))
+    for scheme in (SCHEME, _POSTGRES):
+        get_service_registry().register_memory_service(scheme, lambda uri, **given: HybridMemoryService(uri, **given))
 
 
-def parsed(uri: str, agents_dir: str | None = None) -> tuple[Path | None, dict[str, str]]:
-    """The path that a URI means, None for none, and its options."""
+def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]]:
+    """The path that a URI means, empty for none, or the URI of a database; and the service's own options.
+
+    Raises:
+        SearchIndexError: it is neither. The text does not repeat it, since a password may stand in it.
+    """
+    from aether_context.memory.backends import is_postgres
+
     if "://" not in uri:
-        return (Path(uri) if uri else None), {}
+        return uri, {}
     parts = urlsplit(uri)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = {name: given.pop(name) for name in _OPTIONS if name in given}
+    database = uri.removeprefix(f"{SCHEME}+")
+    if is_postgres(database):
+        return urlunsplit(urlsplit(database)._replace(query=urlencode(given))), options
     if parts.scheme != SCHEME:
-        raise SearchIndexError(f"memory URI {uri!r} is unknown: it begins with {SCHEME}://, or is a path")
-    options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    if unknown := sorted(options.keys() - set(_OPTIONS)):
-        raise SearchIndexError(f"memory URI option {unknown[0]!r} is unknown: it is one of {', '.join(_OPTIONS)}")
+        known = f"{SCHEME}:// or {_POSTGRES}://"
+        raise SearchIndexError(f"memory URI {parts.scheme}:// is unknown: it begins with {known}, or is a path")
+    if given:
+        raise SearchIndexError(f"memory URI option {min(given)!r} is unknown: it is one of {', '.join(_OPTIONS)}")
     path = unquote(parts.netloc + parts.path)
-    return (Path(agents_dir or "") / path if path else None), options
+    return (str(Path(agents_dir or "") / path) if path else ""), options
 
 
 def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memory | None:

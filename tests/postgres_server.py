@@ -1,0 +1,69 @@
+"""A PostgreSQL server for tests: of `pgserver`, with pgvector and a role without any rights but its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_numbers = itertools.count(1)
+
+
+class Server:
+    """A server that tests may kill.
+
+    Attributes:
+        admin: URI of the superuser, whom row level security does not hold.
+    """
+
+    def __init__(self, server: Any, role: str = "shop") -> None:
+        self._server = server
+        self._role = role
+        self.admin = str(server.get_uri())
+        self.execute(f"CREATE EXTENSION vector; CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
+
+    def uri(self, schema: str = "", database: str = "postgres") -> str:
+        """Of a schema of its own, where none is named, for a role like that of an app."""
+        place = self.admin.replace("postgres:@/postgres", f"{self._role}@/{database}")
+        return f"{place}&schema={schema or f'schema_{next(_numbers)}'}"
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Runs statements as the superuser; the rows of the last one."""
+        import psycopg
+
+        with psycopg.connect(self.admin, autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description else []
+
+    def kill(self) -> None:
+        """`kill -9` of the server, whose processes end with it."""
+        import psutil
+
+        parent = psutil.Process(self._server.get_pid())
+        children = parent.children()
+        os.kill(parent.pid, signal.SIGKILL)
+        psutil.wait_procs([parent, *children], timeout=60)
+
+    def start(self) -> None:
+        """Starts it again."""
+        self._server.ensure_postgres_running()
+
+
+@contextlib.contextmanager
+def postgres_server(folder: Path) -> Iterator[Server]:
+    """A server while it is wanted; the test is skipped where there can be none."""
+    pgserver = pytest.importorskip("pgserver", reason="the extra integration brings pgserver")
+    pytest.importorskip("psycopg", reason="the extra postgres brings psycopg")
+    server = pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield Server(server)
+    finally:
+        server.cleanup()

@@ -1,0 +1,426 @@
+"""What holds of memories wherever they are kept: in a process, in a file, in PostgreSQL.
+
+PostgreSQL is among them with ``-m integration``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.events.event import Event
+from google.adk.memory.memory_entry import MemoryEntry
+from google.adk.sessions.session import Session
+from google.genai import types
+
+from aether_context.adk import HybridMemoryService
+from aether_context.errors import SearchIndexError
+from aether_context.memory import Memory, MemoryBackend
+from aether_context.redaction import masker
+
+WORKER = Path(__file__).parent / "memory_worker.py"
+WHO = {"app_name": "app", "user_id": "ann"}
+POSTGRES = pytest.param("postgres", marks=pytest.mark.integration)
+
+Open = Callable[..., HybridMemoryService]
+
+
+@pytest.fixture(params=["process", "file", POSTGRES])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty place on each backend."""
+    if request.param == "process":
+        return ""
+    return str(tmp_path / "m.sqlite") if request.param == "file" else request.getfixturevalue("postgres").uri()
+
+
+@pytest.fixture(params=["file", POSTGRES])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty place that several processes can use."""
+    return str(tmp_path / "m.sqlite") if request.param == "file" else request.getfixturevalue("postgres").uri()
+
+
+@pytest.fixture
+def opened(uri: str) -> Iterator[Open]:
+    """Opens a service on the place; a second one is another one where the place can be shared, else the same."""
+    services: list[HybridMemoryService] = []
+
+    def open_(**more: Any) -> HybridMemoryService:
+        if uri or not services:
+            services.append(HybridMemoryService(uri, **more))
+        return services[-1]
+
+    yield open_
+    for service in services:
+        asyncio.run(service.close())
+
+
+@pytest.fixture
+def memories(opened: Open) -> MemoryBackend:
+    return opened().memories
+
+
+def event(name: str, text: str, author: str = "Ann", at: float = 1_700_000_000.0, **more: Any) -> Event:
+    content = types.Content(role="user", parts=[types.Part(text=text)]) if text else None
+    return Event(id=name, invocation_id="i", author=author, timestamp=at, content=content, **more)
+
+
+def session(*events: Event, name: str = "s1", user: str = "ann") -> Session:
+    return Session(id=name, app_name="app", user_id=user, events=list(events), last_update_time=0.0)
+
+
+def entry(text: str, **more: Any) -> MemoryEntry:
+    return MemoryEntry(content=types.Content(role="user", parts=[types.Part(text=text)]), **more)
+
+
+async def found(service: HybridMemoryService, query: str, **who: str) -> list[str]:
+    response = await service.search_memory(**{**WHO, **who}, query=query)
+    return [one.content.parts[0].text for one in response.memories]
+
+
+def said(numbers: Sequence[int], user: str = "ann") -> list[Memory]:
+    return [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.") for at in numbers]
+
+
+def names(memories: MemoryBackend, query: str = "code", user: str = "ann", limit: int = 20_000) -> list[str]:
+    return sorted(one.memory.name for one in memories.search("app", user, query, limit))
+
+
+# adding
+
+
+def test_a_session_is_found_by_words_and_by_meaning(opened: Open) -> None:
+    async def run() -> None:
+        service = opened()
+        thought = types.Content(role="model", parts=[types.Part(text="secret musing", thought=True)])
+        await service.add_session_to_memory(
+            session(
+                event("e1", "My automobile is in the garage."),
+                event("e2", "Soup on Fridays.", "Ben"),
+                event("e3", ""),
+                event("e4", "My automo", partial=True),
+                Event(id="e5", invocation_id="i", author="agent", content=thought),
+            )
+        )
+        response = await service.search_memory(**WHO, query="where is the car?")
+        best = response.memories[0]
+        assert best.content.parts[0].text == "My automobile is in the garage."
+        assert (best.id, best.author, best.timestamp) == ("e1", "Ann", "2023-11-14T22:13:20+00:00")
+        assert 0 < best.custom_metadata["aether_score"] < 1
+        assert await found(service, "musing automo") == ["My automobile is in the garage.", "Soup on Fridays."]
+
+    asyncio.run(run())
+
+
+def test_deltas_grow_a_session_and_writing_twice_changes_nothing(opened: Open) -> None:
+    async def run() -> None:
+        service = opened()
+        await service.add_session_to_memory(session(event("e1", "the red door")))
+        await service.add_events_to_memory(
+            **WHO, events=[event("e2", "the blue door")], session_id="s1", custom_metadata={"kind": "delta"}
+        )
+        await service.add_session_to_memory(session(event("e1", "the red door"), event("e3", "the green door")))
+        assert sorted(await found(service, "door")) == ["the blue door", "the green door", "the red door"]
+        (blue,) = [one for one in (await service.search_memory(**WHO, query="blue")).memories if one.id == "e2"]
+        assert blue.custom_metadata["kind"] == "delta"
+        again = [Memory(name="e9", text="the grey door", session="s1", author="Ann", metadata={"n": [1, None]})]
+        assert [service.memories.add("app", "ann", again) for _ in range(2)] == [1, 0]
+        await service.add_session_to_memory(session(event("e1", "the violet gate")))
+        assert "the violet gate" in await found(service, "violet")
+        assert "the red door" not in await found(service, "red door")
+
+    asyncio.run(run())
+
+
+def test_explicit_memories_are_known_by_id_or_by_content(opened: Open) -> None:
+    async def run() -> None:
+        service = opened()
+        likes = entry("Ann likes tea.", author="Ben", timestamp="2024-05-01", custom_metadata={"source": "form"})
+        await service.add_memory(**WHO, memories=[likes, likes], custom_metadata={"batch": 7})
+        (one,) = (await service.search_memory(**WHO, query="tea")).memories
+        assert (one.author, one.timestamp) == ("Ben", "2024-05-01")
+        assert {**one.custom_metadata, "aether_score": None} == {"source": "form", "batch": 7, "aether_score": None}
+        await service.add_memory(**WHO, memories=[entry("Ann likes coffee.", id=one.id)])
+        assert await found(service, "likes") == ["Ann likes coffee."]
+        with pytest.raises(SearchIndexError, match="'m9' has no text"):
+            await service.add_memory(**WHO, memories=[MemoryEntry(id="m9", content=types.Content(parts=[]))])
+
+    asyncio.run(run())
+
+
+def test_preferences_are_read_without_a_search(memories: MemoryBackend) -> None:
+    wishes = [
+        Memory(name=f"w{at}", text=f"Wish number {at}.", metadata={"kind": "preference"} if at % 2 else {"kind": "a"})
+        for at in range(50)
+    ]
+    memories.add("app", "ann", [*wishes, Memory(name="long", text="x" * 2_001, metadata={"kind": "preference"})])
+    memories.delete("app", "ann", name="w49")
+    assert [one.name for one in memories.preferences("app", "ann")] == [f"w{at}" for at in range(47, 8, -2)]
+    assert memories.preferences("app", "ben") == []
+
+
+def test_a_failed_write_leaves_nothing(memories: MemoryBackend) -> None:
+    memories.add("app", "ann", said(range(2)))
+    with pytest.raises(TypeError):
+        memories.add(
+            "app", "ann", [Memory(name="new", text="code"), Memory(name="bad", text="code", metadata={"x": {1}})]
+        )
+    assert names(memories) == ["m0", "m1"]
+
+
+def test_what_was_added_comes_back_whole_and_in_order(memories: MemoryBackend) -> None:
+    told = [
+        Memory(name="a", text="first \x00 \x01 0", session="s\x00", author="Bé", metadata={"deep": {"x": [1, "\x00"]}}),
+        Memory(name="b", text="second", role="model", timestamp="not a time"),
+        Memory(name="\x01", text="third", session="s" * 5_000, timestamp="2024-05-01"),
+    ]
+    memories.add("app", "ann", told[:1])
+    memories.add("app", "ann", told[1:])
+    assert list(memories.all("app", "ann")) == told
+    memories.add("app", "ann", [Memory(name="b", text="second again")])
+    memories.delete("app", "ann", name="a")
+    assert [one.text for one in memories.all("app", "ann")] == ["third", "second again"]
+    assert list(memories.all("app", "ben")) == []
+
+
+def test_odd_texts_are_kept_and_found(memories: MemoryBackend) -> None:
+    memories.add("a\0pp", "an\ud800n", [Memory(name="n\0\ud800", text="a \0 lone \ud800 surrogate", session="s\0")])
+    assert [one.memory.text for one in memories.search("a\0pp", "an\ud800n", "lone")] == ["a \0 lone \ufffd surrogate"]
+    assert memories.users() == [("a\0pp", "an\ufffdn", 1)]
+
+
+# searching
+
+
+def test_dialogue_is_found_by_the_turn_before(opened: Open) -> None:
+    async def run() -> None:
+        service = opened()
+        filler = [event(f"f{at}", f"Filler sentence about weather {at}.") for at in range(20)]
+        asked = [event("q", "Where do you hide the spare key?"), event("a", "Under the third flowerpot.", "Ben")]
+        await service.add_session_to_memory(session(*filler[:10], *asked, *filler[10:]))
+        assert "Under the third flowerpot." in (await found(service, "hide spare key"))[:3]
+
+    asyncio.run(run())
+
+
+TALK = [
+    Memory(
+        name=f"t{at}",
+        text=f"{'Ann moved to' if at % 9 == 0 else 'turn'} {at} of the talk about {'tea' if at % 3 else 'coffee'}",
+        session=f"s{at // 15}" if at % 5 else "",
+        author="Ann" if at % 2 else None,
+        timestamp=f"2024-{1 + at % 12:02}-03T10:00:00+00:00" if at % 4 else None,
+    )
+    for at in range(3_000)
+]
+
+
+@pytest.mark.parametrize("embedder", ["static", "none"])
+def test_what_is_found_does_not_depend_on_where_it_is_kept(uri: str, embedder: str) -> None:
+    services = [HybridMemoryService(place, embedder=embedder) for place in ("", uri)]
+    for service in services:
+        for first in range(0, len(TALK), 1_000):
+            service.memories.add("app", "ann", TALK[first : first + 1_000])
+        service.memories.add("app", "ann", [Memory(name="t40", text="changed to coffee", session="s2")], revive=True)
+        service.memories.delete("app", "ann", name="t41")
+        service.memories.delete("app", "ann", session="s7")
+    here, there = services
+    for query in ("the talk about coffee", "where did Ann move?", "turn 1234 in May 2024", "what is latest?", "x", ""):
+        assert there.memories.search("app", "ann", query, 50) == here.memories.search("app", "ann", query, 50)
+    for service in services:
+        asyncio.run(service.close())
+
+
+def test_a_later_statement_stands_before_the_one_that_it_corrects(opened: Open) -> None:
+    async def run() -> None:
+        service = opened()
+        teas = {"2026-03-02": "Tyler's favourite tea is jasmine.", "2026-05-01": "Tyler now prefers oolong tea."}
+        await service.add_memory(**WHO, memories=[entry(text, timestamp=day, id=day) for day, text in teas.items()])
+        first, second = (await service.search_memory(**WHO, query="What is Tyler's favourite tea?")).memories
+        assert (first.id, second.id) == ("2026-05-01", "2026-03-02")
+        assert second.custom_metadata["aether_superseded_by"] == "2026-05-01"
+
+    asyncio.run(run())
+
+
+def test_what_is_masked_is_neither_searched_nor_embedded(opened: Open) -> None:
+    memories = opened(redact=masker(["email"])).memories
+    memories.add("app", "ann", [Memory(name="m", text="Write to ann@example.com.")])
+    assert memories.search("app", "ann", "example")[0].scores["lexical"] == 0
+    assert memories.search("app", "ann", "write")[0].memory.text == "Write to ann@example.com."
+
+
+def test_ten_thousand_memories_are_written_found_and_read_again(opened: Open) -> None:
+    memories = opened().memories
+    assert memories.add("app", "ann", said(range(10_000))) == 10_000
+    assert memories.add("app", "ann", said(range(10_000))) == 0
+    assert memories.search("app", "ann", "number7341", 1)[0].memory.name == "m7341"
+    memories.delete("app", "ann", name="m7341")
+    again = opened().memories
+    assert again.search("app", "ann", "number7340", 1)[0].memory.name == "m7340"
+    assert all(one.memory.name != "m7341" for one in again.search("app", "ann", "number7341", 50))
+    assert again.users() == [("app", "ann", 9_999)]
+
+
+# deleting
+
+
+def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
+    async def run() -> None:
+        service, other = opened(), opened()
+        whole = session(event("e1", "the zanzibar door"), event("e2", "the blue door"))
+        await service.add_session_to_memory(whole)
+        assert len(await found(other, "door")) == 2
+        await service.delete_memory(**WHO, memory_id="e1")
+        await service.delete_memory(**WHO, memory_id="unknown")
+        await service.delete_memory(**WHO)
+        await service.add_session_to_memory(whole)
+        assert await found(other, "zanzibar door") == ["the blue door"]
+        await service.add_memory(**WHO, memories=[entry("the zanzibar door again", id="e1")])
+        assert "the zanzibar door again" in await found(other, "zanzibar")
+        await service.delete_session_from_memory(**WHO, session_id="s1")
+        assert await found(other, "door") == ["the zanzibar door again"]
+        await service.delete_user_from_memory(**WHO)
+        assert await found(other, "door") == []
+        assert other.memories.users() == []
+
+    asyncio.run(run())
+
+
+# many at once
+
+
+def test_threads_of_many_users_never_mix(memories: MemoryBackend) -> None:
+    wrong = []
+
+    def work(user: str) -> None:
+        for at in range(25):
+            memories.add("app", user, [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.")])
+            got = memories.search("app", user, "code", 100)
+            if len(got) != at + 1 or any(user not in one.memory.text for one in got):
+                wrong.append((user, at))
+
+    in_threads([lambda user=f"user{at}": work(user) for at in range(6)])
+    assert wrong == []
+
+
+def test_threads_that_write_for_one_user_lose_nothing(memories: MemoryBackend) -> None:
+    def work(first: int) -> None:
+        for at in range(first, first + 20):
+            assert memories.add("app", "ann", [Memory(name=f"m{at}", text=f"The code is number{at}.")]) == 1
+            memories.add("app", "ann", [Memory(name="all", text=f"The code of all is {at}.")])
+
+    in_threads([lambda first=at: work(20 * first) for at in range(5)])
+    assert names(memories) == sorted(["all", *(f"m{at}" for at in range(100))])
+    assert memories.users() == [("app", "ann", 101)]
+
+
+def in_threads(tasks: Sequence[Callable[[], None]]) -> None:
+    """Runs all, and raises what one of them raised."""
+    failed: list[BaseException] = []
+
+    def guarded(task: Callable[[], None]) -> None:
+        try:
+            task()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(task,)) for task in tasks]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    if failed:
+        raise failed[0]
+
+
+def test_several_processes_write_and_read_one_place(shared: str) -> None:
+    workers = [
+        subprocess.Popen([sys.executable, WORKER, shared, user, first, last], stdout=subprocess.DEVNULL)
+        for user, first, last in (("ann", "0", "60"), ("ann", "60", "120"), ("ben", "0", "60"))
+    ]
+    with closing(HybridMemoryService(shared).memories) as memories:
+        seen = 0
+        while any(one.poll() is None for one in workers):
+            count = len(names(memories))
+            assert count >= seen
+            seen = count
+            memories.add("app", "ann", [Memory(name=f"here{seen}", text="The code from here.")])
+        assert [one.wait() for one in workers] == [0, 0, 0]
+        assert {f"m{at}" for at in range(120)} < set(names(memories))
+        assert names(memories, user="ben") == sorted(f"m{at}" for at in range(60))
+
+
+def test_what_was_acknowledged_survives_a_kill_of_the_writer(shared: str) -> None:
+    written = 0
+    for at in range(3):
+        worker = subprocess.Popen(
+            [sys.executable, WORKER, shared, "ann", str(written), "100000"], stdout=subprocess.PIPE, text=True
+        )
+        assert worker.stdout is not None
+        for _ in range(3 + 7 * at):
+            written = int(worker.stdout.readline()) + 1
+        worker.kill()
+        rest = worker.stdout.read().split("\n")[:-1]
+        worker.wait()
+        worker.stdout.close()
+        written = int(rest[-1]) + 1 if rest else written
+    with closing(HybridMemoryService(shared).memories) as memories:
+        held = set(names(memories))
+        assert {f"m{at}" for at in range(written)} <= held <= {f"m{at}" for at in range(written + 1)}
+        assert names(memories, f"number{written - 1}")[0]
+
+
+# nothing of one user for another
+
+APPS, USERS, SESSIONS, NAMES = ("app", "ann", "ap"), ("ann", "ben", "pann", ""), ("", "s", "s1"), ("m1", "m2", "1m1")
+
+
+@pytest.mark.parametrize("operations", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_user_ever_sees_what_is_anothers(opened: Open, operations: int) -> None:
+    service = opened(embedder="none", max_users=2)
+    backends = [service.memories, opened(embedder="none", max_users=2).memories]
+    choice = random.Random(operations)
+    there: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    deleted: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for number in range(operations):
+        backend = choice.choice(backends)
+        who = app, user = choice.choice(APPS), choice.choice(USERS)
+        held, gone = there.setdefault(who, {}), deleted.setdefault(who, set())
+        key = session, name = choice.choice(SESSIONS), choice.choice(NAMES)
+        act = choice.choice(["add", "add", "add", "revive", "forget name", "forget session", "forget all", *"ssspul"])
+        if act in ("add", "revive"):
+            metadata = {"kind": "preference"} if choice.random() < 0.3 else {}
+            text = f"secret {number} of app {app}, user {user}."
+            memory = Memory(name=name, text=text, session=session, metadata=metadata)
+            written = backend.add(app, user, [memory], revive=act == "revive")
+            assert written == int(act == "revive" or key not in gone)
+            if written:
+                held[key] = text
+                gone.discard(key)
+        elif act.startswith("forget") and not (act == "forget all" and choice.random() < 0.8):
+            wanted = {"name": name} if act == "forget name" else {"session": session} if act == "forget session" else {}
+            matching = [
+                one for one in held if one[1] == wanted.get("name", one[1]) and one[0] == wanted.get("session", one[0])
+            ]
+            assert backend.delete(app, user, **wanted) == len(matching)
+            for one in matching:
+                gone.add(one)
+                del held[one]
+        elif act == "s":
+            query = f"secret of app {choice.choice(APPS)} user {choice.choice(USERS)}"
+            assert sorted(one.memory.text for one in backend.search(app, user, query)) == sorted(held.values())
+        elif act == "p":
+            assert {one.text for one in backend.preferences(app, user)} <= set(held.values())
+        elif act == "l":
+            assert sorted(one.text for one in backend.all(app, user)) == sorted(held.values())
+        elif act == "u":
+            owners = sorted((*one, len(texts)) for one, texts in there.items() if texts)
+            assert backend.users() == owners
