@@ -1,10 +1,10 @@
-"""Named, versioned artifacts of sessions and users on any fsspec URL, and the URIs by which they are asked for.
+"""Named, versioned artifacts of sessions and users on any fsspec URL, and the URIs that refer to them.
 
     {base}/{app}/{user}/{session}/artifacts/{name}/{version}    of a session
     {base}/{app}/{user}/artifacts/{name}/{version}              of a user, in all sessions
 
 A version is one file, created exclusively: a line of canonical JSON that describes it, then its bytes. Segments are
-those of `aether_context.store.files.segment`; ``name.json`` in a folder holds a name that is no safe segment itself.
+those of `aether_context.store.files.segment`; ``name.json`` in a folder holds a name that is not safe as a segment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_ATTEMPTS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactOwner:
-    """Whose artifacts: those of a session, or with ``session`` None those that a user has in all sessions."""
+    """Who has artifacts: a session, or where ``session`` is None a user, who has them in all sessions."""
 
     app: str
     user: str
@@ -44,7 +44,7 @@ class ArtifactOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One version of an artifact: its number from 0, what describes it, and its bytes where they were asked for."""
+    """One version of an artifact: its number from 0, the fields that describe it, and its bytes where requested."""
 
     number: int
     head: Mapping[str, JSON]
@@ -58,7 +58,7 @@ class ArtifactFiles:
         self._files = files
 
     def save(self, owner: ArtifactOwner, name: str, head: Mapping[str, JSON], data: bytes) -> int:
-        """Writes a new version and gives its number. Of two writers at the same moment each gets its own."""
+        """Writes a new version and returns its number. Two writers at the same moment get different numbers."""
         for path, names in self._name_files(owner, name).items():
             self._files.create(path, names)
         content = canonical_json({**head, "name": name}).encode() + b"\n" + data
@@ -69,7 +69,8 @@ class ArtifactFiles:
         raise ArtifactError(f"artifact {name!r}: {_MOST_ATTEMPTS} other versions were saved meanwhile; save it again")
 
     def load(self, owner: ArtifactOwner, name: str, number: int | None, *, with_data: bool = True) -> Version | None:
-        """A version, the last one where ``number`` is None; None where there is none, an error where it is damaged."""
+        """A version, the last one where ``number`` is None. None where it does not exist, `ArtifactError` where it is
+        damaged."""
         number = max(self.versions(owner, name), default=-1) if number is None else number
         if number < 0:
             return None
@@ -92,13 +93,14 @@ class ArtifactFiles:
         return Version(number=number, head=head, data=data if with_data else b"")
 
     def described(self, owner: ArtifactOwner, name: str) -> list[Version]:
-        """All versions without their bytes, the first one first."""
+        """All versions without their bytes, in order."""
         numbers = self.versions(owner, name)
-        found = self._files.at_once(lambda number: self.load(owner, name, number, with_data=False), numbers)
-        return [version for version in found if version is not None]
+        versions = self._files.at_once(lambda number: self.load(owner, name, number, with_data=False), numbers)
+        return [version for version in versions if version is not None]
 
     def paths(self, owner: ArtifactOwner, name: str, number: int | None) -> list[str]:
-        """The file of a version, or of the last one, behind those that hold names on the way to it; none without it."""
+        """The path of a version's file, or of the last version's, after the paths of the ``name.json`` files on the way
+        to it; empty where there is no such version."""
         versions = self.versions(owner, name)
         number = max(versions, default=None) if number is None else number
         if number not in versions:
@@ -106,19 +108,19 @@ class ArtifactFiles:
         return [*self._name_files(owner, name), f"{self._folder(owner, name)}/{number}"]
 
     def versions(self, owner: ArtifactOwner, name: str) -> list[int]:
-        """The numbers of the versions that are there, ascending."""
+        """The numbers of the versions, ascending."""
         files = self._files.files(self._folder(owner, name))
         return sorted(int(file.name) for file in files if _VERSION.fullmatch(file.name))
 
     def names(self, owner: ArtifactOwner) -> list[str]:
         """The names of an owner's artifacts, sorted."""
-        found = self._files.at_once(self._name_of, self._files.folders(self._base(owner)))
-        return sorted(name for name in found if name is not None)
+        names = self._files.at_once(self._name_of, self._files.folders(self._base(owner)))
+        return sorted(name for name in names if name is not None)
 
     def delete(self, owner: ArtifactOwner, name: str) -> None:
-        """Deletes all versions; an artifact that is not there is passed over."""
-        there = self._files.files(self._folder(owner, name))
-        for file in sorted(there, key=lambda file: file.name == "name.json"):
+        """Deletes all versions; an artifact that does not exist is no error."""
+        files = self._files.files(self._folder(owner, name))
+        for file in sorted(files, key=lambda file: file.name == "name.json"):
             self._files.delete(file.path)
 
     def _base(self, owner: ArtifactOwner) -> str:
@@ -128,54 +130,55 @@ class ArtifactFiles:
         return f"{self._base(owner)}/{segment(name)}"
 
     def _name_files(self, owner: ArtifactOwner, name: str) -> dict[str, bytes]:
-        """The files that tell the names which segments on the way to an artifact do not show, with their content."""
-        found = self._files.name_files(*owner.names)
+        """The paths of the ``name.json`` files on the way to an artifact, and their contents."""
+        files = self._files.name_files(*owner.names)
         if segment(name) != name:
-            found[f"{self._folder(owner, name)}/name.json"] = canonical_json({"name": name}).encode()
-        return found
+            files[f"{self._folder(owner, name)}/name.json"] = canonical_json({"name": name}).encode()
+        return files
 
     def _name_of(self, folder: str) -> str | None:
-        """The name of the artifact in a folder; None where it has no version, or hides its name."""
-        shown = folder.rsplit("/", 1)[-1]
+        """The name of the artifact in a folder; None where it has no version, or its ``name.json`` does not fit."""
+        folder_name = folder.rsplit("/", 1)[-1]
         if not any(_VERSION.fullmatch(file.name) for file in self._files.files(folder)):
             return None
-        if "~" not in shown:
-            return shown
+        if "~" not in folder_name:
+            return folder_name
         try:
             name = json.loads(self._files.read(f"{folder}/name.json"))["name"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return name if isinstance(name, str) and segment(name) == shown else None
+        return name if isinstance(name, str) and segment(name) == folder_name else None
 
 
 def relative_name(uri: str) -> str:
-    """The name that a session-relative URI means: ``artifact://tasks/42/report.md`` is ``tasks/42/report.md``.
+    """The artifact's name in a session-relative URI: ``artifact://tasks/42/report.md`` is ``tasks/42/report.md``.
 
-    It is an `ArtifactError` where it is of another scheme, absolute, leaves its session, or hides a separator.
+    Raises:
+        ArtifactError: the URI has another scheme, is absolute, leaves its session, or hides a separator.
     """
     if not uri.startswith(SCHEME):
         raise ArtifactError(f"artifact URI {uri!r}: it begins with {SCHEME}")
     name = uri.removeprefix(SCHEME)
     decoded = name
-    for _ in range(3):  # what was encoded more than once is looked at as well
+    for _ in range(3):  # it may be encoded more than once
         decoded = unquote(decoded, errors="replace")
-    pieces = re.split(r"[/\\]", decoded)
-    if not name or any(piece in ("", ".", "..") for piece in pieces):
+    segments = re.split(r"[/\\]", decoded)
+    if not name or any(part in ("", ".", "..") for part in segments):
         raise ArtifactError(f"artifact URI {uri!r} is no path inside its session: name it as {SCHEME}folder/file")
-    if "\\" in decoded or len(pieces) != name.count("/") + 1 or any(ord(character) < 32 for character in decoded):
+    if "\\" in decoded or len(segments) != name.count("/") + 1 or any(ord(character) < 32 for character in decoded):
         raise ArtifactError(f"artifact URI {uri!r} holds an encoded separator or a control character: write it plainly")
-    if pieces[0].endswith(":") or name.startswith("user:"):
+    if segments[0].endswith(":") or name.startswith("user:"):
         raise ArtifactError(f"artifact URI {uri!r} is not of its session: name it as {SCHEME}folder/file")
     return name
 
 
 def absolute(uri: str) -> tuple[ArtifactOwner, str, int] | None:
-    """Whose artifact, its name and its version, of a URI as ADK writes it; None where it is none.
+    """Owner, name and version in an absolute URI as ADK writes it; None where the URI is not of that form.
 
     ``artifact://apps/{app}/users/{user}[/sessions/{session}]/artifacts/{name}/versions/{version}``
     """
-    found = _ABSOLUTE.fullmatch(uri)
-    if found is None:
+    match = _ABSOLUTE.fullmatch(uri)
+    if match is None:
         return None
-    app, user, session, name, version = found.groups()
+    app, user, session, name, version = match.groups()
     return ArtifactOwner(app=app, user=user, session=session), name.removeprefix("user:"), int(version)

@@ -1,4 +1,4 @@
-"""A pack with everything it stands on, from one store to another."""
+"""Copies a pack from one store to another, with its ancestors and all that they refer to."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from aether_context.text.entities import SCHEME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What a copied pack consists of: manifests, the oldest first, and how many files and bytes were written anew.
+    """What was copied: the manifests, the oldest first, and how many files and bytes are new in the target.
 
-    ``raw`` are the ``artifact://`` URIs of its manifests whose whole is in the target, ``missing`` those whose whole
-    the source does not hold: it expired, or is kept by another artifact service.
+    ``raw`` are the ``artifact://`` URIs in these manifests whose content is in the target, ``missing`` those whose
+    content the source does not hold: it expired, or another artifact service keeps it.
     """
 
     manifests: tuple[Manifest, ...]
@@ -32,12 +32,12 @@ class Exported:
 def export_pack(store: PackStore, manifest: Manifest, target: PackStore, *, raw: bool = True) -> Exported:
     """Copies a pack, its ancestors, and the texts and outcomes of each, under the same names.
 
-    With them goes what their ``artifact://`` URIs stand for, as far as the source holds it: evidence with its records,
-    what was taken out of messages, and artifacts. What the target holds already stays as it is; the manifests come
+    The content of their ``artifact://`` URIs is copied, too, where the source holds it: evidence with its records,
+    texts cut out of messages, and artifacts. Files that the target has already stay as they are. The manifests come
     last, the oldest first, so that the target never holds one whose parent or texts it lacks.
 
     Args:
-        raw: False leaves out what the URIs stand for. The packs verify and replay without it.
+        raw: False leaves out the content of the URIs. The packs verify and replay without it.
 
     Raises:
         StoreError: an ancestor or a text is missing, or the target holds another pack under the same id.
@@ -55,8 +55,8 @@ def export_pack(store: PackStore, manifest: Manifest, target: PackStore, *, raw:
     for uri in sorted(uri for uri in addresses if uri.startswith(SCHEME)):
         digits = evidence_key(uri)
         if digits is not None:
-            of_uri = {path: record for path, record in records.items() if record.uri == uri}
-            copied[uri] = copying.evidence(manifest, digits, of_uri)
+            matching = {path: record for path, record in records.items() if record.uri == uri}
+            copied[uri] = copying.evidence(manifest, digits, matching)
         else:
             copied[uri] = copying.artifact(manifest, uri)
     for link in chain:
@@ -72,7 +72,7 @@ def export_pack(store: PackStore, manifest: Manifest, target: PackStore, *, raw:
 
 @dataclass(slots=True)
 class _Copying:
-    """Copies files from one store to the same places of another, and counts those that are new there."""
+    """Copies files from one store to the same paths in another, and counts those that are new there."""
 
     store: PackStore
     target: PackStore
@@ -86,7 +86,7 @@ class _Copying:
             return False
         if digest is not None and hash_bytes(data) != digest:
             raise ChecksumMismatch(f"{path} does not hold what its name says")
-        if self.target.files.create(self._there(path), data):
+        if self.target.files.create(self._target_path(path), data):
             self.files, self.size = self.files + 1, self.size + len(data)
         return True
 
@@ -94,45 +94,49 @@ class _Copying:
         """Copies the files of one pack, its manifest last."""
         store, place = self.store, self.store.place(manifest)
         for digest in manifest.blobs:
-            store.blob(manifest, digest)  # has to be sound
+            store.blob(manifest, digest)  # raises where it is damaged
             path = store.blob_path(manifest, digest)
             for version in (path, path.removesuffix(".gz")):
                 self.copy(version)
         for path in (*store.files.name_files(*manifest.session_key), store.hour_entry(manifest)):
             self.copy(path)
         for path in (f"{place}{ENDING}", f"{place}/outcome.json", f"{place}/manifest.json"):
-            if self.copy(path):  # what is there may lack the outcome
-                self.target.files.extend(self._there(path), store.files.read(path))
-        if self.target.fields(self._there(place)) != store.fields(place):
+            if self.copy(path):  # a file that the target has already may lack the outcome
+                self.target.files.extend(self._target_path(path), store.files.read(path))
+        if self.target.fields(self._target_path(place)) != store.fields(place):
             raise StoreError(f"{self.target.url} holds another pack {manifest.pack_id}: export to an empty place")
 
     def evidence(self, manifest: Manifest, digits: str, records: dict[str, EvidenceRecord]) -> bool:
-        """Copies the bytes and the records, by their paths, of one address; False where the bytes are not there.
+        """Copies the bytes of one address, and its records, given by their paths; False where the bytes are missing.
 
-        Where the session has no record of it, as with what an agent got from the one that called it as a tool, the
-        user's evidence is asked.
+        The session may have no record, as when an agent got the address from the one that called it as a tool. The
+        bytes are then looked for in all of the user's evidence.
         """
         app, user = manifest.app, manifest.user
         digests = sorted({record.digest for record in records.values()})
         digests = digests or self.store.evidence_digests(app, user, digits)
-        found = [self.copy(self.store.evidence_path(app, user, digest), digest) for digest in digests]
-        for path in sorted(records) if any(found) else ():
+        copied = [self.copy(self.store.evidence_path(app, user, digest), digest) for digest in digests]
+        for path in sorted(records) if any(copied) else ():
             self.copy(path)
-        return any(found)
+        return any(copied)
 
     def artifact(self, manifest: Manifest, uri: str) -> bool:
-        """Copies what was taken out of a message, or an artifact that an app saved in the same place."""
-        here = ArtifactOwner(app=manifest.app, user=manifest.user, session=manifest.session)
+        """Copies the text that was cut out of a message, or an artifact that an app saved in the same store."""
+        session_owner = ArtifactOwner(app=manifest.app, user=manifest.user, session=manifest.session)
         try:
-            owner, name, number = absolute(uri) or (here, relative_name(uri), None)
+            owner, name, number = absolute(uri) or (session_owner, relative_name(uri), None)
         except ArtifactError:
             return False
-        if owner == here and number is None and self.store.message(*manifest.session_key, name) is not None:
+        if owner == session_owner and number is None and self.store.message(*manifest.session_key, name) is not None:
             return self.copy(f"{self.store.files.place(*manifest.session_key)}/{name}")
-        if (owner.app, owner.user, owner.session or here.session) != (here.app, here.user, here.session):
+        if (owner.app, owner.user, owner.session or session_owner.session) != (
+            session_owner.app,
+            session_owner.user,
+            session_owner.session,
+        ):
             return False
         paths = ArtifactFiles(self.store.files).paths(owner, name, number)
         return [self.copy(path) for path in paths][-1:] == [True]
 
-    def _there(self, path: str) -> str:
+    def _target_path(self, path: str) -> str:
         return self.target.files.root + path.removeprefix(self.store.files.root)

@@ -1,6 +1,6 @@
 """Files below an fsspec URL: written once or replaced, whole or not at all, and never outside of their folder.
 
-Whatever a backend's client raises becomes a `StoreError`, so that no caller has to know the kinds of each of them.
+Whatever a backend's client raises becomes a `StoreError`, so that callers need not know each client's exceptions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _RESERVED = re.compile(
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-"""Protocols whose file systems remember listings, though other processes write there, too."""
+"""Protocols whose file systems cache listings, though other processes write there, too."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
-"""What s3fs makes of a precondition that failed, and of two writers at the same moment."""
+"""What s3fs raises for a precondition that failed, and for two writers at the same moment."""
 _AT_ONCE = 16
 _DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
@@ -56,9 +56,10 @@ class File:
 class Files:
     """Reads and writes files below a base URL, each with `StoreError` where the store cannot do it.
 
-    A remote file may take ``timeout_seconds``, and a second more for each megabyte; None leaves that to the file
-    system's client, which may try for half a minute. ``refuses`` is whether a remote file system itself refuses to
-    create what is there already, tried with the first file, and None before. One that does not is asked before each.
+    A call of a remote file system may take ``timeout_seconds``, and a write a second more for each megabyte; None
+    leaves that to the client, which may try for half a minute. ``refuses`` is whether the remote file system itself
+    refuses to create a file that exists; it is None until the first file was created, which tries it. Where it does
+    not refuse, each write first asks whether the file exists.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class Files:
         return "/".join([self.root, *map(segment, names)])
 
     def name_files(self, *names: str) -> dict[str, bytes]:
-        """The files that tell the names of folders whose segments do not show them, with their content."""
+        """The paths of the ``name.json`` files on the way to a folder, for segments that differ from their names, and
+        their contents."""
         return {
             f"{self.place(*names[:depth])}/name.json": canonical_json({"name": name}).encode()
             for depth, name in enumerate(names, 1)
@@ -124,7 +126,7 @@ class Files:
         with self._guarded(path, "written"):
             if self.is_local:
                 return _write_local(path, data, is_new=True)
-            if self.is_in_memory:  # its own way of writing walks over all files for each parent folder
+            if self.is_in_memory:  # fsspec's own `pipe_file` walks over all files for each parent folder
                 from fsspec.implementations.memory import MemoryFile
 
                 with _memory_lock:
@@ -166,9 +168,10 @@ class Files:
                 self._call("pipe_file", path, data, size=len(data))
 
     def extend(self, path: str, data: bytes) -> None:
-        """Writes a file in the place of one that is the beginning of it; any other, or none, is left alone."""
-        found = self.get(path)
-        if found is not None and len(found) < len(data) and data.startswith(found):
+        """Replaces a file by data that begins with its content. Nothing is written where it has other content, or where
+        there is no file."""
+        current = self.get(path)
+        if current is not None and len(current) < len(data) and data.startswith(current):
             self.replace(path, data)
 
     def delete(self, path: str) -> None:
@@ -206,9 +209,9 @@ class Files:
             return None
 
     def is_there(self) -> bool:
-        """Whether the base is a folder that is there, which is an error where it is a file.
+        """Whether the base folder exists; `StoreError` where it is a file.
 
-        An object store has none without a file in it.
+        In an object store a folder exists only while there is a file in it.
         """
         with self._guarded(self.root, "read"):
             try:
@@ -241,9 +244,9 @@ class Files:
         else:  # `find` of other file systems passes over folders that cannot be listed
             folders = [path]
             while folders:
-                found = self._entries(folders.pop())
-                entries += found
-                folders += [entry["name"].rstrip("/") for entry in found if entry["type"] == "directory"]
+                inside = self._entries(folders.pop())
+                entries += inside
+                folders += [entry["name"].rstrip("/") for entry in inside if entry["type"] == "directory"]
         return sorted(_files_of(entries), key=lambda file: file.path)
 
     def _entries(self, path: str, *, find: bool = False) -> list[Mapping[str, Any]]:
@@ -251,21 +254,21 @@ class Files:
         with self._guarded(path, "listed"):
             try:
                 if self.is_local:
-                    found = _scanned(path)
+                    entries = _scanned(path)
                 elif not find:
-                    found = self._call("ls", path, detail=True)
+                    entries = self._call("ls", path, detail=True)
                 elif self.is_in_memory:  # its own `find` walks over all files for each folder
-                    found = [
+                    entries = [
                         {"name": name, "type": "file", "size": file.size, "created": file.created}
                         for name, file in self.fs.store.copy().items()
                         if name.startswith(path)
                     ]
                 else:
-                    found = self._call("find", path, detail=True).values()
+                    entries = self._call("find", path, detail=True).values()
             except (FileNotFoundError, NotADirectoryError):
                 return []
         # Object stores find by prefix, which may be the beginning of another folder's name; a file lists itself.
-        return [entry for entry in found if entry["name"].startswith(f"{path}/")]
+        return [entry for entry in entries if entry["name"].startswith(f"{path}/")]
 
     def at_once(self, act: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         """What ``act`` gives for each item, in order; several at a time where each is a request over the network."""
@@ -276,10 +279,11 @@ class Files:
             return list(pool.map(act, items))
 
     def url_of(self, path: str) -> str:
+        """The URL of a file."""
         return str(self.fs.unstrip_protocol(path))
 
     def _call(self, name: str, *args: Any, size: int = 0, **options: Any) -> Any:
-        """Calls the file system, within the time limit where there is one: a second more for each megabyte."""
+        """Calls the file system, within the time limit where there is one. ``size`` is what is written, in bytes."""
         fs = self.fs
         if self.timeout_seconds is None or not self._is_async:
             return getattr(fs, name)(*args, **options)
@@ -289,12 +293,15 @@ class Files:
         return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=seconds, **options)
 
     @contextmanager
-    def _guarded(self, path: str, what: str) -> Iterator[None]:
-        """Makes `StoreError` of what goes wrong, and of a local path that leaves the folder by ``..`` or a link."""
+    def _guarded(self, path: str, action: str) -> Iterator[None]:
+        """Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
+
+        ``action`` is what is done with the path, for the message.
+        """
         try:
             if self.is_local:
-                wanted = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
-                if not path.startswith(self.root) or os.path.realpath(path) != wanted:
+                expected = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+                if not path.startswith(self.root) or os.path.realpath(path) != expected:
                     raise StoreError(
                         f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
                     )
@@ -302,10 +309,10 @@ class Files:
         except AetherContextError:
             raise
         except Exception as error:  # clients of object stores raise kinds of their own
-            if isinstance(error, FileNotFoundError) and what == "read":
+            if isinstance(error, FileNotFoundError) and action == "read":
                 raise
             reason = str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: {path} could not be {what}: {reason}") from error
+            raise StoreError(f"{self.url}: {path} could not be {action}: {reason}") from error
 
 
 @lru_cache(maxsize=10_000)
@@ -318,21 +325,21 @@ def segment(name: str) -> str:
 
 
 def _scanned(path: str) -> list[Mapping[str, Any]]:
-    """What is in a local folder, symbolic links left out; fsspec's own list takes a multiple of the time."""
-    found: list[Mapping[str, Any]] = []
+    """The entries of a local folder without symbolic links; fsspec's own listing takes a multiple of the time."""
+    listing: list[Mapping[str, Any]] = []
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                found.append({"name": entry.path, "type": "directory"})
+                listing.append({"name": entry.path, "type": "directory"})
             elif entry.is_file(follow_symlinks=False):
                 with suppress(FileNotFoundError):  # deleted meanwhile
                     stat = entry.stat(follow_symlinks=False)
-                    found.append({"name": entry.path, "type": "file", "size": stat.st_size, "mtime": stat.st_mtime})
-    return found
+                    listing.append({"name": entry.path, "type": "file", "size": stat.st_size, "mtime": stat.st_mtime})
+    return listing
 
 
 def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
-    """The files among what fsspec lists, folders, symbolic links and drafts left out."""
+    """The files among fsspec's entries; folders, symbolic links and drafts are left out."""
     for entry in entries:
         name = entry["name"].rsplit("/", 1)[-1]
         if entry["type"] == "file" and name and not name.startswith(_DRAFT):
@@ -340,7 +347,7 @@ def _files_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[File]:
 
 
 def _modified(entry: Mapping[str, Any]) -> float | None:
-    """When a file was written, by whatever name and in whatever form the backend says it."""
+    """When a file was written, under whatever name and in whatever form the backend gives it."""
     for key in ("mtime", "LastModified", "updated", "last_modified", "created"):
         value = entry.get(key)
         if isinstance(value, str):
@@ -353,7 +360,7 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
 
 
 def _write_local(path: str, data: bytes, *, is_new: bool) -> bool:
-    """Writes a draft, then links or renames it: a file is whole when it appears. False where it is there already."""
+    """Writes a draft, then links or renames it, so that a file is whole when it appears. False where it exists."""
     if is_new and os.path.exists(path):
         return False
     draft = f"{os.path.dirname(path)}/{_DRAFT}{secrets.token_hex(8)}"

@@ -1,9 +1,9 @@
-"""The receipt of a pack: what was sent, what was left out and why, and all that is needed to build it again.
+"""The manifest: a pack's receipt. It says what was sent, what was left out and why, and lets the pack be built again.
 
 A manifest is canonical JSON. It is written once and never edited. ``checksum`` is a hash over the request that was
 sent; ``digest`` is a hash over the manifest itself. Within an epoch a manifest names its ``parent`` and holds only
-what is new: contents and rows of the parent that still stand are not written again. Texts are not in the manifest:
-they stand behind it in the pack's file, under the hash in ``texts``, or nowhere where the policy records hashes only.
+what is new: contents and rows of the parent that are still valid are not repeated. Texts are not in the manifest: they
+follow it in the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LayerBudget(_Record):
     tokens: int
     """Tokens, after lending."""
     share: float
-    """The same as a share of the window, 0 to 1, rounded down."""
+    """``tokens`` as a share of the window, 0 to 1, rounded down."""
     nominal_tokens: int | None = None
     """Tokens before lending: the floor, or what the layer needs beyond it, or its share of the rest."""
     nominal_share: float | None = None
-    """The same as a share of the window, 0 to 1, rounded down."""
+    """``nominal_tokens`` as a share of the window, 0 to 1, rounded down."""
 
 
 class ToolScope(_Record):
-    """Which declarations were sent."""
+    """Which tool declarations were sent."""
 
     mode: str
     """``off``, ``prune``, ``mask`` or ``relevant``."""
@@ -63,26 +63,26 @@ class ToolScope(_Record):
     kept: Mapping[str, Keep] = {}
     """Names declared, with the reason, in the mode ``relevant``."""
     scores: Mapping[str, float] = {}
-    """How well each tool answers what is asked, by name, where the relevant ones were chosen for this pack."""
+    """Relevance of each tool to the request, by name, where the relevant ones were chosen for this pack."""
     encoder: str = ""
-    """Identity of the embedder that compared what tools mean with what is asked; empty where there are no scores."""
+    """Identity of the embedder that compared tools with the request; empty where there are no scores."""
     allowed: tuple[str, ...] | None = None
     """Names that calls were restricted to; null where they were not."""
 
 
 class ContentList(_Record):
-    """The contents that this pack was built from, against those that its parent left standing."""
+    """The contents that this pack was built from, as a difference to the parent's contents that were not dropped."""
 
     head: int = 0
-    """So many of the parent's come first."""
+    """Number of the parent's contents that come first."""
     added: tuple[str, ...] = ()
-    """Then these, by hash."""
+    """New contents that follow, by hash."""
     tail: int = 0
-    """Then so many of the parent's last ones."""
+    """Number of the parent's last contents that follow these."""
 
 
 class Manifest(_Record):
-    """The receipt of one pack."""
+    """The manifest of one pack."""
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
@@ -122,13 +122,13 @@ class Manifest(_Record):
     invalid_reason: str = ""
     """Why it is invalid."""
     plan_validity: Validity | None = None
-    """The same of the plan alone; null where it does not differ."""
+    """The validity of the plan alone; null where it does not differ."""
     model: str
     """The model's name as the host gave it."""
     window: int
     """The window W in tokens, after the policy's cap."""
     output_tokens: int | None = None
-    """The answer's limit where it shares the window."""
+    """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str
     """The policy's profile."""
     policy: str
@@ -136,33 +136,34 @@ class Manifest(_Record):
     counter: str
     """Identity of the token counter."""
     encoder: str = "none"
-    """Identity of the embedder that compared the meanings of the candidates that came without a score."""
+    """Identity of the embedder that scored the candidates that came without a score."""
     memory_encoder: str = ""
-    """Identity of the embedder whose vectors the memory service found candidates by; empty where it scored none."""
+    """Identity of the embedder by which the memory service scored candidates; empty where it scored none."""
     searched: int | None = None
-    """Turns among which those that a cut took were looked for; the rows hold the best. Null where none were."""
+    """Number of turns that were searched for those that a cut had removed; the rows hold the best. Null where none
+    were searched."""
     layer_budgets: Mapping[Layer, LayerBudget]
     """The budget of each layer, before and after lending."""
     allocation: Mapping[Layer, LayerTokens]
-    """The full account of each layer."""
+    """Tokens of each layer, from its floor to what it used."""
     weights: Mapping[str, float]
-    """Shares of the remainder that the signals led to."""
+    """Each layer's share of the tokens that the floors leave, as the signals decided it."""
     signals: Mapping[str, float | int | str | None]
     """The eight signals as they were read; null is unknown and weighs as one half."""
     tools: ToolScope
-    """The declarations."""
+    """The tool declarations."""
     contents: ContentList
-    """The contents that went in."""
+    """The contents that the pack was built from."""
     positions: tuple[tuple[int, int], ...] = ()
-    """Their index ranges in the host's list."""
+    """Index ranges of these contents in the host's list."""
     human: int | None = None
-    """Index of the final human message among them: the user's request, or what another agent handed over."""
+    """Index of the final human message among the contents: the user's request, or what another agent handed over."""
     others: tuple[tuple[int, int], ...] = ()
-    """Index ranges among them of other agents' turns, which ADK shows as user messages."""
+    """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
     """Whether this was the invocation's first model call, or the first that answers what another agent handed over."""
     chose: bool = False
-    """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates stand."""
+    """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates hold."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut or request relied on."""
     cached_price: float = 0.1
@@ -172,7 +173,7 @@ class Manifest(_Record):
     can_find: bool = False
     """Whether the host carries out ``find_tools``."""
     can_read: bool = True
-    """Whether a tool is declared that reads what an address stands for."""
+    """Whether a tool is declared that reads ``artifact://`` addresses."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[CandidateOutcome, ...]
@@ -180,11 +181,11 @@ class Manifest(_Record):
     truncation_events: tuple[TruncationEvent, ...] = ()
     """What was left out, in the order in which it happened."""
     strategy_acts: tuple[Act, ...] = ()
-    """What strategies did to this request, in their order."""
+    """What each strategy did to this request, in the order of the strategies."""
     anchors: tuple[Anchor, ...] = ()
-    """Contents that were marked to outlive others."""
+    """Contents that are marked to be kept longer than others."""
     asked: str = ""
-    """The last cut that was asked for by hand."""
+    """The last cut that was requested by hand."""
     growth: int | None = None
     """Tokens by which the session grows from one human message to the next; null where that was not known."""
     epoch: Epoch
@@ -196,13 +197,13 @@ class Manifest(_Record):
     prefix: Prefix
     """Cache stability against the request before."""
     evidence_needed: tuple[str, ...] = ()
-    """Acceptance items that need evidence and whose proof is not in the request; as ``tool:NAME``, tools that the step
-    used and of whose results the session keeps none."""
+    """Acceptance items that need evidence and whose proof is not in the request; also, as ``tool:NAME``, tools that the
+    step used and none of whose results the session keeps."""
     artifact_uris: tuple[str, ...] = ()
     """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
     superseded: Mapping[str, str] = {}
-    """Of these, results that a later one of the same call, or a later text from the same place, differs from: the
-    address of the latest by theirs."""
+    """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest: a later result of
+    the same call, or a later text from the same source, that differs."""
     degradations: tuple[str, ...] = ()
     """What could not be done as asked, in words."""
     request_tokens: int
@@ -210,22 +211,22 @@ class Manifest(_Record):
     request_tokens_method: Accuracy
     """How they were estimated."""
     counted_tokens: int = 0
-    """What the counter made of the request, before calibration."""
+    """Tokens of the request by the counter, before calibration."""
     over_window: int = 0
-    """Tokens by which the request passes the window, since what is never cut leaves no room; 0 where it does not."""
+    """Tokens by which the request exceeds the window, where what is never cut does not fit; else 0."""
     calibration: Calibration | None = None
-    """What the estimate stands on; null where no usage was known."""
+    """How the estimate was calibrated; null where no usage was known."""
     counts: Mapping[str, int] = {}
-    """Token counts of made and given texts, by short hash, where no row or ancestor holds them."""
+    """Token counts of texts, by short hash, where no row or ancestor holds them."""
     summaries: Mapping[str, str] = {}
-    """Hashes of the summaries that a model wrote for this pack, by the hash over what they were asked with."""
+    """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
     setting: str
     """Hash of the blob with system instruction, declarations and step."""
     texts: tuple[str, ...] = ()
-    """The hash of the texts that are new here, and of blobs with earlier ones where an earlier version recorded it;
-    empty where none are recorded."""
+    """The hash of the texts that are new with this pack, and of blobs with earlier ones where an earlier version
+    recorded it; empty where none are recorded."""
     stages: Mapping[str, str]
-    """Short hashes of what each stage gave."""
+    """Short hashes of the stages' results."""
     checksum: str
     """Hash over the request that was sent."""
     digest: str = ""
@@ -238,7 +239,7 @@ class Manifest(_Record):
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """The blobs that it names, by hash."""
+        """The hashes of its blobs."""
         return (self.policy, *((self.setting, *self.texts) if self.texts else ()))
 
     @classmethod
@@ -253,16 +254,16 @@ class Manifest(_Record):
 
     @classmethod
     def of(cls, fields: Mapping[str, JSON]) -> Self:
-        """A manifest from its fields; `ManifestError` where they are none."""
+        """A manifest from its fields; `ManifestError` where they are not those of a manifest."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(piece) for piece in first["loc"])
-            raise ManifestError(f"not a manifest: {where}: {first['msg']}") from error
+            path = ".".join(str(piece) for piece in first["loc"])
+            raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
 
     def to_json(self) -> str:
-        """Canonical JSON, optional fields at their default left out."""
+        """Canonical JSON without optional fields that have their default."""
         return canonical_json(self._value())
 
     def sealed(self) -> tuple[Self, dict[str, JSON]]:
@@ -276,9 +277,9 @@ class Manifest(_Record):
         """Checks the manifest against its digest; `ChecksumMismatch` where a field is not what was written."""
         value = self._value()
         value.pop("digest", None)
-        found = hash_json(value)
-        if found != self.digest:
-            raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {found}, its digest says {self.digest}")
+        digest = hash_json(value)
+        if digest != self.digest:
+            raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {digest}, its digest says {self.digest}")
 
     def _value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True) | {"schema_version": self.schema_version}

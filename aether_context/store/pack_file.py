@@ -1,13 +1,13 @@
 """A pack as one file, ``{pack_id}.json.gz``: lines of JSON, compressed.
 
-1. The manifest. Of one that extends others there is only what differs from the first of its chain, which ``base``
-   names: a field that is not there is as in that pack's manifest, and so is a layer that is not there in ``allocation``
-   or ``layer_budgets``; null is a field's default.
+1. The manifest. One that extends others holds only what differs from the first manifest of its chain, which ``base``
+   names: a field that is left out is as in that manifest, and so is a layer that is left out of ``allocation`` or
+   ``layer_budgets``; null is a field's default.
 2. The texts that are new with the pack; an empty line where none are recorded.
 3. The outcome, once the model has answered.
 
-The outcome is a gzip member of its own behind the first: the file before it came is the beginning of the file with it.
-``zcat`` shows all lines.
+The outcome is a gzip member of its own behind the first: a file without an outcome is the beginning of the file with
+it. ``zcat`` shows all lines.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ BY_LAYER = ("allocation", "layer_budgets")
 ENDING = ".json.gz"
 BASE = "base"
 _FEW_BYTES, _MOST_BYTES = 8_192, 512 * 2**20
-"""What is read of a file to begin with, and the most that its members hold."""
-
+"""How much of a file's first member is read at first, and the most that all members of a file may hold."""
 
 _OWN = ("rows", "contents", "counts")
-"""Fields that are each pack's own: long, and never as in another."""
+"""Long fields whose values differ in every pack."""
 _OPEN = ("epoch", "epoch_before")
-"""Fields that hold what strategies keep, any JSON: 1, 1.0 and true are equal there, and written otherwise."""
+"""Fields that hold the strategies' own JSON. Python takes 1, 1.0 and true for equal, but they are written differently,
+so these fields are compared as canonical JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
     """The first manifest of a chain, which the others are written against: its pack and its fields.
 
-    It is kept as long as its chain goes on, so of what is each pack's own only the names are.
+    It stays in memory as long as its chain goes on, so the values of the long fields are left out.
     """
 
     pack_id: str
@@ -52,17 +52,17 @@ class Base:
 
 
 def manifest_line(fields: Mapping[str, JSON], base: Base) -> bytes:
-    """What is written of a manifest; all of it where it is the base itself."""
+    """The line of a manifest: what differs from its base, or all of it where it is the base itself."""
     if base.pack_id != fields["pack_id"]:
         written: dict[str, JSON] = dict.fromkeys(base.fields.keys() - fields.keys())
         for name, field in fields.items():
-            before = base.fields.get(name)
-            if field == before and (name not in _OPEN or canonical_json(field) == canonical_json(before)):
+            base_field = base.fields.get(name)
+            if field == base_field and (name not in _OPEN or canonical_json(field) == canonical_json(base_field)):
                 continue
-            if name in BY_LAYER and isinstance(before, dict) and before.keys() == field.keys():
-                field = {layer: value for layer, value in field.items() if before[layer] != value}
+            if name in BY_LAYER and isinstance(base_field, dict) and base_field.keys() == field.keys():
+                field = {layer: value for layer, value in field.items() if base_field[layer] != value}
             written[name] = field
-        # Who does not know the version must not need the base to see that.
+        # A reader has to see an unknown version without the base.
         fields = {**written, "schema_version": fields["schema_version"], BASE: base.pack_id}
     return canonical_json(fields).encode()
 
@@ -83,17 +83,17 @@ def compressed(data: bytes) -> bytes:
 
 
 def decompressed(data: bytes) -> bytes:
-    """What gzip members hold; `ManifestError` where they are damaged, or larger than a pack can be."""
+    """The content of gzip members; `ManifestError` where they are damaged, or larger than a pack can be."""
     members: list[bytes] = []
-    room = _MOST_BYTES
+    remaining = _MOST_BYTES
     while data:
         stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
         try:
-            members.append(stream.decompress(data, room + 1))
+            members.append(stream.decompress(data, remaining + 1))
         except zlib.error as error:
             raise ManifestError(f"damaged: {error}") from error
-        room -= len(members[-1])
-        if room < 0:
+        remaining -= len(members[-1])
+        if remaining < 0:
             raise ManifestError(f"damaged: it holds more than {_MOST_BYTES:,} bytes")
         if not stream.eof:
             raise ManifestError("damaged: it ends too soon")
@@ -102,7 +102,7 @@ def decompressed(data: bytes) -> bytes:
 
 
 def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
-    """Manifest, texts and outcome of a file, None without an outcome; `ManifestError` where it is damaged."""
+    """Manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where damaged."""
     lines = decompressed(data).split(b"\n")
     if len(lines) not in (3, 4) or lines[-1]:
         raise ManifestError(f"not a manifest: {len(lines) - 1} lines")
@@ -110,34 +110,34 @@ def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
 
 
 def read_manifest(data: bytes) -> bytes:
-    """The first line of a file; what stands behind it is not looked at."""
+    """The first line of a file; the rest is not read."""
     stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
     try:
-        found = stream.decompress(data, _FEW_BYTES)
-        while b"\n" not in found and stream.unconsumed_tail and len(found) < _MOST_BYTES:
-            found += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
+        content = stream.decompress(data, _FEW_BYTES)
+        while b"\n" not in content and stream.unconsumed_tail and len(content) < _MOST_BYTES:
+            content += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
     except zlib.error as error:
         raise ManifestError(f"damaged: {error}") from error
-    line, end, _ = found.partition(b"\n")
+    line, end, _ = content.partition(b"\n")
     if not end:
         raise ManifestError("damaged: it ends in its first line")
     return line
 
 
 def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The fields of a manifest, from what its file says and those of its base."""
-    whole = {**base, **fields}
-    del whole[BASE]
+    """All fields of a manifest, from those in its file and those of its base."""
+    merged_fields = {**base, **fields}
+    del merged_fields[BASE]
     for name in [name for name, value in fields.items() if value is None]:
-        del whole[name]
+        del merged_fields[name]
     for name in BY_LAYER:
-        if isinstance(whole.get(name), dict) and isinstance(base.get(name), dict):
-            whole[name] = {**base[name], **whole[name]}
-    return whole
+        if isinstance(merged_fields.get(name), dict) and isinstance(base.get(name), dict):
+            merged_fields[name] = {**base[name], **merged_fields[name]}
+    return merged_fields
 
 
 def fields_of(text: str | bytes) -> dict[str, JSON]:
-    """The fields in the JSON of a manifest, or of what it differs in from another.
+    """The fields in the JSON of a manifest, or of its difference to its base.
 
     Raises:
         SchemaVersionError: it was written by a later version.

@@ -5,17 +5,17 @@
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
     {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content
     {base}/{app}/{user}/blobs/{h}/{hash}.json.gz             settings and policies by content
-    {base}/{app}/{user}/calibration/{model}.json             how counted tokens become reported ones
-    {base}/{app}/{user}/summaries/{h}/{hash}.txt             what a model wrote, by what it was asked
-    {base}/{app}/{user}/vectors/{encoder}/{hash}.bin         vectors of a user's texts, a batch each
+    {base}/{app}/{user}/calibration/{model}.json             how counted tokens relate to those a provider reports
+    {base}/{app}/{user}/summaries/{h}/{hash}.txt             summaries by a model, by the hash of its prompt
+    {base}/{app}/{user}/vectors/{encoder}/{hash}.bin         a batch of vectors of the user's texts
     {base}/hours/{day}/{hour}/{app}/{user}/{session}         which sessions have packs of that hour
 
-A path segment is the name itself where that is safe, else a readable stub with a hash; ``name.json`` in the folder
-then holds the name.
+A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
+folder then holds the name.
 
-Earlier versions wrote a folder for each pack, with ``manifest.json`` and ``outcome.json``, its texts as blobs, and
-blobs as they are. Such packs are read like others. A pack's place is the path of its file without the ending, or of
-its folder.
+Earlier versions wrote a folder for each pack, with ``manifest.json`` and ``outcome.json``, and its texts as blobs,
+uncompressed. Such packs are read like others. A pack's *place* is the path of its file without the ending, or the path
+of its folder.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class PackStore:
 
     def through(self, files: Files) -> PackStore:
         """The same store, read and written through other files."""
-        other = copy.copy(self)
-        other.files = files
-        other._known = LRUCache(_MOST_KNOWN)
-        other._bases = {}
-        return other
+        copied = copy.copy(self)
+        copied.files = files
+        copied._known = LRUCache(_MOST_KNOWN)
+        copied._bases = {}
+        return copied
 
     def command(self, words: str) -> str:
         """A line that runs a command on this store."""
@@ -108,31 +108,31 @@ class PackStore:
     # packs
 
     def write(self, recording: Recording, outcome: Mapping[str, JSON] | None = None) -> Manifest:
-        """Writes a recording: blobs first, the pack last, so that a manifest never names what is not there.
+        """Writes a recording: blobs first, the pack last, so that a manifest never names a blob that is not there.
 
-        Writing an equal recording again changes nothing. Where the id is taken by another pack, the next free number
-        is appended to it, and the manifest comes back with that.
+        Writing an equal recording again changes nothing. Where another pack has the id, the next free number is
+        appended to the id of this one; the manifest that is returned has the new id.
 
         Args:
-            outcome: what became of the model call, where that is known already.
+            outcome: how the model call ended, where that is known already.
         """
         manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
         blobs = {self.blob_path(manifest, digest): _compressed(data) for digest, data in recording.blobs.items()}
-        there = [path for path, data in blobs.items() if not self._create_known(path, data)]
-        for uri, saved in recording.saved.items():
+        existing = [path for path, data in blobs.items() if not self._create_known(path, data)]
+        for uri, text in recording.saved.items():
             path = f"{self.files.place(*manifest.session_key)}/{uri.removeprefix(SCHEME)}"
-            self.files.create(path, saved.encode("utf-8", "surrogatepass"))
+            self.files.create(path, text.encode("utf-8", "surrogatepass"))
         for path, data in self.files.name_files(*manifest.session_key).items():
             self.files.create(path, data)
         self._create_known(self.hour_entry(manifest), b"{}")
         while not self._create(recording, outcome):
-            if self._holds(recording.manifest):
+            if self._has_equal(recording.manifest):
                 if outcome is not None:
                     self.write_outcome(recording.manifest, outcome)
                 break
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
-        for path in there:  # a `gc` that had not seen the manifest yet may have taken it
+        for path in existing:  # a `gc` that had not seen the manifest yet may have deleted it
             self.files.create(path, blobs[path])
         return recording.manifest
 
@@ -140,17 +140,18 @@ class PackStore:
         data = recording.data if outcome is None else with_outcome(recording.data, outcome)
         return self.files.create(f"{self.place(recording.manifest)}{ENDING}", data)
 
-    def _holds(self, manifest: Manifest) -> bool:
-        """Whether an equal manifest is there; what cannot be read is another one, and must hold nothing back."""
+    def _has_equal(self, manifest: Manifest) -> bool:
+        """Whether an equal manifest is stored. One that cannot be read counts as another, and blocks no write."""
         try:
             return self.read(self.place(manifest)).digest == manifest.digest
         except (ManifestError, PackNotFound):
             return False
 
     def _create_known(self, path: str, data: bytes) -> bool:
-        """Creates a file that never changes; False where it was there, and this store did not know.
+        """Creates a file that never changes; False where it existed, and this store did not know that.
 
-        For a while there is no need to look again: a `gc` takes nothing that packs of the last hour name.
+        A path that was written or found in the last 15 minutes is not looked at again: `gc` deletes nothing that packs
+        of the last hour name.
         """
         now = time.monotonic()
         if now - self._known.get(path, -_KNOWN_SECONDS) < _KNOWN_SECONDS:
@@ -164,41 +165,43 @@ class PackStore:
     ) -> Iterator[Manifest]:
         """Manifests in the order in which their packs were built, all or those of one app, user or session."""
         for _, places in groupby(self.places(app, user, session), key=lambda place: _name(place).split("_")[1]):
-            found = []
+            manifests = []
             for place in places:
                 try:
-                    found.append(self.read(place))
+                    manifests.append(self.read(place))
                 except PackNotFound:
-                    if self.lines(place) is not None:  # what it stands on is missing
+                    if self.lines(place) is not None:  # the first pack of its chain is missing
                         raise
                     continue  # deleted since the packs were listed
-            yield from sorted(found, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
+            yield from sorted(
+                manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id)
+            )
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
-        """The manifest of a pack, by whatever `find` takes."""
+        """The manifest of the pack that `find` finds."""
         return self.read(self.find(pack_id, app=app, user=user))
 
     def find(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> str:
         """The place of a pack by its id, the beginning of its id, or the hash at the end of it.
 
-        With an app or a user it is one of theirs.
+        With an app or a user, only their packs are searched.
 
         Raises:
             PackNotFound: there is none, or more than one.
         """
-        begins = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        known = (self.places(app, user, begins=begins) if HOUR.match(begins) else []) or self.places(app, user)
-        found = [place for place in known if _name(place) == pack_id] or [
+        prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
+        places = (self.places(app, user, begins=prefix) if HOUR.match(prefix) else []) or self.places(app, user)
+        matches = [place for place in places if _name(place) == pack_id] or [
             place
-            for place in known
-            if pack_id and (_name(place).startswith(begins) or _name(place).rsplit("_", 1)[-1].startswith(pack_id))
+            for place in places
+            if pack_id and (_name(place).startswith(prefix) or _name(place).rsplit("_", 1)[-1].startswith(pack_id))
         ]
-        if not found:
+        if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
-        if len(found) > 1:
-            names = ", ".join(map(_name, found[:3]))
-            raise PackNotFound(f"{pack_id!r} stands for {len(found)} packs ({names}, …): give more of the id")
-        return found[0]
+        if len(matches) > 1:
+            names = ", ".join(map(_name, matches[:3]))
+            raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
+        return matches[0]
 
     def read(self, place: str) -> Manifest:
         """The whole manifest of the pack at a place.
@@ -216,14 +219,14 @@ class PackStore:
             raise type(error)(f"{error} (pack {_name(place)}, {self.files.url_of(path)})") from error
 
     def filled(self, place: str, fields: dict[str, JSON]) -> dict[str, JSON]:
-        """The fields of the manifest at a place, from those in its file; errors as for `read`."""
+        """The whole manifest's fields, given those in the file at a place; errors as for `read`."""
         if BASE in fields:
             return merged(fields, self._base(place, fields[BASE]))
         self._keep_base(place, fields)
         return fields
 
     def fields(self, place: str) -> dict[str, JSON]:
-        """What the file of a pack itself says of its manifest, see `pack_file`; errors as for `read`."""
+        """The manifest's fields that the pack's own file holds, see `pack_file`; errors as for `read`."""
         data = self.files.get(f"{place}{ENDING}")
         line = read_manifest(data) if data is not None else self.files.get(f"{place}/manifest.json")
         if line is None:
@@ -231,20 +234,20 @@ class PackStore:
         return fields_of(line)
 
     def _base(self, place: str, base: JSON) -> Mapping[str, JSON]:
-        """The fields of the first manifest of a chain, which do not change while it is there."""
+        """The fields of the first manifest of a chain."""
         if not isinstance(base, str) or "/" in base:
             raise ManifestError("not a manifest: its base is no pack")
         path = f"{place.rpartition('/')[0]}/{base}"
-        found = self._bases.get(path)
-        if found is None:
+        fields = self._bases.get(path)
+        if fields is None:
             try:
-                found = self.fields(path)
+                fields = self.fields(path)
             except PackNotFound as error:
                 raise PackNotFound(f"{_name(place)} extends {base}, which is not in {self.url}") from error
             except ManifestError as error:
                 raise type(error)(f"it extends {base}, which cannot be read: {error}") from error
-            self._keep_base(path, found)
-        return found
+            self._keep_base(path, fields)
+        return fields
 
     def _keep_base(self, place: str, fields: Mapping[str, JSON]) -> None:
         if len(self._bases) >= _MOST_BASES:
@@ -252,7 +255,7 @@ class PackStore:
         self._bases[place] = fields
 
     def lines(self, place: str) -> tuple[bytes, bytes, bytes | None] | None:
-        """The manifest as it is written, the texts and the outcome of a pack, None where it is not there."""
+        """The lines of a pack's file: manifest, texts and outcome; None where there is no such pack."""
         data = self.files.get(f"{place}{ENDING}")
         if data is not None:
             return read_lines(data)
@@ -260,7 +263,7 @@ class PackStore:
         return None if data is None else (data, b"", self.files.get(f"{place}/outcome.json"))
 
     def parent(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that this one extends, None where it stands alone; `PackNotFound` where it is missing."""
+        """The manifest that this one extends, None where it extends none; `PackNotFound` where it is missing."""
         if manifest.parent is None:
             return None
         place = f"{self.place(manifest).rpartition('/')[0]}/{manifest.parent}"
@@ -287,7 +290,7 @@ class PackStore:
         return chain[::-1]
 
     def blob(self, manifest: Manifest, digest: str) -> bytes:
-        """A blob that a manifest names; `BlobNotFound` where it is not there, `ChecksumMismatch` where it changed."""
+        """A blob that a manifest names; `BlobNotFound` where it is missing, `ChecksumMismatch` where it changed."""
         path = self.blob_path(manifest, digest)
         if digest in manifest.texts:
             lines = self.lines(self.place(manifest))
@@ -305,11 +308,11 @@ class PackStore:
         return self._by_digest(path.removesuffix(".gz"), digest, missing)
 
     def write_outcome(self, manifest: Manifest | str, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
-        """Adds what became of a pack's model call to the pack. A second outcome for the same pack is ignored.
+        """Adds how the model call ended to a pack. A second outcome for the same pack is ignored.
 
         Args:
-            manifest: the pack's, or its place.
-            data: the pack's file without an outcome; None looks.
+            manifest: the pack's manifest, or its place.
+            data: the pack's file without an outcome; None reads it.
 
         Raises:
             PackNotFound: the pack is not there.
@@ -324,41 +327,41 @@ class PackStore:
         self.files.extend(path, with_outcome(data, outcome))
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
-        """What became of a pack's model call; None where nothing was written."""
+        """How a pack's model call ended; None where no outcome was written."""
         place = self.place(manifest)
         try:
             lines = self.lines(place)
-            found: JSON = None if lines is None or lines[2] is None else json.loads(lines[2])
-            if not isinstance(found, dict | None):
-                raise ManifestError(f"it is a {type(found).__name__}")
+            outcome: JSON = None if lines is None or lines[2] is None else json.loads(lines[2])
+            if not isinstance(outcome, dict | None):
+                raise ManifestError(f"it is a {type(outcome).__name__}")
         except (ValueError, RecursionError, ManifestError) as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error
-        return found
+        return outcome
 
     def message(self, app: str, user: str, session: str, name: str) -> bytes | None:
-        """What was taken out of an oversized message, by its name, ``messages/{hash}.txt``; None where nothing was."""
+        """The text cut out of an oversized message, by its name, ``messages/{hash}.txt``; None where there is none."""
         return self.files.get(f"{self.files.place(app, user, session)}/{name}") if _MESSAGE.fullmatch(name) else None
 
     # evidence
 
     def write_evidence(self, app: str, user: str, session: str, record: EvidenceRecord, data: bytes) -> None:
-        """Keeps a piece of evidence and what is known of it; the same once more changes nothing."""
+        """Writes a piece of evidence and its record. Writing the same again changes nothing."""
         self._create_known(self.evidence_path(app, user, record.digest), data)
         value = canonical_json(record.model_dump(mode="json", exclude_defaults=True))
         self.files.create(f"{self.files.place(app, user, session)}/evidence/{record.name}.json", value.encode())
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
-        """What is known of a session's evidence, in the order in which it came."""
-        found = self.evidence_files(app, user, session)
-        return sorted(found.values(), key=lambda record: (record.time or 0.0, record.name))
+        """The records of a session's evidence, the oldest first."""
+        records = self.evidence_files(app, user, session)
+        return sorted(records.values(), key=lambda record: (record.time or 0.0, record.name))
 
     def evidence_files(self, app: str, user: str, session: str) -> dict[str, EvidenceRecord]:
-        """The same by the path of the file that says it."""
+        """The records of a session's evidence by the paths of their files."""
         folder = f"{self.files.place(app, user, session)}/evidence"
         paths = [file.path for file in self.files.files(folder)]
         try:
-            found = self.files.at_once(self.files.read, paths)
-            return {path: EvidenceRecord.model_validate_json(data) for path, data in zip(paths, found, strict=True)}
+            contents = self.files.at_once(self.files.read, paths)
+            return {path: EvidenceRecord.model_validate_json(data) for path, data in zip(paths, contents, strict=True)}
         except (FileNotFoundError, ValueError) as error:
             raise StoreError(f"{folder} could not be read: {error}") from error
 
@@ -367,7 +370,7 @@ class PackStore:
         return self._by_digest(self.evidence_path(app, user, digest), digest, f"{digest} is not in {self.url}")
 
     def evidence_digests(self, app: str, user: str, digits: str) -> list[str]:
-        """The hashes of a user's evidence that begin with the digits of an address."""
+        """The hashes of a user's evidence that begin with the digits in an ``artifact://`` address."""
         folder = self.evidence_path(app, user, digits).rsplit("/", 1)[0]
         names = sorted(file.name.removesuffix(".bin") for file in self.files.files(folder))
         return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
@@ -381,21 +384,21 @@ class PackStore:
     # caches
 
     def write_summary(self, app: str, user: str, key: str, text: str) -> None:
-        """Keeps a summary that a model wrote, under the hash over what it was asked with."""
+        """Writes a summary that a model made. ``key`` is the hash over what the model was asked with."""
         self.files.create(self._by_hash(app, user, "summaries", key, ".txt"), text.encode("utf-8", "surrogatepass"))
 
     def summary(self, app: str, user: str, key: str) -> str | None:
-        """A summary that a model wrote for this user, None where there is none."""
+        """The summary that `write_summary` wrote under a key, None where there is none."""
         data = self.files.get(self._by_hash(app, user, "summaries", key, ".txt"))
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
     def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
-        """Keeps what a user's usage of a model has taught, in the place of what was kept before."""
+        """Writes the calibration of a model's token counts for a user, in the place of the one before."""
         path = f"{self.files.place(app, user)}/calibration/{segment(model)}.json"
         self.files.replace(path, canonical_json(value).encode())
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
-        """What `write_calibration` kept last, None where there is nothing to be read."""
+        """The calibration that `write_calibration` wrote last, None where there is none, or it cannot be read."""
         data = self.files.get(f"{self.files.place(app, user)}/calibration/{segment(model)}.json")
         try:
             return None if data is None else json.loads(data)
@@ -403,17 +406,17 @@ class PackStore:
             return None
 
     def write_vectors(self, app: str, user: str, encoder: str, data: bytes) -> str | None:
-        """Keeps a batch of vectors of a user's texts by an encoder; its path, None where the same was there already."""
+        """Writes a batch of vectors by an encoder; returns its path, or None where the same batch existed already."""
         path = f"{self.files.place(app, user)}/vectors/{segment(encoder)}/{short(hash_bytes(data), 64)}.bin"
         return path if self.files.create(path, data) else None
 
     def vector_files(self, app: str, user: str, encoder: str) -> list[File]:
-        """The batches of vectors that are kept of a user's texts, those written last first."""
-        found = self.files.files(f"{self.files.place(app, user)}/vectors/{segment(encoder)}")
-        return sorted(found, key=lambda file: (-(file.modified or 0.0), file.path))
+        """The files of a user's batches of vectors by an encoder, the newest first."""
+        files = self.files.files(f"{self.files.place(app, user)}/vectors/{segment(encoder)}")
+        return sorted(files, key=lambda file: (-(file.modified or 0.0), file.path))
 
     def vectors(self, files: Sequence[File]) -> list[bytes | None]:
-        """The batches in files; None for one that is not there any more, or not what was written."""
+        """The contents of batches; None for one that was deleted meanwhile or is damaged."""
 
         def read(file: File) -> bytes | None:
             data = self.files.get(file.path)
@@ -421,14 +424,14 @@ class PackStore:
 
         return self.files.at_once(read, files)
 
-    # where what is
+    # paths
 
     def place(self, manifest: Manifest) -> str:
         """The place of a pack."""
         return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
 
     def uri(self, manifest: Manifest) -> str:
-        """Where the manifest is, as a URL."""
+        """The URL of the manifest's file."""
         return self.files.url_of(self._path(self.place(manifest)))
 
     def _path(self, place: str) -> str:
@@ -436,15 +439,15 @@ class PackStore:
         return f"{place}/manifest.json" if self.files.files(place) else f"{place}{ENDING}"
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
-        """Where the manifest of a pack is, or will be, as a URL."""
+        """The URL of a pack's file, which need not exist yet."""
         return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
 
     def blob_path(self, manifest: Manifest, digest: str) -> str:
-        """Where a blob of the manifest's user is."""
+        """The path of a blob of the manifest's user."""
         return self._by_hash(manifest.app, manifest.user, "blobs", digest, ENDING)
 
     def evidence_path(self, app: str, user: str, digest: str) -> str:
-        """Where a piece of a user's evidence is."""
+        """The path of a piece of a user's evidence."""
         return self._by_hash(app, user, "evidence", digest, ".bin")
 
     def _by_hash(self, app: str, user: str, folder: str, digest: str, ending: str) -> str:
@@ -453,12 +456,12 @@ class PackStore:
 
     def hour_of(self, pack: str) -> str:
         """The folder of the hour of a pack, by its id or its place."""
-        found = HOUR.match(_name(pack))
-        day, hour = (found[1], found[2]) if found else ("19700101", "00")
+        match = HOUR.match(_name(pack))
+        day, hour = (match[1], match[2]) if match else ("19700101", "00")
         return f"{self.files.root}/{_HOURS}/{day}/{hour}"
 
     def hour_entry(self, manifest: Manifest) -> str:
-        """The path by which an hour tells that the manifest's session has packs of it."""
+        """The path of the file that lists the manifest's session in the folder of its hour."""
         session = self.files.place(*manifest.session_key)
         return self.hour_of(manifest.pack_id) + session.removeprefix(self.files.root)
 
@@ -475,35 +478,43 @@ class PackStore:
         begins: str = "",
         newest: int | None = None,
     ) -> list[str]:
-        """The places of packs, by the times in their names: those whose id begins so, and so many of the newest."""
-        hour, found = HOUR.match(begins), None
+        """The places of packs, sorted by id, which begins with the time.
+
+        Args:
+            begins: what the pack's id begins with.
+            newest: the most places to return, the newest of them; None returns all.
+        """
+        hour, packs = HOUR.match(begins), None
         if session is None and (hour or newest):
-            found = self._recent(app, user, hour, newest)
-        if found is None:
-            found = self._packs_of(self.sessions(app, user, session))
-        found = sorted((pack for pack in found if _name(pack).startswith(begins)), key=lambda pack: (_name(pack), pack))
-        return found[-newest:] if newest else found
+            packs = self._recent(app, user, hour, newest)
+        if packs is None:
+            packs = self._packs_of(self.sessions(app, user, session))
+        packs = sorted((pack for pack in packs if _name(pack).startswith(begins)), key=lambda pack: (_name(pack), pack))
+        return packs[-newest:] if newest else packs
 
     def _recent(
         self, app: str | None, user: str | None, hour: re.Match[str] | None, newest: int | None
     ) -> list[str] | None:
-        """The packs of so many of the last hours as hold what is asked for; None where the hours cannot tell."""
-        found: list[str] = []
+        """The packs of one hour, or of the last hours until there are ``newest``.
+
+        None where the folders of hours list too few, as where earlier versions wrote packs.
+        """
+        packs: list[str] = []
         for folder in [f"{self.files.root}/{_HOURS}/{hour[1]}/{hour[2]}"] if hour else self._hours():
             sessions = []
             for file in self.files.below(folder):
                 name = file.path.removeprefix(f"{folder}/")
-                of_app, of_user, _ = name.split("/", 2)
-                if (app is None or of_app == segment(app)) and (user is None or of_user == segment(user)):
+                app_segment, user_segment, _ = name.split("/", 2)
+                if (app is None or app_segment == segment(app)) and (user is None or user_segment == segment(user)):
                     sessions.append(f"{self.files.root}/{name}")
             stamp = "pack_{}T{}".format(*folder.rsplit("/", 2)[1:])
-            found += [pack for pack in self._packs_of(sessions) if _name(pack).startswith(stamp)]
-            if newest and len(found) >= newest:
-                return found
-        return found if hour and found else None
+            packs += [pack for pack in self._packs_of(sessions) if _name(pack).startswith(stamp)]
+            if newest and len(packs) >= newest:
+                return packs
+        return packs if hour and packs else None
 
     def _hours(self) -> Iterator[str]:
-        """The folders of hours in which there are packs, the last one first."""
+        """The folders of hours in which packs were built, the last one first."""
         for day in sorted(self.files.folders(f"{self.files.root}/{_HOURS}"), reverse=True):
             yield from sorted(self.files.folders(day), reverse=True)
 
@@ -512,25 +523,27 @@ class PackStore:
         return self._inside(self.owners(app, user), session, _NO_SESSIONS)
 
     def pack_files(self, session: str) -> list[File]:
-        """The files of the packs in a session's folder, whose paths without the ending are their places.
+        """The files of the packs in a session's folder. A file's path without the ending is the pack's place.
 
-        Packs that earlier versions wrote as folders are among them by their manifests.
+        Of a pack that an earlier version wrote as a folder it is the manifest, with the folder as its path.
         """
         folders, files = self.files.inside(f"{session}/packs")
-        old = [file for folder in folders for file in self.files.files(folder) if file.name == "manifest.json"]
-        return files + [replace(file, path=file.path.rpartition("/")[0]) for file in old]
+        old_manifests = [
+            file for folder in folders for file in self.files.files(folder) if file.name == "manifest.json"
+        ]
+        return files + [replace(file, path=file.path.rpartition("/")[0]) for file in old_manifests]
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
-        found = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)
-        paths = [path for folders, files in found for path in (*folders, *(file.path for file in files))]
+        listings = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)
+        paths = [path for folders, files in listings for path in (*folders, *(file.path for file in files))]
         return [path.removesuffix(ENDING) for path in paths]
 
-    def _inside(self, folders: list[str], name: str | None, others: Sequence[str] = ()) -> list[str]:
-        """In each folder the one of a name, or all but some."""
+    def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
+        """In each folder the one that a name leads to, or all but those excluded."""
         if name is not None:
             return [f"{folder}/{segment(name)}" for folder in folders]
-        found = self.files.at_once(self.files.folders, folders)
-        return [inner for listed in found for inner in listed if _name(inner) not in others]
+        listings = self.files.at_once(self.files.folders, folders)
+        return [inner for listing in listings for inner in listing if _name(inner) not in excluded]
 
 
 _compressed = lru_cache(maxsize=64)(compressed)

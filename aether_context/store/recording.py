@@ -21,25 +21,27 @@ if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
 _RARE = ("superseded_by", "content_hash", "kind")
-_CANDIDATE_FIELDS = tuple(known.name for known in fields(Candidate) if known.name not in _RARE)
+_CANDIDATE_FIELDS = tuple(item.name for item in fields(Candidate) if item.name not in _RARE)
 GIVEN = (
     "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
     "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration", "growth",
 )  # fmt: skip
-"""Fields that a manifest takes from a pack's input as they are, and a replay gives back."""
-_FOUND = (
+"""Fields that a manifest copies from a pack's input, and a replay copies back."""
+_FROM_PACK = (
     "validity", "invalid_reason", "chose", "epoch_reason", "prefix", "evidence_needed", "degradations",
     "request_tokens", "counted_tokens", "over_window", "checksum",
 )  # fmt: skip
-"""Fields that a manifest takes from a pack as they are."""
+"""Fields that a manifest copies from a pack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tip:
     """The end of a chain of manifests: what the next one may leave out.
 
-    ``held`` are the hashes of those texts of the chain that are still in use. ``counted`` is by which counter and for
-    which model: where either changes, no count of the chain stands. ``base`` is the first manifest of the chain.
+    ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
+    begins a new chain. ``contents`` are the hashes of the contents that are still sent, ``rows`` the keys of rows and
+    ``counts`` the keys of token counts that the chain holds. ``held`` are the hashes of the chain's texts that are
+    still in use. ``base`` is the first manifest of the chain.
     """
 
     pack_id: str
@@ -54,8 +56,11 @@ class Tip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A manifest, the texts and the bytes of its pack's file, which has no outcome yet, the blobs that it names, by
-    hash, and the tip that it leaves."""
+    """A manifest ready to be written.
+
+    ``texts`` are the pack's texts, ``data`` the bytes of its file without an outcome, ``blobs`` the blobs that the
+    manifest names, by hash, ``tip`` what the next manifest extends, ``saved`` texts to be stored by their URI.
+    """
 
     manifest: Manifest
     texts: bytes
@@ -76,7 +81,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a session's packs have in common, the step aside as their requests have it: a blob of its own."""
+    """What a session's packs have in common: a blob of its own. All but ``step`` is taken from the request."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
@@ -89,7 +94,7 @@ class Setting:
 
 SETTING = TypeAdapter(Setting)
 OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
-"""What of a setting is the request's."""
+"""The fields of a `Setting` that are the request's."""
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
@@ -98,38 +103,41 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
 
     Args:
         counter: identity of the token counter.
-        tip: the end of the chain to extend; None, a pack with a cut, or one that is counted otherwise begins a new one.
+        tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
+            counted by another counter or for another model.
     """
     from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
 
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
-    begins = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
-    parent = None if begins else tip
+    starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
+    parent = None if starts_chain else tip
     grown = pack.appended if parent is not None and parent.pack_id == source.previous_pack else None
 
     outcomes = pack.outcomes if grown is None else pack.outcomes[len(pack.outcomes) - grown :]
     keys = [f"{outcome.id} {outcome.layer} {outcome.state} {outcome.sent_tokens}" for outcome in outcomes]
-    known = parent.rows if parent is not None else frozenset()
+    known_rows = parent.rows if parent is not None else frozenset()
     rows = tuple(
-        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known or not is_content(outcome)
+        outcome for outcome, key in zip(outcomes, keys, strict=True) if key not in known_rows or not is_content(outcome)
     )
     counts = {key: tokens for key, tokens in pack.counts.items() if parent is None or key not in parent.counts}
     for outcome in outcomes:
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
 
-    before = parent.contents if parent is not None else ()
+    parent_contents = parent.contents if parent is not None else ()
     if grown is not None:
         head = len(request.contents) - grown
         new_contents = request.contents[head:]
         contents = ContentList(head=head, added=tuple(content.digest for content in new_contents))
     else:
         new_contents, digests = request.contents, [content.digest for content in request.contents]
-        most = min(len(digests), len(before))
-        head = next((at for at in range(most) if digests[at] != before[at]), most)
-        most -= head
-        tail = next((at for at in range(most) if digests[-1 - at] != before[-1 - at]), most)
+        max_shared = min(len(digests), len(parent_contents))
+        head = next((index for index in range(max_shared) if digests[index] != parent_contents[index]), max_shared)
+        max_shared -= head
+        tail = next(
+            (index for index in range(max_shared) if digests[-1 - index] != parent_contents[-1 - index]), max_shared
+        )
         contents = ContentList(head=head, added=tuple(digests[head : len(digests) - tail]), tail=tail)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
@@ -138,38 +146,40 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         epoch_before, texts_before = _without_texts(source.epoch)
         epoch_texts |= texts_before
 
-    setting, written = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
+    setting, setting_blob = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
     blobs = {policy.digest: policy.canonical.encode()}
     held = parent.held if parent is not None else frozenset()
     texts = b""
     if policy.record == "full":
-        blobs[setting] = written
-        # The texts that the chain does not hold, as canonical JSON; wires are that already.
+        blobs[setting] = setting_blob
+        # The texts that the chain does not hold, as canonical JSON, which wires already are.
         wires = {content.digest: content.wire for content in new_contents if content.digest not in held}
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
         members = {"contents": f"[{','.join(wires.values())}]"} if wires else {}
-        others = {
+        other_texts = {
             "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
             "epoch": new_epoch,
             "problems": source.problems,
             "summaries": source.summaries,
         }
-        members |= {name: canonical_json(other) for name, other in others.items() if other}
+        members |= {name: canonical_json(value) for name, value in other_texts.items() if value}
         texts = canonical_object(members).encode("utf-8", "surrogatepass")
         held = held.union(wires, new_epoch)
 
-    # Budgets are shares of the window; where more may be counted than that, of what may be.
+    # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
-    whole = max(allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values()))
+    budget_base = max(
+        allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values())
+    )
     signals = {name: getattr(pack.signals, name) for name in Signals.__slots__}
     uris = tuple(sorted(pack.artifact_uris))
-    manifest, of_manifest = Manifest(
+    manifest, manifest_fields = Manifest(
         pack_id=pack_id(identity, step),
         parent=parent.pack_id if parent is not None else None,
         previous=source.previous_pack or None,
         **{name: getattr(identity, name) for name in Identity.__slots__},
         **{name: getattr(source, name) for name in GIVEN},
-        **{name: getattr(pack, name) for name in _FOUND},
+        **{name: getattr(pack, name) for name in _FROM_PACK},
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
@@ -181,9 +191,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         layer_budgets={
             layer: LayerBudget(
                 tokens=tokens.final,
-                share=tokens.final * 10_000 // whole / 10_000,
+                share=tokens.final * 10_000 // budget_base / 10_000,
                 nominal_tokens=tokens.nominal,
-                nominal_share=tokens.nominal * 10_000 // whole / 10_000,
+                nominal_share=tokens.nominal * 10_000 // budget_base / 10_000,
             )
             for layer, tokens in allocation.layers.items()
         },
@@ -202,7 +212,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         contents=contents,
         positions=as_ranges(request.positions),
         human=request.human,
-        others=as_ranges(at for at, content in enumerate(request.contents) if content.agent),
+        others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         rows=rows,
         truncation_events=pack.events,
         strategy_acts=pack.acts,
@@ -219,27 +229,27 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     ).sealed()
 
     if grown is not None:
-        standing = (*before, *contents.added)
+        sent_contents = (*parent_contents, *contents.added)
     else:
-        of_contents = pack.outcomes[: len(request.contents)]
-        standing = tuple(outcome.hash for outcome in of_contents if outcome.state != "dropped")
-        held = held.intersection((*standing, *epoch_texts))
-    after = Tip(
+        content_outcomes = pack.outcomes[: len(request.contents)]
+        sent_contents = tuple(outcome.hash for outcome in content_outcomes if outcome.state != "dropped")
+        held = held.intersection((*sent_contents, *epoch_texts))
+    new_tip = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
-        contents=standing,
-        rows=frozenset(keys) if grown is None else known | frozenset(keys),
+        contents=sent_contents,
+        rows=frozenset(keys) if grown is None else known_rows | frozenset(keys),
         counts=frozenset(pack.counts) | (parent.counts if parent is not None else frozenset()),
         held=held,
         epoch=epoch,
-        base=parent.base if parent is not None else Base.of(of_manifest),
+        base=parent.base if parent is not None else Base.of(manifest_fields),
     )
-    data = file_of(manifest_line(of_manifest, after.base), texts)
-    return Recording(manifest=manifest, texts=texts, data=data, blobs=blobs, tip=after, saved=pack.saved)
+    data = file_of(manifest_line(manifest_fields, new_tip.base), texts)
+    return Recording(manifest=manifest, texts=texts, data=data, blobs=blobs, tip=new_tip, saved=pack.saved)
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
-    """An epoch as manifests hold it, with hashes for its texts; and the texts by their hashes."""
+    """An epoch as manifests hold it, with hashes in the place of its texts; and the texts by their hashes."""
     texts = [packed.text for packed in epoch.payloads]
     payloads = tuple(replace(packed, text=hash_text(packed.text)) for packed in epoch.payloads)
     summary = hash_text(epoch.summary) if epoch.summary else ""
@@ -248,7 +258,7 @@ def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
 
 
 def stage_hashes(pack: Pack) -> dict[str, str]:
-    """Short hashes of what each stage gave, in the order of the stages."""
+    """Short hashes of each stage's result, in the order of the stages."""
     results = {
         "read": pack.running_hashes.read,
         "count": [pack.running_hashes.count, pack.stages["count"]],
@@ -268,9 +278,9 @@ def pack_id(identity: Identity, step: Step) -> str:
     except (OverflowError, OSError, ValueError):
         moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
     names = [name for name in (step.task_id, step.step_id) if name]
-    words = [re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names]
+    parts = [re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names]
     key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
-    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *words, short(fold([*key, str(identity.call)]))])
+    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *parts, short(fold([*key, str(identity.call)]))])
 
 
 @lru_cache(maxsize=64)
@@ -281,9 +291,9 @@ def _written(setting: Setting) -> tuple[str, bytes]:
 
 
 def _plain(candidate: Candidate) -> dict[str, object]:
-    """As `asdict`, which copies every value of the many candidates of a pack."""
-    value = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
-    return value | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
+    """A candidate as a dict. `asdict` would copy every value, and a pack has many candidates."""
+    values = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
+    return values | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
 
 
 def is_content(row: CandidateOutcome) -> bool:

@@ -1,4 +1,4 @@
-"""Manifests with their ancestors' part, and the same request made again from them."""
+"""Rebuilds packs from their manifests, with what the ancestors of these hold, and compares the requests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_conten
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_RESOLVED = 16
-"""Manifests of which what they hold with their ancestors is kept; of all others it is put together again."""
+"""The most resolved manifests that are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A manifest with what its ancestors hold: contents that went in, rows by id, and counts."""
+    """A manifest with what its ancestors hold: the hashes of the contents that went in, rows by id, and counts."""
 
     manifest: Manifest
     contents: tuple[str, ...]
@@ -46,63 +46,67 @@ class Replayed:
     matches: bool
 
 
-class _Standing:
-    """What the packs of a chain hold together, extended link by link: of a pack that only appends, by what is new."""
+class _Chain:
+    """Contents, rows and counts of a chain of manifests, extended manifest by manifest, the oldest first."""
 
-    def __init__(self, before: Resolved | None) -> None:
-        self._parent = before.manifest if before is not None else None
-        self._contents = list(before.contents) if before is not None else []
-        self._rows = dict(before.rows) if before is not None else {}
-        self._counts = dict(before.counts) if before is not None else {}
+    def __init__(self, resolved: Resolved | None) -> None:
+        self._parent = resolved.manifest if resolved is not None else None
+        self._contents = list(resolved.contents) if resolved is not None else []
+        self._rows = dict(resolved.rows) if resolved is not None else {}
+        self._counts = dict(resolved.counts) if resolved is not None else {}
 
     def resolved(self, manifest: Manifest) -> Resolved:
         return Resolved(manifest=manifest, contents=tuple(self._contents), rows=self._rows, counts=self._counts)
 
     def extend(self, manifest: Manifest) -> None:
         parent, self._parent = self._parent, manifest
-        changed, new = manifest.contents, [row for row in manifest.rows if is_content(row)]
+        changed, content_rows = manifest.contents, [row for row in manifest.rows if is_content(row)]
         self._counts.update(manifest.counts)
-        self._counts.update({short(row.hash, 16): row.tokens for row in new})
+        self._counts.update({short(row.hash, 16): row.tokens for row in content_rows})
         if parent is None:
             self._contents = list(changed.added)
             self._rows = {row.id: row for row in manifest.rows}
             return
-        # The contents that the parent left standing. A row's name begins with its place in the host's list.
+        # Contents that the parent dropped are not in its children. A row's id begins with its place in the host's list.
         dropped = {row.id.split("_")[0] for row in parent.rows if is_content(row) and row.state == "dropped"}
         if dropped:
             placed = zip(_indices(parent.positions, len(self._contents)), self._contents, strict=True)
             self._contents = [content for place, content in placed if f"c{place}" not in dropped]
-        standing = self._contents
-        appends = not dropped and changed.head == len(standing) and not changed.tail
+        contents = self._contents
+        appends = not dropped and changed.head == len(contents) and not changed.tail
         if not appends:
-            self._contents = [*standing[: changed.head], *changed.added, *standing[len(standing) - changed.tail :]]
+            self._contents = [
+                *contents[: changed.head],
+                *changed.added,
+                *contents[len(contents) - changed.tail :],
+            ]
         else:
-            standing += changed.added
+            contents += changed.added
         if (
             not manifest.chose
             and appends
-            and len(new) == len(changed.added)
-            and not any(row.id in self._rows for row in new)
+            and len(content_rows) == len(changed.added)
+            and not any(row.id in self._rows for row in content_rows)
         ):
             self._rows.update({row.id: row for row in manifest.rows})
             return
-        # A content's row stands while the content goes in, a candidate's until candidates are ranked again.
-        own = {row.id: row for row in manifest.rows}
-        left = Counter(self._contents)
-        left.subtract(row.hash for row in new)
-        kept: dict[str, CandidateOutcome] = {}
+        # A content's row holds while the content goes in, a candidate's until candidates are ranked again.
+        new_rows = {row.id: row for row in manifest.rows}
+        unmatched = Counter(self._contents)
+        unmatched.subtract(row.hash for row in content_rows)
+        parent_rows: dict[str, CandidateOutcome] = {}
         for row in self._rows.values():
             if not is_content(row):
                 if not manifest.chose:
-                    kept[row.id] = row
-            elif row.state != "dropped" and row.id not in own and left[row.hash] > 0:
-                left[row.hash] -= 1
-                kept[row.id] = row
-        self._rows = kept | own
+                    parent_rows[row.id] = row
+            elif row.state != "dropped" and row.id not in new_rows and unmatched[row.hash] > 0:
+                unmatched[row.hash] -= 1
+                parent_rows[row.id] = row
+        self._rows = parent_rows | new_rows
 
 
 class Replayer:
-    """Replays manifests of one store, keeping what they share between calls."""
+    """Replays manifests of one store, and keeps what they share from one replay to the next."""
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
@@ -114,7 +118,7 @@ class Replayer:
         self._epoch_texts: dict[str, str] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
-        """The manifest with its ancestors' part.
+        """The manifest with what its ancestors hold.
 
         Raises:
             PackNotFound: one of them is missing.
@@ -130,12 +134,12 @@ class Replayer:
                 raise ReplayError(f"{link.pack_id} extends itself: its manifest is not what was written")
             waiting.append(link)
             names.add(link.pack_id)
-        standing = _Standing(self._resolved.get(waiting[-1].parent or ""))
+        chain = _Chain(self._resolved.get(waiting[-1].parent or ""))
         for link in reversed(waiting):
-            standing.extend(link)
+            chain.extend(link)
             self._links[link.pack_id] = link
-        self._resolved[manifest.pack_id] = found = standing.resolved(manifest)
-        return found
+        self._resolved[manifest.pack_id] = resolved = chain.resolved(manifest)
+        return resolved
 
     def line(self, manifest: Manifest) -> Iterator[Manifest]:
         """The manifest and its ancestors, the oldest last."""
@@ -150,14 +154,14 @@ class Replayer:
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded = self._json(manifest, manifest.setting, "system instruction, declarations and step", missing)
-        read = []
+        read_packs = []
         for link in self.line(manifest):
             if link.pack_id in self._read:
                 break
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
-            read.append(link.pack_id)
+            read_packs.append(link.pack_id)
             for digest in reversed(link.texts):
                 if digest in self._texts:
                     continue
@@ -169,14 +173,16 @@ class Replayer:
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
             raise ReplayIncomplete(missing)
-        self._read.update(read)
+        self._read.update(read_packs)
         setting = SETTING.validate_python(recorded)
-        others = set(_indices(manifest.others, len(resolved.contents)))
+        other_agents = set(_indices(manifest.others, len(resolved.contents)))
         contents = [self._contents[digest] for digest in resolved.contents]
         request = Request(
             model=manifest.model,
             **{name: getattr(setting, name) for name in OF_REQUEST},
-            contents=tuple(attributed(content) if at in others else content for at, content in enumerate(contents)),
+            contents=tuple(
+                attributed(content) if index in other_agents else content for index, content in enumerate(contents)
+            ),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
             human=manifest.human,
         )
@@ -204,11 +210,11 @@ class Replayer:
             summaries=texts.get("summaries", {}),
         )
 
-    def _json(self, manifest: Manifest, digest: str, what: str, missing: list[str]) -> dict[str, JSON]:
+    def _json(self, manifest: Manifest, digest: str, description: str, missing: list[str]) -> dict[str, JSON]:
         try:
             value: dict[str, JSON] = json.loads(self.store.blob(manifest, digest))
         except BlobNotFound:
-            missing.append(f"{what} ({digest})")
+            missing.append(f"{description} ({digest})")
             return {}
         return value
 
@@ -220,20 +226,20 @@ class Replayer:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None, *, window: int | None = None) -> Replayed:
-        """Builds the pack again, with another policy or in another window where one is given; see `replay`."""
+        """Builds the pack again, as `replay` does, with another policy or in another window where given."""
         try:
             source = self.pack_input(manifest)
             source = source if window is None else replace(source, window=window)
             counts = self.resolve(manifest).counts
             pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # What cannot be read was changed since it was written, or written by another version.
+            # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
         matches = pack.checksum == manifest.checksum
         if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
-            stage = next((name for name, found in hashes.items() if manifest.stages.get(name) != found), "write")
+            stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
         return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
 
@@ -244,18 +250,18 @@ def wires(texts: Mapping[str, JSON]) -> list[str]:
     return [canonical_json(value) for value in (contents.values() if isinstance(contents, dict) else contents)]
 
 
-def _indices(ranges: Sequence[tuple[int, int]], most: int) -> list[int]:
-    """The indices of ranges; `ValueError` where there are more than the contents that they can be of."""
-    if sum(max(0, stop - start) for start, stop in ranges) > most:
-        raise ValueError(f"its ranges hold more than its {most:,} contents")
-    return [at for start, stop in ranges for at in range(start, stop)]
+def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:
+    """The indices in ranges; `ValueError` where there are more than ``limit``."""
+    if sum(max(0, stop - start) for start, stop in ranges) > limit:
+        raise ValueError(f"its ranges hold more than its {limit:,} contents")
+    return [index for start, stop in ranges for index in range(start, stop)]
 
 
 def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = None) -> Replayed:
     """Builds a recorded pack again. To replay many of a session, keep a `Replayer`.
 
     Args:
-        store: where the manifest's blobs and those of its ancestors are.
+        store: holds the blobs of the manifest and of its ancestors.
         policy: another policy to build it with; None takes the recorded one.
 
     Raises:
@@ -267,7 +273,7 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
 
 
 def request_json(pack: Pack) -> str:
-    """The canonical JSON of the request that a pack stands for: system, tools, contents."""
+    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
     return canonical_json(
         {
             "system": pack.system,

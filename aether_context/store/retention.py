@@ -1,7 +1,7 @@
-"""What a store may forget: packs, evidence and caches by age, size and reference, and all that is kept of somebody.
+"""What may be deleted from a store: packs, evidence and caches by age, size and reference, or all files of a user.
 
-Agents may write to the store meanwhile. Nothing younger than a grace period is deleted; what was written since the plan
-was made is looked at again before each deletion and after it, and a text that a new manifest names is put back.
+Agents may write to the store meanwhile. Nothing younger than a grace period is deleted. Packs that were written since
+the plan was made are looked for before each deletion and after it, and a text that one of them names is put back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _BATCH_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How long what is kept, and how long nothing is touched after it was written (``grace_seconds``).
+    """How long packs, evidence and caches are kept.
 
-    ``most_bytes`` is the most that one user's packs may take, None any amount.
+    Nothing is deleted within ``grace_seconds`` after it was written. ``most_bytes`` is the most that one user's packs
+    may take, None any amount.
     """
 
     packs_seconds: float = 30 * DAY_SECONDS
@@ -39,10 +40,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What the file of a pack names: the place of the pack that it extends, if any, and its blobs, by hash.
+    """What a pack refers to: the place of the pack that it extends, if any, and the hashes of its blobs.
 
-    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. It may name more
-    where it is not readable, as where it is foreign: of a schema version that is not known here.
+    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. A pack that is not
+    readable may refer to more; so may a foreign one, which has a schema version that this version does not know.
     """
 
     parent: str = ""
@@ -58,32 +59,32 @@ class Plan:
 
     owner: str
     packs: Mapping[str, tuple[File, ...]]
-    """Places of packs, each with its files, those that extend others first."""
+    """The files of packs, by place; a pack comes before those that it extends."""
     blobs: tuple[File, ...]
     evidence: tuple[File, ...]
     caches: tuple[File, ...]
     unreadable: tuple[str, ...]
-    """Manifests that could not be read. What they name is unknown, so no text of the user is deleted."""
+    """Manifests that could not be read. Which texts they need is unknown, so no text of the user is deleted."""
     kept_bytes: int
     links: Mapping[str, Link]
-    """What all packs named when the plan was made, by place."""
+    """What each pack referred to when the plan was made, by place."""
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All files that would go."""
+        """All files that would be deleted."""
         return (*chain(*self.packs.values()), *self.blobs, *self.evidence, *self.caches)
 
     @property
     def size(self) -> int:
-        """Bytes that would be free."""
+        """Bytes that would be freed."""
         return sum(file.size for file in self.files)
 
 
 def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     """What the rules would delete of one user.
 
-    A pack stays while it is young or a pack that stays extends it, a blob while a pack that stays names it. A pack
-    whose schema version is not known here stays whatever its age, with the packs that it extends.
+    A pack is kept while it is young or a kept pack extends it, a blob while a kept pack names it. A pack whose schema
+    version is unknown is kept whatever its age, with the packs that it extends.
 
     Args:
         owner: the user's folder.
@@ -109,11 +110,13 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     kept = _with_ancestors((pack for pack in packs if links[pack].is_foreign or ages[pack] < limit), links)
     unreadable = tuple(sorted(pack for pack in kept if not links[pack].is_readable))
     if rules.most_bytes is not None and not unreadable:
-        of_blobs = {_digest(file): file.size for file in kinds["blobs"]}
+        blob_sizes = {_digest(file): file.size for file in kinds["blobs"]}
         links_kept = {pack: links[pack] for pack in kept}
-        kept = _within(rules.most_bytes - kept_bytes, rules.grace_seconds, ages, sizes | of_blobs, links_kept)
-    named = {digest for pack in kept for digest in links[pack].blobs}
-    blobs = [file for file in kinds["blobs"] if not unreadable and _digest(file) not in named and is_old(file, 0.0)]
+        kept = _within(rules.most_bytes - kept_bytes, rules.grace_seconds, ages, sizes | blob_sizes, links_kept)
+    needed_blobs = {digest for pack in kept for digest in links[pack].blobs}
+    blobs = [
+        file for file in kinds["blobs"] if not unreadable and _digest(file) not in needed_blobs and is_old(file, 0.0)
+    ]
     kept_bytes += sum(sizes[pack] for pack in kept)
     kept_bytes += sum(file.size for file in set(kinds["blobs"]) - set(blobs))
     return Plan(
@@ -128,49 +131,50 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     )
 
 
-def carry_out(store: PackStore, found: Plan, deleted: Callable[[File], None] = lambda _: None) -> Plan:
-    """Deletes what a plan names and still nobody needs, and tells ``deleted`` each file.
+def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] = lambda _: None) -> Plan:
+    """Deletes the files of a plan that no pack needs by now, and calls ``deleted`` with each.
 
-    The plan comes back without what was spared since packs were written meanwhile.
+    Returns the plan without the files that packs written meanwhile need.
     """
-    found = _spare(store, found)
-    of_packs = [sorted(files, key=lambda file: file.name == "manifest.json") for files in found.packs.values()]
-    for file in (*chain(*of_packs), *found.evidence, *found.caches):
+    planned = _without_needed(store, planned)
+    pack_files = [sorted(files, key=lambda file: file.name == "manifest.json") for files in planned.packs.values()]
+    for file in (*chain(*pack_files), *planned.evidence, *planned.caches):
         store.files.delete(file.path)
         deleted(file)
-    # Of some blobs at a time: one that a pack names which was written in the same moment is put back.
+    # Blobs go in batches. After each, those that a pack written in the same moment names are put back.
     contents: dict[str, bytes] = {}
     size = 0
-    for at, file in enumerate(found.blobs, 1):
+    for count, file in enumerate(planned.blobs, 1):
         data = store.files.get(file.path)
         if data is not None:
             contents[file.path] = data
             size += len(data)
             store.files.delete(file.path)
             deleted(file)
-        if at == len(found.blobs) or size > _BATCH_BYTES:
-            for path in sorted(contents.keys() - {blob.path for blob in _spare(store, found).blobs}):
+        if count == len(planned.blobs) or size > _BATCH_BYTES:
+            for path in sorted(contents.keys() - {blob.path for blob in _without_needed(store, planned).blobs}):
                 store.files.create(path, contents[path])
             contents, size = {}, 0
-    _forget_hours(store, found.packs)
-    return found
+    _forget_hours(store, planned.packs)
+    return planned
 
 
 def forget(store: PackStore, app: str, user: str, session: str | None = None) -> tuple[File, ...]:
-    """All files that a store keeps of a user or of one session: packs, texts, evidence, caches, artifacts and names.
+    """All files of a user or of one session: packs, texts, evidence, caches, artifacts and names.
 
-    Of a session's texts those that other sessions of the user name stay; summaries and vectors, which are a user's, go.
+    A session's texts that other sessions of the user name are not among them. The user's summaries and vectors are,
+    since nobody knows which session they came from.
     """
     owner = store.files.place(app, user)
     folder = owner if session is None else store.files.place(app, user, session)
     files = store.files.below(owner)
-    mine = [file for file in files if file.path.startswith(f"{folder}/")]
+    own_files = [file for file in files if file.path.startswith(f"{folder}/")]
     hours = f"{store.files.root}/hours"
-    of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
-    entries = [file for file in store.files.below(hours) if of_folder.match(file.path.removeprefix(hours))]
+    entry_of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
+    entries = [file for file in store.files.below(hours) if entry_of_folder.match(file.path.removeprefix(hours))]
     if session is None:
-        return (*mine, *entries)
-    packs, kinds = _by_kind(owner, mine)
+        return (*own_files, *entries)
+    packs, kinds = _by_kind(owner, own_files)
     other_packs, others = _by_kind(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
     links = _links(store, other_packs)
     if not all(link.is_readable for link in links.values()):
@@ -178,19 +182,19 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
             f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
             f"`{store.command('verify')}` names them"
         )
-    named = {digest for link in _links(store, packs).values() for digest in link.blobs}
-    named |= _evidence_of(store, kinds["evidence"])
-    named -= {digest for link in links.values() for digest in link.blobs}
-    named -= _evidence_of(store, others["evidence"])
-    texts = [file for file in (*others["blobs"], *others["raw"]) if _digest(file) in named]
-    made = [file for file in others["caches"] if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
-    return (*mine, *texts, *made, *entries)
+    digests = {digest for link in _links(store, packs).values() for digest in link.blobs}
+    digests |= _evidence_of(store, kinds["evidence"])
+    digests -= {digest for link in links.values() for digest in link.blobs}
+    digests -= _evidence_of(store, others["evidence"])
+    texts = [file for file in (*others["blobs"], *others["raw"]) if _digest(file) in digests]
+    caches = [file for file in others["caches"] if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
+    return (*own_files, *texts, *caches, *entries)
 
 
 def carry_out_forgetting(
     store: PackStore, files: Sequence[File], deleted: Callable[[File], None] = lambda _: None
 ) -> None:
-    """Deletes the files that `forget` found, what waits for their places on this machine, and then their folders."""
+    """Deletes the files that `forget` returned, and the writes to their paths that wait in this machine's spool."""
     spool = spool_of(store.files)
     newest_first = sorted(files, key=lambda file: file.path, reverse=True)  # a pack goes before those that it extends
     for file in sorted(newest_first, key=lambda file: file.name == "name.json"):
@@ -204,25 +208,25 @@ _KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors":
 
 
 def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """The files of a user's packs by place, and the others by kind.
+    """The files of a user's packs by place, and the other files by kind.
 
-    ``raw`` are the bytes of evidence, ``evidence`` what sessions say of them, and what was taken out of messages.
+    The kind ``raw`` are the bytes of evidence, ``evidence`` its records and the texts that were cut out of messages.
     """
     packs: dict[str, list[File]] = defaultdict(list)
     kinds: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        pieces = file.path.removeprefix(f"{owner}/").split("/")
-        if pieces[0] in _KINDS:
-            kinds[_KINDS[pieces[0]]].append(file)
-        elif len(pieces) > 2 and pieces[1] == "packs":
-            packs["/".join([owner, *pieces[:3]]).removesuffix(ENDING)].append(file)
-        elif len(pieces) > 2 and pieces[1] in ("messages", "evidence"):
+        segments = file.path.removeprefix(f"{owner}/").split("/")
+        if segments[0] in _KINDS:
+            kinds[_KINDS[segments[0]]].append(file)
+        elif len(segments) > 2 and segments[1] == "packs":
+            packs["/".join([owner, *segments[:3]]).removesuffix(ENDING)].append(file)
+        elif len(segments) > 2 and segments[1] in ("messages", "evidence"):
             kinds["evidence"].append(file)
     return packs, kinds
 
 
 def _age(files: Iterable[File], now: float) -> float:
-    """Seconds since a pack was written; 0 where nobody knows."""
+    """Seconds since the newest of some files was written; 0 where that is unknown."""
     return min((now - (file.modified if file.modified is not None else now) for file in files), default=0.0)
 
 
@@ -244,44 +248,50 @@ def _evidence_of(store: PackStore, files: Iterable[File]) -> set[str]:
 
 
 def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
-    """What the files of packs name, by place. What one leaves out since it is as in its base that names, too."""
+    """What packs refer to, by place. A pack may leave out policy and setting, which its base then names."""
 
     def link(pack: str) -> Link:
         try:
             lines = store.lines(pack)
-            if lines is None:  # what a deletion that was cut short left behind
+            if lines is None:  # a deletion was interrupted here
                 return Link()
             value = json.loads(lines[0])
             parent, base, version = value.get("parent"), value.get(BASE), value.get("schema_version")
             is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
-            named = [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
-            digests = [*(value[name] for name in named), *(() if is_foreign else value.get("texts") or ())]
+            required = (
+                [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
+            )
+            digests = [*(value[name] for name in required), *(() if is_foreign else value.get("texts") or ())]
             names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
         except (ManifestError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Link(is_readable=False)
-        above = [f"{pack.rsplit('/', 1)[0]}/{name}" if isinstance(name, str) else "" for name in (parent, base)]
-        return Link(parent=above[0], base=above[1], blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
+        places = [f"{pack.rsplit('/', 1)[0]}/{name}" if isinstance(name, str) else "" for name in (parent, base)]
+        return Link(parent=places[0], base=places[1], blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
 
     packs = list(packs)
     return dict(zip(packs, store.files.at_once(link, packs), strict=True))
 
 
 def _with_ancestors(packs: Iterable[str], links: Mapping[str, Link]) -> set[str]:
-    """Packs with those that they extend, as far as these are there."""
-    found: set[str] = set()
+    """Packs, and those that they extend, directly or not."""
+    kept: set[str] = set()
     waiting = list(packs)
     while waiting:
         pack = waiting.pop()
-        if pack in links and pack not in found:
-            found.add(pack)
+        if pack in links and pack not in kept:
+            kept.add(pack)
             waiting += (links[pack].parent, links[pack].base)
-    return found
+    return kept
 
 
 def _within(
-    left: int, grace_seconds: float, ages: Mapping[str, float], sizes: Mapping[str, int], links: Mapping[str, Link]
+    bytes_left: int,
+    grace_seconds: float,
+    ages: Mapping[str, float],
+    sizes: Mapping[str, int],
+    links: Mapping[str, Link],
 ) -> set[str]:
-    """The packs that stay within so many bytes: the chains that were written to last, and what is too young to go."""
+    """The packs that fit into ``bytes_left``: the chains that were written to last, and those too young to go."""
     chains: dict[str, list[str]] = defaultdict(list)
     for pack in sorted(links):
         root = links[pack].base if links[pack].base in links else pack
@@ -291,38 +301,38 @@ def _within(
     age = {root: min(ages[pack] for pack in packs) for root, packs in chains.items()}
     kept: set[str] = set()
     for root in sorted(chains, key=lambda root: (age[root], root)):
-        needed = {name for pack in chains[root] for name in (pack, *links[pack].blobs)} - kept
-        left -= sum(sizes.get(name, 0) for name in needed)
-        if left < 0 and age[root] >= grace_seconds:
+        added = {name for pack in chains[root] for name in (pack, *links[pack].blobs)} - kept
+        bytes_left -= sum(sizes.get(name, 0) for name in added)
+        if bytes_left < 0 and age[root] >= grace_seconds:
             break
-        kept |= needed
+        kept |= added
     return kept & links.keys()
 
 
-def _spare(store: PackStore, found: Plan) -> Plan:
-    """The plan without what packs need that were written since it was made."""
-    there, _ = _by_kind(found.owner, store.files.below(found.owner))
-    links = {**found.links, **_links(store, [pack for pack in there if pack not in found.links])}
-    needed = _with_ancestors(links.keys() - found.links.keys(), links)
+def _without_needed(store: PackStore, planned: Plan) -> Plan:
+    """The plan without what packs need that were written since the plan was made."""
+    pack_files, _ = _by_kind(planned.owner, store.files.below(planned.owner))
+    links = {**planned.links, **_links(store, [pack for pack in pack_files if pack not in planned.links])}
+    needed = _with_ancestors(links.keys() - planned.links.keys(), links)
     unreadable = sorted(pack for pack in needed if not links[pack].is_readable)
-    named = {digest for pack in needed for digest in links[pack].blobs}
+    needed_blobs = {digest for pack in needed for digest in links[pack].blobs}
     return replace(
-        found,
-        packs={pack: files for pack, files in found.packs.items() if pack not in needed},
-        blobs=() if unreadable else tuple(file for file in found.blobs if _digest(file) not in named),
-        unreadable=(*found.unreadable, *unreadable),
+        planned,
+        packs={pack: files for pack, files in planned.packs.items() if pack not in needed},
+        blobs=() if unreadable else tuple(file for file in planned.blobs if _digest(file) not in needed_blobs),
+        unreadable=(*planned.unreadable, *unreadable),
     )
 
 
 def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
-    """Deletes what the hours say of sessions that have no packs of them any more."""
+    """Deletes the hours' entries of sessions without packs of that hour, and the names of sessions without files."""
     sessions: dict[str, list[str]] = defaultdict(list)
     for pack in packs:
         sessions[pack.rsplit("/", 2)[0]].append(pack)
-    for session, gone in sessions.items():
-        there = store.files.below(session)
-        left = {store.hour_of(pack) for pack in _by_kind(session.rpartition("/")[0], there)[0]}
-        for hour in sorted({store.hour_of(pack) for pack in gone} - left):
+    for session, deleted_packs in sessions.items():
+        files = store.files.below(session)
+        hours_left = {store.hour_of(pack) for pack in _by_kind(session.rpartition("/")[0], files)[0]}
+        for hour in sorted({store.hour_of(pack) for pack in deleted_packs} - hours_left):
             store.files.delete(hour + session.removeprefix(store.files.root))
-        if all(file.path == f"{session}/name.json" for file in there):
+        if all(file.path == f"{session}/name.json" for file in files):
             store.files.delete(f"{session}/name.json")

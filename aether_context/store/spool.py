@@ -1,8 +1,8 @@
-"""Writes that a store could not take wait in a local file, in their order, until it can.
+"""A local queue for writes that the store could not take. They are written in order as soon as it can.
 
-The file is SQLite: what was added to it is on the disk, whole, when the call returns, in whatever process, and the next
-process goes on with what one left behind. A write that arrives damaged, or finds another file in its place, is set
-aside in the same file (table ``aside``), so that it holds nothing back.
+The queue is an SQLite file: a write is on the disk when the call returns, and the next process goes on with what this
+one left. A write that is damaged, or whose path another file has taken, is moved to the table ``aside`` of the same
+file, so that it does not block those behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 logger = logging.getLogger("aether_context")
 
 FOLDER = "AETHER_CONTEXT_SPOOL"
-"""The environment variable that names the folder of spools; ``off`` is none."""
+"""The environment variable that names the folder of spools; ``off`` turns them off."""
 
 _LEAST_FREE_BYTES = 256 * 2**20
 _MOST_TRIES = 3
@@ -49,7 +49,10 @@ CREATE TABLE IF NOT EXISTS aside (
 
 
 class Write(IntEnum):
-    """How a write meets what the store has in its place, which for the last two may be its own beginning."""
+    """What a write does where its path exists: replace the file, leave it, or extend it where the data begins with it.
+
+    A write with ``CREATE`` that waited also extends the file.
+    """
 
     REPLACE = 0
     CREATE = 1
@@ -57,7 +60,7 @@ class Write(IntEnum):
 
 
 class Spool:
-    """Writes that wait for one store, in a file that processes may share and that leaves 256 MB of its disk free.
+    """Writes that wait for one store, in a file that processes may share. It leaves 256 MB of its disk free.
 
     Each method raises `StoreError` where the file cannot be used.
     """
@@ -66,17 +69,20 @@ class Spool:
         self.path = path
 
     def add(self, path: str, data: bytes, write: Write) -> bool:
-        """Puts a write behind the others; False where one waits for the same place already.
+        """Adds a write to the end of the queue; False where a write to the same path waits, which then stays.
 
-        What replaces or extends a file takes the data's place in a write that waits.
+        One that replaces or extends a file gives its data to the write that waits.
         """
         with self._open() as database:
             free = shutil.disk_usage(self.path.parent).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            then = "NOTHING" if write is Write.CREATE else "UPDATE SET data = excluded.data, hash = excluded.hash"
+            on_conflict = (
+                "NOTHING" if write is Write.CREATE else "UPDATE SET data = excluded.data, hash = excluded.hash"
+            )
             added = database.execute(
-                f"INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) ON CONFLICT (path) DO {then}",
+                "INSERT INTO waiting (path, exclusive, data, hash) VALUES (?, ?, ?, ?) "
+                f"ON CONFLICT (path) DO {on_conflict}",
                 (path, write, data, hash_bytes(data)),
             )
             return added.rowcount > 0
@@ -85,15 +91,15 @@ class Spool:
         return not self.ask("SELECT 1 FROM waiting LIMIT 1")
 
     def drop(self, path: str) -> None:
-        """Takes out what waits to be written to a path."""
+        """Removes the write to a path from the queue."""
         self.ask("DELETE FROM waiting WHERE path = ?", path)
 
     def aside(self) -> list[tuple[str, str]]:
-        """Paths of what was set aside, each with the reason."""
+        """The paths of the writes that were set aside, each with the reason."""
         return self.ask("SELECT path, reason FROM aside ORDER BY number")
 
     def ask(self, statement: str, *values: object) -> list[Any]:
-        """What a statement gives; nothing where there is no file yet."""
+        """The rows that an SQL statement returns; none where there is no file yet."""
         if not self.path.exists():
             return []
         with self._open() as database:
@@ -131,7 +137,7 @@ class Spool:
 
 
 def spool_of(files: Files) -> Spool | None:
-    """The spool of a store, by its URL and options; None for one in memory, or where there is to be none."""
+    """The spool of a store, by its URL and options; None for a store in memory, or where spools are off."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     folder = os.environ.get(FOLDER) or f"{state}/aether-context/spool"
     if files.is_in_memory or folder == "off":
@@ -141,12 +147,12 @@ def spool_of(files: Files) -> Spool | None:
 
 
 class SpooledFiles(Files):
-    """Files that take every write: what the store cannot take now waits in the spool, and is written when it can.
+    """Files that take every write: a write that the store cannot take waits in the spool until it can.
 
-    While anything waits, all that follows waits behind it, so that what names something arrives after it. A store that
-    failed is asked again after half a second, then after ever longer pauses of up to ten. A store that is too slow for
-    what comes is spared in the same way: while ``spares_store`` is set, writes go to the spool at once. A write that
-    neither takes is a `StoreError`.
+    While any write waits, all later ones wait behind it, so that a manifest never arrives before the blobs that it
+    names. A store that failed is tried again after half a second, then after longer and longer pauses of up to ten.
+    While ``spares_store`` is set, for a store that is too slow, writes go to the spool at once. A write that neither
+    store nor spool takes is a `StoreError`.
     """
 
     def __init__(self, files: Files, spool: Spool) -> None:
@@ -155,7 +161,7 @@ class SpooledFiles(Files):
         self.spares_store = False
         self._is_down = False
         self._warned = False
-        self._ask_again = 0.0
+        self._retry_at = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
         self._nudge = threading.Event()
@@ -172,37 +178,37 @@ class SpooledFiles(Files):
         self._write(self._extend, path, data, Write.EXTEND)
 
     def _extend(self, path: str, data: bytes) -> bool | None:
-        """`extend` in the store itself; False where another file is in its place, None where none is."""
-        there = self._there(path)
-        if there is None:
+        """`extend` in the store itself; False where the path has other content, None where there is no file."""
+        stored = self._stored(path)
+        if stored is None:
             return None
-        if len(there) < len(data) and data.startswith(there):
+        if len(stored) < len(data) and data.startswith(stored):
             super().replace(path, data)
             return True
-        return there.startswith(data)  # another process may have been faster, with more
+        return stored.startswith(data)  # another process may have been faster, with more
 
-    def _write(self, act: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
-        may_ask = not self.spares_store and (not self._is_down or time.monotonic() > self._ask_again)
-        if may_ask and self._is_empty():
+    def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
+        may_try = not self.spares_store and (not self._is_down or time.monotonic() > self._retry_at)
+        if may_try and self._is_empty():
             try:
                 with _contained():
-                    done = act(path, data)
+                    result = operation(path, data)
             except StoreError as error:
-                self._fell(error)
+                self._mark_down(error)
             else:
                 self._is_down = False
-                return done
+                return result
         added = self.spool.add(path, data, write)
         self.deliver()
         return added
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        waits = [] if self._is_empty() else self.spool.ask("SELECT data FROM waiting WHERE path = ?", path)
-        data: bytes = waits[0][0][start:end] if waits else super().read(path, start, end)
+        waiting = [] if self._is_empty() else self.spool.ask("SELECT data FROM waiting WHERE path = ?", path)
+        data: bytes = waiting[0][0][start:end] if waiting else super().read(path, start, end)
         return data
 
     def deliver(self) -> None:
-        """Begins to write what waits, in a thread of its own."""
+        """Starts a thread that writes what waits to the store."""
         if self._is_empty():
             return
         with self._starting:
@@ -211,20 +217,20 @@ class SpooledFiles(Files):
                 self._thread.start()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until nothing waits any more; False where that took too long or the store is down."""
+        """Blocks until the spool is empty; False where that took too long or the store is down."""
         if self._is_down:
             timeout_seconds = min(timeout_seconds, _OUTAGE_FLUSH_SECONDS)
-        until, rounds = time.monotonic() + timeout_seconds, self._rounds
+        deadline, rounds = time.monotonic() + timeout_seconds, self._rounds
         self._nudge.set()
         self.deliver()
         while not (empty := self._is_empty()):
-            if time.monotonic() > until or (self._is_down and self._rounds > rounds):
+            if time.monotonic() > deadline or (self._is_down and self._rounds > rounds):
                 break
             time.sleep(0.01)
         return empty
 
     def _is_empty(self) -> bool:
-        """Whether nothing waits; a spool that cannot be read stands in nobody's way."""
+        """Whether nothing waits. A spool that cannot be read counts as empty, so that it blocks no write."""
         try:
             return self.spool.is_empty()
         except StoreError as error:
@@ -233,11 +239,11 @@ class SpooledFiles(Files):
             self._warned = True
             return True
 
-    def _fell(self, error: Exception) -> None:
+    def _mark_down(self, error: Exception) -> None:
         if not self._is_down:
             logger.warning("packs wait in %s: %s", self.spool.path, error)
         self._is_down = True
-        self._ask_again = time.monotonic() + self._pause
+        self._retry_at = time.monotonic() + self._pause
 
     def _run(self) -> None:
         while True:
@@ -259,9 +265,9 @@ class SpooledFiles(Files):
                 self._pause = min(2 * self._pause, _LAST_PAUSE_SECONDS)
 
     def _deliver_all(self) -> bool:
-        """Writes what waits, the oldest first; False where the store is down."""
-        first = "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
-        while waiting := self.spool.ask(first):
+        """Writes all that waits to the store, the oldest first; False where the store is down."""
+        oldest = "SELECT number, path, exclusive, data, hash, tries FROM waiting ORDER BY number LIMIT 1"
+        while waiting := self.spool.ask(oldest):
             number, path, write, data, digest, tries = waiting[0]
             fault = ""
             try:
@@ -278,7 +284,7 @@ class SpooledFiles(Files):
                             raise StoreError(f"{path} was deleted in the moment when it was written")
             except StoreError as error:
                 if not self._answers():
-                    self._fell(error)
+                    self._mark_down(error)
                     return False
                 if tries < _MOST_TRIES:
                     self.spool.ask("UPDATE waiting SET tries = tries + 1 WHERE number = ?", number)
@@ -287,23 +293,23 @@ class SpooledFiles(Files):
             if fault:
                 logger.error("%s is set aside in %s: %s", path, self.spool.path, fault)
                 self.spool.ask("INSERT OR REPLACE INTO aside VALUES (?, ?, ?, ?)", number, path, data, fault)
-            # One that was replaced meanwhile waits on.
+            # A write whose data was replaced meanwhile stays in the queue.
             self.spool.ask("DELETE FROM waiting WHERE number = ? AND hash = ?", number, digest)
             self._pause = _FIRST_PAUSE_SECONDS
         self._is_down = False
         return True
 
     def _answers(self) -> bool:
-        """Whether the store can be asked at all."""
+        """Whether the store can be read at all."""
         try:
             with _contained():
-                self._there(f"{self.root}/.asked")
+                self._stored(f"{self.root}/.asked")
         except StoreError:
             return False
         return True
 
-    def _there(self, path: str) -> bytes | None:
-        """What the store itself has in a place."""
+    def _stored(self, path: str) -> bytes | None:
+        """The bytes that the store itself has at a path, None where it has no file there."""
         try:
             return super().read(path)
         except FileNotFoundError:
@@ -312,8 +318,8 @@ class SpooledFiles(Files):
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """An exit that a store's client raises in a thread of ours fails its own write: there it would end no program,
-    only the thread, and silently."""
+    """Turns `SystemExit` and `KeyboardInterrupt` in a thread of ours into `StoreError`. There they would not end the
+    program, but silently end the thread."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""What an app lets its agents read by URL: what lies below the prefixes that it names, and nothing else."""
+"""Reads URLs for agents, but only those below the prefixes that the app allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ODD = re.compile(r"[\x00-\x20\x7f\\]|::")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What stood at a URL: a text, or bytes, and the media type that a web server gave, None where none did."""
+    """The content of a URL, as text or bytes, and the media type that a web server gave, None where none did."""
 
     content: str | bytes
     media_type: str | None = None
@@ -33,10 +33,11 @@ class Fetched:
 class Allowed:
     """Reads URLs below prefixes: ``https://docs.example.org/``, ``s3://bucket/reports/``, ``file:///srv/manuals/``.
 
-    Scheme, host and port are those of a prefix, the path is its path or goes on from there by whole segments. A
-    redirection leads nowhere that could not be asked for, and no symbolic link out of a folder.
+    A URL is allowed where it has the scheme, host and port of a prefix, and its path is the prefix's path or continues
+    it by whole segments. Redirections are held to the same rule, and symbolic links must not lead out of the folder.
 
-    Contents longer than so many bytes are refused, as is what takes longer. A prefix that is no URL is a `PolicyError`.
+    A content longer than ``most_bytes`` is refused, and so is one that takes longer than ``timeout_seconds``. A prefix
+    that is no URL is a `PolicyError`.
     """
 
     def __init__(self, prefixes: Sequence[str], *, most_bytes: int = 20_000_000, timeout_seconds: float = 15.0) -> None:
@@ -50,7 +51,7 @@ class Allowed:
         self.timeout_seconds = timeout_seconds
 
     def read(self, url: str) -> Fetched:
-        """What stands at a URL; `KnowledgeError` where it is below no prefix, could not be read, or is too long."""
+        """The content of a URL; `KnowledgeError` where no prefix allows it, it cannot be read, or it is too long."""
         prefix = self._prefix_of(url)
         if urlsplit(url).scheme in ("http", "https"):
             return self._from_web(url)
@@ -66,7 +67,7 @@ class Allowed:
         return Fetched(content=data)
 
     def _prefix_of(self, url: str) -> str:
-        """The prefix that a URL is, or goes on from by whole segments, however it is written."""
+        """The prefix that allows a URL."""
         parts = _split(url)
         if parts is not None and "@" not in parts.netloc:
             for prefix in self.prefixes:
@@ -79,34 +80,34 @@ class Allowed:
     def _from_web(self, url: str) -> Fetched:
         import httpx
 
-        until = time.monotonic() + self.timeout_seconds
+        deadline = time.monotonic() + self.timeout_seconds
         try:
             with httpx.Client(timeout=self.timeout_seconds, follow_redirects=False) as client:
                 for _ in range(_MOST_REDIRECTS):
                     with client.stream("GET", url) as response:
                         if not response.is_redirect:
-                            return self._of_response(url, response, until)
+                            return self._response_content(url, response, deadline)
                         url = urljoin(url, response.headers["location"])
                         self._prefix_of(url)
         except httpx.HTTPError as error:
             raise _unread(url, str(error) or type(error).__name__) from error
         raise _unread(url, f"leads on more than {_MOST_REDIRECTS} times")
 
-    def _of_response(self, url: str, response: httpx.Response, until: float) -> Fetched:
+    def _response_content(self, url: str, response: httpx.Response, deadline: float) -> Fetched:
         if response.status_code >= 400:
             raise _unread(url, f"was answered with status {response.status_code}")
         data = bytearray()
-        for piece in response.iter_bytes():
-            data += piece
+        for chunk in response.iter_bytes():
+            data += chunk
             self._check(url, len(data))
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise _unread(url, f"took longer than {self.timeout_seconds:g} s")
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
+        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
         content: str | bytes = bytes(data)
-        if kind is not None and is_text(kind) and response.charset_encoding is not None:
+        if media_type is not None and is_text(media_type) and response.charset_encoding is not None:
             with suppress(LookupError, UnicodeDecodeError):
                 content = data.decode(response.charset_encoding)
-        return Fetched(content=content, media_type=kind)
+        return Fetched(content=content, media_type=media_type)
 
     def _check(self, url: str, size: int) -> None:
         if size > self.most_bytes:
@@ -114,7 +115,8 @@ class Allowed:
 
 
 def _split(url: str) -> SplitResult | None:
-    """The parts of a URL; None where it hides a way out: dots, separators and chains, encoded ones, too."""
+    """The parts of a URL; None where it could leave its prefix, by ``..``, a separator or an fsspec chain (``::``),
+    plain or encoded."""
     decoded = url
     for _ in range(3):
         decoded = unquote(decoded, errors="replace")
@@ -124,7 +126,9 @@ def _split(url: str) -> SplitResult | None:
         parts, plain = urlsplit(url), urlsplit(decoded)
     except ValueError:
         return None
-    if any(piece in (".", "..") for piece in plain.path.split("/")) or plain.path.count("/") != parts.path.count("/"):
+    if any(segment in (".", "..") for segment in plain.path.split("/")) or plain.path.count("/") != parts.path.count(
+        "/"
+    ):
         return None
     return parts
 

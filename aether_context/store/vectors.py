@@ -1,8 +1,8 @@
 """Vectors of one user's texts: in memory, and in a few files of the pack store.
 
-What a process makes goes into the store in batches, each a file of its own that is written once, so that several
-processes write at once and one that dies leaves whole batches or none. Where there are many, those of a day become one:
-a batch grows no older than a day more than the vectors in it, which retention by age can rely on.
+New vectors go into the store in batches, each a file that is written once, so that several processes can write at the
+same time, and one that dies leaves whole batches. Where there are many batches, those of one day are merged. Only those
+of one day, since retention deletes batches by age: no vector is kept more than a day longer than its own age asks for.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from aether_context.store.files import File
 from aether_context.store.packs import PackStore
 
 MOST_VECTORS = 10_000
-"""So many of a user are kept in memory, those used last."""
+"""The most vectors of a user that are kept in memory, those used last."""
 
 Later: TypeAlias = Callable[[Callable[[], None]], None]
-"""Carries out a write, off the caller's path."""
+"""Runs a write in the background."""
 
 _MOST_SMALL, _WHOLE_BYTES = 16, 2**20
 _MOST_FILES, _MOST_BYTES = 64, 16 * 2**20
@@ -37,11 +37,10 @@ _DIGEST_BYTES = 16
 
 
 class UserVectors:
-    """Vectors of one user's texts by one encoder, by `digest_of` the texts. Threads may share it.
+    """Vectors of one user's texts by one encoder; keys are `digest_of` the texts. Threads may share it.
 
-    What the store holds is read in the background when a vector is first asked for, which waits for it so many
-    seconds. A store that fails or is slow costs no more than a vector that is made again; without one, vectors are in
-    memory alone.
+    The first call of `vectors` starts to read the store in the background, and waits at most ``wait_seconds``. Where
+    the store fails or is slow, vectors are computed again. Without a store they are in memory alone.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class UserVectors:
         return len(self._cache)
 
     def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Those of some texts that are at hand."""
+        """The vectors in memory of those texts that have one."""
         with self._lock:
             reading = None
             if self._store is not None and self._reading is None and time.monotonic() >= self._read_again:
-                read, name = partial(self._read, self._store), "aether-context-vectors"
-                reading = self._reading = threading.Thread(target=read, name=name, daemon=True)
+                target, name = partial(self._read, self._store), "aether-context-vectors"
+                reading = self._reading = threading.Thread(target=target, name=name, daemon=True)
         if reading is not None:
             reading.start()
             reading.join(self._wait_seconds)
@@ -75,7 +74,7 @@ class UserVectors:
             return {digest: self._cache[digest] for digest in digests if digest in self._cache}
 
     def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
-        """Keeps vectors at hand, and soon in the store."""
+        """Keeps vectors in memory, and soon in the store."""
         with self._lock:
             self._cache.update(vectors)
             if self._store is not None:
@@ -84,7 +83,7 @@ class UserVectors:
             self._later(partial(self._write, self._store))
 
     def _read(self, store: PackStore) -> None:
-        """Takes what the store holds; where that fails, it is tried again in a while."""
+        """Loads the vectors in the store; where that fails, it is tried again after a minute."""
         try:
             files = store.vector_files(*self._place)
             batches = store.vectors(_within(files))
@@ -94,13 +93,13 @@ class UserVectors:
             return
         with self._lock:
             self._batches += len(files)
-            newer = dict(self._cache)
+            existing = dict(self._cache)
             for batch in reversed(batches):
                 self._cache.update(_unpacked(batch))
-            self._cache.update(newer)
+            self._cache.update(existing)
 
     def _write(self, store: PackStore) -> None:
-        """Writes what is not in the store yet. A store that cannot take it goes without."""
+        """Writes the vectors that are not in the store yet. Where that fails, they stay in memory alone."""
         with self._lock:
             vectors, self._unwritten = self._unwritten, {}
         if not vectors:
@@ -113,7 +112,7 @@ class UserVectors:
 
 
 def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
-    """Makes one batch of the small ones of the last day that has any, and deletes the oldest beyond what is kept.
+    """Merges the small batches of the newest batch's day, and deletes the oldest beyond what a user may have.
 
     Returns how many small batches there are.
     """
@@ -122,21 +121,21 @@ def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
         return -1 if file.modified is None else int(file.modified // _DAY_SECONDS)
 
     files = store.vector_files(app, user, encoder)
-    kept = _within(files)
-    for file in files[len(kept) :]:
+    kept_files = _within(files)
+    for file in files[len(kept_files) :]:
         store.files.delete(file.path)
-    small = [file for file in kept if file.size < _WHOLE_BYTES and day(file) == day(kept[0])]
+    small = [file for file in kept_files if file.size < _WHOLE_BYTES and day(file) == day(kept_files[0])]
     if len(small) <= _MOST_SMALL:
         return len(small)
-    found: dict[bytes, bytes] = {}
+    vectors: dict[bytes, bytes] = {}
     for batch in store.vectors(small):
-        found |= _unpacked(batch)
-    if not found:
+        vectors |= _unpacked(batch)
+    if not vectors:
         return len(small)
-    made = store.write_vectors(app, user, encoder, _packed(found))
-    there = {file.path for file in store.vector_files(app, user, encoder)}
-    if made is not None and not there.issuperset(file.path for file in small):
-        store.files.delete(made)  # they were forgotten meanwhile, and what was made of them must be, too
+    new_path = store.write_vectors(app, user, encoder, _packed(vectors))
+    paths = {file.path for file in store.vector_files(app, user, encoder)}
+    if new_path is not None and not paths.issuperset(file.path for file in small):
+        store.files.delete(new_path)  # `forget` deleted them meanwhile, so the merged batch has to go as well
         return 0
     for file in small:
         store.files.delete(file.path)
@@ -144,7 +143,7 @@ def tidy(store: PackStore, app: str, user: str, encoder: str) -> int:
 
 
 def _within(files: Sequence[File]) -> list[File]:
-    """The first of some files, up to what a user may have."""
+    """The first files, up to the number and the size that a user may have."""
     sizes = accumulate(file.size for file in files[:_MOST_FILES])
     return [file for file, size in zip(files, sizes, strict=False) if size <= _MOST_BYTES]
 
@@ -162,6 +161,6 @@ def _packed(vectors: Mapping[bytes, bytes]) -> bytes:
 
 
 def _unpacked(data: bytes | None) -> dict[bytes, bytes]:
-    """The vectors of a batch; none where it is not there."""
+    """The vectors of a batch; none where there is no batch."""
     arrays = unpacked(data) if data is not None else {"digests": (), "vectors": ()}
     return {digest.tobytes(): row.tobytes() for digest, row in zip(arrays["digests"], arrays["vectors"], strict=True)}
