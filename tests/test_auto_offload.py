@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
+from pydantic import BaseModel
 from scripted import Chat, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
@@ -263,6 +267,54 @@ def test_an_image_that_a_tool_shows_stays_to_be_seen():
     sent = str(talk.sent[-1].wires)
     assert "image/png" in sent
     assert "[… lines" in sent
+
+
+@dataclass
+class Row:
+    step: int
+    time: datetime
+    text: str
+
+
+class Page(BaseModel):
+    lines: list[str] = ROWS
+    note: str | None = None
+
+
+TIME = datetime(2025, 1, 1)
+OBJECTS = {
+    "rows": [Row(at, TIME, row) for at, row in enumerate(ROWS)],
+    "tuples": [(at, row) for at, row in enumerate(ROWS)],
+    "model": Page(),
+    "time": {"when": TIME, "says": LOG},
+}
+
+
+def giving(found: Any) -> Any:
+    def look() -> Any:
+        """Looks."""
+        return found
+
+    return look
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_is_an_extract_that_stays_when_the_session_is_read_from_a_database(name, tmp_path):
+    sessions = SqliteSessionService(db_path=str(tmp_path / "sessions.db"))
+    talk = chat([call("look"), "one", "two"], tools=[giving(OBJECTS[name])], window=8_000, sessions=sessions)
+    talk.say("what is the retention period?", "thanks")
+    (record,) = talk.store.evidence("shop", "ann", "s1")
+    assert str(shown(talk, "look")["artifact"]).startswith(record.uri)
+    assert "41 days" in str(talk.sent[-1].wires)
+    assert [manifest.prefix.broken_by for manifest in talk.manifests()[2:]] == [None]
+    talk.replays()
+
+
+def test_an_object_counts_with_what_it_has_by_default():
+    talk = chat([call("look"), "done"], tools=[giving(Page())], policy=PackPolicy(offload={"mode": "off"}))
+    talk.say("go")
+    before, after = talk.manifests()
+    assert after.counted_tokens - before.counted_tokens > 2_000
 
 
 def test_limits_grow_with_the_window():

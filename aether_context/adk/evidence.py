@@ -41,7 +41,7 @@ from aether_context.adk.call import (
     time_of,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
+from aether_context.adk.request.reader import essential_names, fields, is_free, stored, structure, system_text
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_record, state_record
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
@@ -156,13 +156,14 @@ class Offloader:
         for medium, text in zip(inside, marks[len(parts) :], strict=True):
             response = replaced(response, medium.path, text) if text else response
         is_changed = any(marks)
-        if _is_json(response):
+        content = _as_json(response)
+        if content is not None:
             found = await _off_the_loop(
-                response, lambda: offload(response, tool.name, settings, counter=self._counter, query=query)
+                content, lambda: offload(content, tool.name, settings, counter=self._counter, query=query)
             )
             is_whole = found.form == "verbatim"
             if not is_whole and self._mode != "session":
-                self._shown.put((tool.name, structure(response), query, window), found)
+                self._shown.put((tool.name, structure(content), query, window), found)
             record = EvidenceRecord(
                 **origin,
                 uri=found.uri,
@@ -361,13 +362,14 @@ class Offloader:
 
     def _extract(self, tool: str, response: Mapping[str, Any], history: _History) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
-        if not _is_json(response):
+        content = _as_json(response)
+        if content is None:
             return None
         # Where a history is read anew, the texts of its results know their hash, and are not encoded again.
-        same = structure(response)
+        same = structure(content)
         digest = self._digests.get(same)
         if digest is None:
-            digest = hash_bytes(data_of(response))
+            digest = hash_bytes(data_of(content))
             self._digests.put(same, digest)
         record = history.record_of(digest)
         if record is None:
@@ -376,7 +378,7 @@ class Offloader:
         found = self._shown.get(key)
         if found is None:
             settings = self._limits(record.window) if record.window else self._settings
-            found = offload(response, tool, settings, counter=self._counter, query=record.query)
+            found = offload(content, tool, settings, counter=self._counter, query=record.query)
             self._shown.put(key, found)
         return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
 
@@ -540,7 +542,11 @@ async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
 def _characters(value: object, depth: int = 0) -> int:
     if isinstance(value, (str, bytes)) or depth > _DEEPEST:
         return len(value) if isinstance(value, (str, bytes)) else 8
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if value is None or isinstance(value, (bool, int, float, types.Part)):
+        return 8
+    if not isinstance(value, (dict, list, tuple)):
+        return len(repr(value))
+    items = value.values() if isinstance(value, dict) else value
     return 8 + sum(_characters(item, depth + 1) for item in items)
 
 
@@ -556,6 +562,24 @@ def _names_evidence(content: types.Content) -> bool:
     answers = [part.function_response for part in content.parts or () if part.function_response is not None]
     texts += [text for answer in answers for _, text in strings(answer.response or {})]
     return any(_OURS.search(text) for text in texts if SCHEME in text)
+
+
+def _as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply.
+
+    None with a set in it, too: each copy of one may have another order.
+    """
+    if _is_json(response):
+        return response
+    found = stored(response)
+    return found if _is_json(found) and not _has_set(response) else None
+
+
+def _has_set(value: object, depth: int = 0) -> bool:
+    if isinstance(value, (set, frozenset)):
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth <= _DEEPEST and any(_has_set(item, depth + 1) for item in items)
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
@@ -682,8 +706,9 @@ class Library:
         except BlobNotFound as error:
             for event in reversed(session.events):
                 for answer in event.get_function_responses():
-                    if answer.name == record.source and _is_json(answer.response) and answer.response:
-                        data = data_of(answer.response)
+                    content = _as_json(answer.response or {}) if answer.name == record.source else None
+                    if content:
+                        data = data_of(content)
                         if hash_bytes(data) == record.digest:
                             return data
             raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error

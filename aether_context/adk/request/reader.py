@@ -339,7 +339,7 @@ def _set_fields(model: BaseModel) -> list[tuple[str, object]]:
 
 
 def _json(value: object, depth: int = 0) -> JSON:
-    """The plain JSON of a value: models by their set fields, bytes by hash, the rest by `plain`."""
+    """The plain JSON of a value: models by their fields, bytes by hash, other objects as sessions keep them."""
     if depth > _DEEPEST:
         return "…"
     if value is None or type(value) in (str, bool, int):
@@ -349,12 +349,26 @@ def _json(value: object, depth: int = 0) -> JSON:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, BaseModel):
-        return {name: _json(field, depth + 1) for name, field in _set_fields(value)}
+        return {name: _json(field, depth + 1) for name, field in value.__dict__.items() if field is not None}
     if isinstance(value, Mapping):
         return {str(name): _json(item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json(item, depth + 1) for item in value]
-    return plain(value)
+    # Sets are sorted, since each copy of one may have another order.
+    return plain(value if isinstance(value, (float, set, frozenset)) else stored({"": value})[""])
+
+
+def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's result as session services keep it: objects, tuples and dates, which a tool may give, are JSON there.
+
+    Itself where there is something in it that they do not take.
+    """
+    try:
+        answer = types.FunctionResponse(response=dict(response))
+        kept: Mapping[str, Any] = answer.model_dump(mode="json", exclude_none=True, warnings=False)["response"]
+        return kept
+    except (TypeError, ValueError):
+        return response
 
 
 def structure(value: object, depth: int = 0) -> object:
