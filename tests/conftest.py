@@ -62,8 +62,8 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_stores.Fake
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres_server.Server]:
-    with postgres_server.postgres_server(tmp_path_factory.mktemp("postgres")) as server:
+def postgres() -> Iterator[postgres_server.Server]:
+    with postgres_server.postgres_server() as server:
         yield server
 
 

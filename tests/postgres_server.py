@@ -6,12 +6,15 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+_ATTEMPTS = 50
 _numbers = itertools.count(1)
 
 
@@ -53,17 +56,24 @@ class Server:
         psutil.wait_procs([parent, *children], timeout=60)
 
     def start(self) -> None:
-        """Starts it again."""
-        self._server.ensure_postgres_running()
+        """Starts it again, once nothing of the old one is left."""
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(subprocess.SubprocessError, OSError):
+                self._server.ensure_postgres_running()
+                return
+            time.sleep(0.2)
+        pytest.fail("the server does not start")
 
 
 @contextlib.contextmanager
-def postgres_server(folder: Path) -> Iterator[Server]:
+def postgres_server() -> Iterator[Server]:
     """A server while it is wanted; the test is skipped where there can be none."""
     pgserver = pytest.importorskip("pgserver", reason="the extra integration brings pgserver")
     pytest.importorskip("psycopg", reason="the extra postgres brings psycopg")
-    server = pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        yield Server(server)
-    finally:
-        server.cleanup()
+    # Not among pytest's folders: each run of pytest closes those to other users, and root's server runs as one.
+    with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            yield Server(server)
+        finally:
+            server.cleanup()
