@@ -56,7 +56,8 @@ class FailingFileSystem(AbstractFileSystem):
 
     def rm_file(self, path: str) -> None:
         self._check()
-        self.held.pop(path)
+        if self.held.pop(path, None) is None:
+            raise FileNotFoundError(path)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
         self._check()

@@ -25,6 +25,7 @@ from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
 from aether_context.store.replay import Replayer
+from aether_context.store.retention import carry_out_forgetting, forget
 from aether_context.store.spool import Spool, SpooledFiles, spool_of
 
 _numbers = itertools.count(1)
@@ -215,6 +216,32 @@ def test_a_spool_is_private_and_only_made_when_it_is_needed(url, tmp_path):
     files.create(f"{files.root}/b", b"x")
     assert spool.path.stat().st_mode & 0o077 == 0
     assert spool.path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
+    """Nor does it stay in the spool's file, set aside or not; what waits of others arrives."""
+    store = PackStore(url)
+    spool = spool_of(store.files)
+    files = SpooledFiles(store.files, spool)
+    files.deliver = lambda: None
+    FailingFileSystem.down = True
+    whose = [("ann", "s1"), ("ann", "s2"), ("ben", "s1")]
+    packs = {who: store.through(files).write(recording(user=who[0], session=who[1])) for who in whose}
+    FailingFileSystem.down = False
+    kept = f"{store.place(packs['ann', 's1'])}.json.gz"
+    spool.ask("INSERT INTO aside SELECT number, path, data, 'refused' FROM waiting WHERE path = ?", kept)
+    spool.ask("DELETE FROM waiting WHERE path = ?", kept)
+
+    gone = forget(store, "app", "ann", "s1")
+    assert kept in {file.path for file in gone}
+    carry_out_forgetting(store, gone)
+    assert [path for path in spool.paths() if "/ann/s1" in path] == []
+    assert [path for path in spool.paths() if "/ann/s2" in path] != []
+    carry_out_forgetting(store, forget(store, "app", "ann"))
+    assert [path for path in spool.paths() if "/ann" in path] == []
+    assert forget(store, "app", "ann") == ()
+    assert files._deliver_all()
+    assert list(store.manifests()) == [packs["ben", "s1"]]
 
 
 def test_where_spools_are(monkeypatch, tmp_path):

@@ -162,8 +162,8 @@ def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] =
 def forget(store: PackStore, app: str, user: str, session: str | None = None) -> tuple[File, ...]:
     """All files of a user or of one session: packs, texts, evidence, caches, artifacts and names.
 
-    A session's texts that other sessions of the user name are not among them. The user's summaries and vectors are,
-    since nobody knows which session they came from.
+    Those that wait on this machine to be written are among them. A session's texts that other sessions of the user name
+    are not. The user's summaries and vectors are, since nobody knows which session they came from.
     """
     owner = store.files.place(app, user)
     folder = owner if session is None else store.files.place(app, user, session)
@@ -172,6 +172,10 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     hours = f"{store.files.root}/hours"
     entry_of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
     entries = [file for file in store.files.below(hours) if entry_of_folder.match(file.path.removeprefix(hours))]
+    spool, listed = spool_of(store.files), {file.path for file in (*files, *entries)}
+    for path, size in (spool.paths() if spool is not None else {}).items():
+        if path not in listed and (path.startswith(f"{folder}/") or entry_of_folder.match(path.removeprefix(hours))):
+            entries.append(File(path=path, size=size, modified=None))
     if session is None:
         return (*own_files, *entries)
     packs, kinds = _by_kind(owner, own_files)
@@ -198,10 +202,10 @@ def carry_out_forgetting(
     spool = spool_of(store.files)
     newest_first = sorted(files, key=lambda file: file.path, reverse=True)  # a pack goes before those that it extends
     for file in sorted(newest_first, key=lambda file: file.name == "name.json"):
-        store.files.delete(file.path)
-        deleted(file)
         if spool is not None:
             spool.drop(file.path)
+        store.files.delete(file.path)
+        deleted(file)
 
 
 _KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors": "caches", "calibration": "caches"}

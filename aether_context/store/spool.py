@@ -90,9 +90,15 @@ class Spool:
     def is_empty(self) -> bool:
         return not self.ask("SELECT 1 FROM waiting LIMIT 1")
 
+    def paths(self) -> dict[str, int]:
+        """The paths of the writes that wait or were set aside, each with its size in bytes."""
+        held = "SELECT path, data FROM waiting UNION ALL SELECT path, data FROM aside"
+        return dict(self.ask(f"SELECT path, max(length(data)) FROM ({held}) GROUP BY path"))
+
     def drop(self, path: str) -> None:
-        """Removes the write to a path from the queue."""
+        """Removes the writes to a path from the queue and from what was set aside."""
         self.ask("DELETE FROM waiting WHERE path = ?", path)
+        self.ask("DELETE FROM aside WHERE path = ?", path)
 
     def aside(self) -> list[tuple[str, str]]:
         """The paths of the writes that were set aside, each with the reason."""
@@ -124,6 +130,7 @@ class Spool:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
         try:
+            database.execute("PRAGMA secure_delete = ON")
             database.executescript(_TABLES)
         except sqlite3.DatabaseError as error:
             database.close()
