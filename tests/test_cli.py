@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from aether_context import Manifest, PackPolicy, PackStore, __version__
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.cli import main, terminal
 from aether_context.cli.terminal import bar, moment, plain
+from aether_context.memory import Memories, Memory
 from aether_context.packing import build_pack
-from aether_context.retrieval import HybridIndex
 
 _numbers = itertools.count(1)
 
@@ -821,7 +822,12 @@ def test_the_store_comes_from_the_environment(store: PackStore) -> None:
 
 def test_search_shows_hits_with_their_scores(tmp_path: Path) -> None:
     folder = str(tmp_path / "memories")
-    HybridIndex.from_texts(["a", "b"], ["the red door", "a blue car\x1b[2J"], [0.0, None]).save(folder)
+    told = [
+        Memory(name="a", text="the red door", timestamp="1970-01-01"),
+        Memory(name="b", text="a blue car\x1b[2J"),
+    ]
+    with closing(Memories(folder)) as memories:
+        memories.add("app", "ann", told)
     shown = run("search", "red entrance", "--memory", folder, "--limit", "1").stdout.splitlines()
     assert shown[0].split() == ["id", "score", "lexical", "semantic", "time", "(UTC)", "text"]
     assert shown[1].startswith("a ")
@@ -832,9 +838,11 @@ def test_search_shows_hits_with_their_scores(tmp_path: Path) -> None:
     assert "2 entries were looked at" in run("search", "zebra", "--memory", folder, "--embedder", "none").stderr
 
 
-def test_search_without_an_index_says_so(tmp_path: Path) -> None:
-    assert "there is no index" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
-    run("search", "x", "--memory", str(tmp_path), "--embedder", "statik", code=2)
+def test_search_without_memories_says_so(tmp_path: Path) -> None:
+    assert "there is no file of memories" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
+    with closing(Memories(tmp_path)):
+        run("search", "x", "--memory", str(tmp_path), "--embedder", "statik", code=2)
+        assert "holds no memories" in run("search", "x", "--memory", str(tmp_path), code=3).stderr
 
 
 # usage

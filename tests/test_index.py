@@ -1,10 +1,8 @@
-"""The hybrid index: what it finds, forgets, saves and masks."""
+"""The hybrid index: what it finds, forgets and masks."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +14,7 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, retrieve, scoring, semantic
+from aether_context.retrieval import Entry, HybridIndex, retrieve, scoring
 from aether_context.retrieval import index as search_index
 from aether_context.retrieval.embedders import unit
 
@@ -60,30 +58,9 @@ def many():
     return index, texts
 
 
-def test_a_large_index_finds_what_comparing_everything_finds(many, monkeypatch):
-    index, texts = many
-    queries = [*texts[::199], "a ship on the sea", "what the physician wrote", "nothing at all", "2999"]
-    for module in (search_index, scoring):
-        monkeypatch.setattr(module, "CANDIDATES", 60)
-    everything = [index.search(query, limit=10) for query in queries]
-    monkeypatch.setattr(search_index, "_EXHAUSTIVE", 1_000)
-    compared = []
-    counted = semantic.SemanticIndex.similarities
-
-    def counting(self, asked, some=None):
-        compared.append(self._length if some is None else len(some))
-        return counted(self, asked, some)
-
-    monkeypatch.setattr(semantic.SemanticIndex, "similarities", counting)
-    found = [index.search(query, limit=10) for query in queries]
-    assert [ids(hits) for hits in found] == [ids(hits) for hits in everything]
-    assert 0 < max(compared) < 3_000
-
-
 def test_what_was_removed_from_a_large_index_takes_nobodys_place(many, monkeypatch):
     index, texts = many
-    for module in (search_index, scoring):
-        monkeypatch.setattr(module, "CANDIDATES", 60)
+    monkeypatch.setattr(scoring, "CANDIDATES", 60)
     fresh = HybridIndex()
     fresh.add(Entry(id=str(at), text=text, thread=f"t{at // 15}") for at, text in enumerate(texts) if at % 7)
     for query in texts[::199]:
@@ -223,56 +200,6 @@ def test_a_local_embedder_that_fails_adds_nothing():
     assert len(index) == 0
 
 
-def test_saving_and_loading_finds_the_same(tmp_path, index):
-    index.remove(["c"])
-    index.add([Entry(id="e", text="red car", time=5.0, speaker="Ann", thread="t"), Entry(id="f", text="-", thread="t")])
-    expected = index.search("crimson car door")
-    index.save(tmp_path)
-    loaded = HybridIndex.load(tmp_path, Fake())
-    assert loaded.search("crimson car door") == expected == index.search("crimson car door")
-    for one in (index, loaded):
-        one.add([Entry(id="g", text="red", thread="t")])
-    assert loaded.search("red") == index.search("red")
-
-
-def test_loading_with_another_embedder_embeds_anew(tmp_path, index):
-    index.save(tmp_path)
-    assert ids(HybridIndex.load(tmp_path, "none").search("crimson door")) == ["a", "b"]
-
-
-def test_saving_again_leaves_one_state(tmp_path, index):
-    index.save(tmp_path)
-    index.remove(["a"])
-    index.save(tmp_path)
-    assert len(HybridIndex.load(tmp_path, Fake())) == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["index.bin"]
-
-
-def test_saved_bytes_are_the_same_each_time(tmp_path, index):
-    index.save(tmp_path / "one")
-    index.save(tmp_path / "two")
-    assert (tmp_path / "one/index.bin").read_bytes() == (tmp_path / "two/index.bin").read_bytes()
-
-
-def test_a_changed_byte_is_noticed(tmp_path, index):
-    index.save(tmp_path)
-    path = tmp_path / "index.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SearchIndexError, match=r"index\.bin is not what was written"):
-        HybridIndex.load(tmp_path, Fake())
-
-
-def test_folders_without_an_index(tmp_path):
-    with pytest.raises(SearchIndexError, match="there is no index"):
-        HybridIndex.load(tmp_path)
-    (tmp_path / "index.bin").write_text(json.dumps({"format": 99}))
-    with pytest.raises(SearchIndexError, match="format 99"):
-        HybridIndex.load(tmp_path)
-    shutil.rmtree(tmp_path)
-    with pytest.raises(SearchIndexError, match="there is no index"):
-        HybridIndex.load(tmp_path)
-
-
 FILLER = "Nothing here is about it. " * 30
 LONG = f"A house\n{FILLER}The crimson entrance is locked at night.\n{FILLER}"
 OTHER = f"A garden\n{FILLER}Trees grow.\n{FILLER}An entrance. {FILLER}A crimson rose. {FILLER}"
@@ -313,29 +240,6 @@ def test_short_texts_score_as_they_do_without_passages():
         index.add_texts(list(texts), list(texts.values()))
     for query in ("crimson entrance", "note word", "car"):
         assert by_passages.search(query) == whole.search(query)
-
-
-def test_an_index_of_long_texts_is_saved_with_their_passages(tmp_path):
-    index = HybridIndex(Fake(), redact=masker(["email"]))
-    index.add_texts(["a", "b", "c", "d"], [LONG, "gone", OTHER, "a red door of ann@example.com"])
-    index.remove(["b"])
-    index.save(tmp_path)
-    embedder = Fake()
-    loaded = HybridIndex.load(tmp_path, embedder, redact=masker(["email"]))
-    assert not embedder.seen
-    for query in ("crimson entrance", "ann@example.com", "door"):
-        assert loaded.search(query) == index.search(query)
-    for one in (index, loaded):
-        one.add_texts(["e"], [f"{FILLER}the red door"])
-    assert loaded.search("red door") == index.search("red door")
-
-
-def test_an_index_that_was_saved_without_passages_gets_them(tmp_path):
-    whole = HybridIndex(Fake(), passages=False)
-    whole.add_texts(["a", "b"], [LONG, OTHER])
-    whole.save(tmp_path)
-    fresh = HybridIndex.from_texts(["a", "b"], [LONG, OTHER], embedder=Fake())
-    assert HybridIndex.load(tmp_path, Fake()).search("crimson entrance") == fresh.search("crimson entrance")
 
 
 def test_an_embedder_that_fails_at_passages_leaves_the_index_as_it_was():
@@ -383,8 +287,7 @@ def test_large_pools_find_what_small_ones_do(monkeypatch):
     index = HybridIndex(Fake())
     index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
     some = ids(index.search("door 700 crimson", 20))
-    for module in (search_index, scoring):
-        monkeypatch.setattr(module, "CANDIDATES", 3_000)
+    monkeypatch.setattr(scoring, "CANDIDATES", 3_000)
     assert some == ids(index.search("door 700 crimson", 20))
 
 

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from google.adk.agents import LlmAgent
@@ -31,11 +35,11 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
+from aether_context.canonical import digest_of
 from aether_context.cli import main
 from aether_context.errors import SearchIndexError, StoreError
-from aether_context.memory import Memories, Memory
-from aether_context.retrieval.embedders import StaticEmbedder
-from aether_context.retrieval.lexical import key_of
+from aether_context.memory import Memories, Memory, library
+from aether_context.retrieval.embedders import StaticEmbedder, unit
 from aether_context.store.replay import Replayer
 
 WORKER = Path(__file__).parent / "memory_worker.py"
@@ -208,10 +212,8 @@ def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
     memories.add("app", "ann", [Memory(name="m", text="My password is hunter2.")])
     assert memories.search("app", "ann", "hunter2")[0].scores["lexical"] > 0
     assert memories.search("app", "ann", "password")[0].memory.text == "My password is hunter2."
-    index = memories._of("app", "ann")._index
-    terms = index.part(index.living)["terms"]
-    assert key_of("hunter2") not in terms
-    assert key_of("password") in terms
+    scores = memories._of("app", "ann")._index._texts.lexical.scores
+    assert scores(["hunter2"])[0].max() == 0 < scores(["password"])[0].max()
 
 
 def test_odd_texts_are_kept_and_found(tmp_path):
@@ -446,6 +448,189 @@ def test_ten_thousand_memories_are_written_found_and_read_again(tmp_path):
     assert again.search("app", "ann", "number7340", 1)[0].memory.name == "m7340"
     assert all(one.memory.name != "m7341" for one in again.search("app", "ann", "number7341", 50))
     assert again.users() == [("app", "ann", 9_999)]
+
+
+# what is kept beside the rows
+
+
+class Letters:
+    """A dimension a letter; counts what it embeds to be found."""
+
+    local = True
+
+    def __init__(self, name="letters"):
+        self.name = name
+        self.entries = 0
+
+    def embed(self, texts, *, purpose="entry"):
+        self.entries += len(texts) if purpose == "entry" else 0
+        return unit(np.array([[text.count(one) for one in "abcdefgh"] for text in texts], dtype=np.float64))
+
+
+def badges(*numbers, session="", text="The badge of guest{0} is a{1}b"):
+    return [
+        Memory(name=f"m{at}", text=text.format(at, at % 7), session=session, author="Ann", timestamp="2025-03-01")
+        for at in numbers
+    ]
+
+
+def scored(memories, query="the badge of guest3 and a5b", user="ann"):
+    return [(one.memory, one.score) for one in memories.search("app", user, query, 1_000)]
+
+
+def test_a_file_opens_without_making_its_vectors_again(tmp_path):
+    with closing(Memories(tmp_path, embedder=Letters())) as memories:
+        memories.add("app", "ann", badges(*range(100), session="s"))
+        memories.add("app", "ben", badges(1))
+        before = scored(memories)
+    for name, embedded in (("letters", 0), ("others", 100), ("others", 0)):
+        embedder = Letters(name)
+        with closing(Memories(tmp_path, embedder=embedder)) as memories:
+            assert scored(memories) == before
+        assert embedder.entries == embedded
+
+
+def test_the_packaged_models_vectors_are_kept_too(tmp_path):
+    with closing(Memories(tmp_path)) as memories:
+        memories.add("app", "ann", badges(*range(10)))
+        before = scored(memories)
+    with sqlite3.connect(tmp_path / "memories.sqlite") as database:
+        (lengths,) = database.execute("SELECT group_concat(DISTINCT length(vector)) FROM vectors").fetchone()
+        assert (lengths, database.execute("SELECT count(*) FROM vectors").fetchone()) == ("256", (10,))
+    in_process = Memories()
+    in_process.add("app", "ann", badges(*range(10)))
+    assert before == scored(in_process)
+    with closing(Memories(tmp_path)) as memories:
+        assert before == scored(memories)
+
+
+def test_masked_otherwise_other_vectors_are_made(tmp_path):
+    for redact, embedded in ((None, 100), (str.upper, 100), (str.upper, 100), (None, 0)):
+        embedder = Letters()
+        with closing(Memories(tmp_path, embedder=embedder, redact=redact)) as memories:
+            memories.add("app", "ann", badges(*range(100)))
+            assert len(scored(memories)) == 100
+        assert embedder.entries == embedded
+
+
+def test_a_file_that_takes_no_vectors_is_searched(tmp_path):
+    with closing(Memories(tmp_path, embedder="none")) as memories:
+        memories.add("app", "ann", badges(*range(10)))
+    with sqlite3.connect(tmp_path / "memories.sqlite") as database:
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON vectors BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    with closing(Memories(tmp_path, embedder=Letters())) as memories:
+        assert len(scored(memories)) == 10
+
+
+FORMER = """
+CREATE TABLE memories (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
+    text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
+    UNIQUE (app, user, session, name));
+CREATE TABLE vectors (
+    digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder)) WITHOUT ROWID;
+CREATE TABLE blocks (
+    id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL, data BLOB NOT NULL);
+CREATE INDEX blocks_by_rows ON blocks (app, user, first, last, made, rows);
+CREATE TRIGGER memories_gone AFTER DELETE ON memories BEGIN
+    DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
+    END;
+PRAGMA user_version = 2;
+"""
+"""What made a file of the format before this one, whose rows had numbers of their origins and blocks of an index."""
+
+
+def test_a_file_of_the_former_format_loses_nothing(tmp_path):
+    path = tmp_path / "m.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(FORMER)
+        for memory in badges(*range(30), session="s"):
+            database.execute(
+                """INSERT INTO memories
+                (app, user, session, name, text, role, author, timestamp, metadata, origin, digest)
+                VALUES ('app', 'ann', ?, ?, ?, ?, ?, ?, '{"a":1}', 7, ?)""",
+                (
+                    *(memory.session, memory.name, memory.text, memory.role, memory.author, memory.timestamp),
+                    digest_of(f"Ann: {memory.text}"),
+                ),
+            )
+        database.execute("INSERT INTO memories (app, user, session, name) VALUES ('app', 'ann', 's', 'gone')")
+        database.execute("INSERT INTO blocks VALUES (1, 'app', 'ann', '[]', 1, 31, 30, 'x', 'the blocks of before')")
+        database.commit()
+    fresh = Memories(embedder=Letters())
+    fresh.add("app", "ann", [replace(memory, metadata={"a": 1}) for memory in badges(*range(30), session="s")])
+    with closing(Memories(path, embedder=Letters())) as memories:
+        assert scored(memories) == scored(fresh)
+        memories.add("app", "ann", [Memory(name="gone", text="back", session="s")])
+        assert scored(memories) == scored(fresh)
+        for one in (memories, fresh):
+            one.add("app", "ann", badges(3, session="s", text="a badge that is new"))
+            one.delete("app", "ann", name="m4")
+        assert scored(memories) == scored(fresh)
+    with closing(sqlite3.connect(path)) as database:
+        names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        assert not names & {"blocks", "blocks_by_rows", "memories_gone"}
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert not any(b"the blocks of before" in one.read_bytes() for one in tmp_path.iterdir())
+    with closing(Memories(path, embedder=Letters())) as memories:
+        assert scored(memories) == scored(fresh)
+
+
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["add", "change", "delete", "search", "reopen", "lose"]), st.integers(0, 12)), max_size=30
+)
+
+
+@settings(max_examples=60)
+@given(ACTS)
+def test_what_is_found_does_not_depend_on_who_wrote_it_or_what_is_kept(tmp_path_factory, acts):
+    path = tmp_path_factory.mktemp("acts") / "m.sqlite"
+    memories, other = Memories(path, embedder=Letters()), Memories(path, embedder=Letters())
+    plain = Memories(embedder=Letters())
+    query = "badge 3 change"
+    for act, at in acts:
+        if act in ("add", "change"):
+            new = [Memory(name=f"m{at}", text=f"badge {at} {act}", session="s" if at % 2 else "")]
+            for one in (memories, plain):
+                one.add("app", "ann", new, revive=True)
+        elif act == "delete":
+            for one in (other, plain):
+                one.delete("app", "ann", name=f"m{at}")
+        elif act == "search":
+            assert scored(other, query) == scored(plain, query)
+        elif act == "reopen":
+            memories.close()
+            memories = Memories(path, embedder=Letters())
+        else:
+            with closing(sqlite3.connect(path)) as database:
+                database.execute("DELETE FROM vectors")
+                database.commit()
+    expected = scored(plain, query)
+    assert scored(memories, query) == expected
+    assert scored(Memories(path, embedder=Letters()), query) == expected
+
+
+def test_a_writer_that_is_killed_leaves_a_sound_file():
+    script = Path(__file__).parent / "bench" / "memory_kills.py"
+    done = subprocess.run([sys.executable, script, "--kills", "12"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("12 kills, ")
+
+
+def test_more_than_a_file_is_made_for_names_the_engine_once(tmp_path, caplog):
+    with patch.object(library, "MANY", 20):
+        for where, lines in ((tmp_path, 1), (None, 0)):
+            caplog.clear()
+            with closing(Memories(where, embedder="none")) as memories:
+                memories.add("app", "ann", badges(*range(15)))
+                assert len(scored(memories)) == 15
+                assert not caplog.records
+                memories.add("app", "ann", badges(*range(15, 40)))
+                assert len(scored(memories)) == 40
+            assert [record.levelname for record in caplog.records] == ["WARNING"] * lines
+            assert caplog.text.count('HybridMemoryService("postgresql://') == lines
 
 
 def test_the_command_line_searches_a_services_file(tmp_path):

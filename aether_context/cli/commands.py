@@ -358,9 +358,8 @@ def usage(**options: Any) -> int:
 
 
 @_command(
-    "search 'where did we leave the keys' --memory memories",
-    "search getUserName --memory memories --embedder none --json",
-    "search keys --memory memories.sqlite --app home --user ann",
+    "search 'where did we leave the keys' --memory memories.sqlite",
+    "search getUserName --memory memories.sqlite --app home --user ann --embedder none --json",
 )
 @click.argument("query")
 @click.option(
@@ -368,15 +367,15 @@ def usage(**options: Any) -> int:
     "path",
     metavar="PATH",
     required=True,
-    help="Where an index was saved, or the file or folder of a memory service.",
+    help="The file or folder of a memory service.",
 )
-@click.option("--app", help="Whose memories of a service: the app.")
+@click.option("--app", help="Whose memories: the app.")
 @click.option("--user", help="And the user; neither is needed where there is but one.")
 @click.option("--embedder", metavar="NAME", help="static, sentence-transformers:MODEL, gemini:MODEL or none.")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="The N best.")
 @_json_option("A JSON list, an object for each hit.")
 def search(**options: Any) -> None:
-    """Shows what an index or a memory service finds for QUERY, best first, with each score the rank was made of."""
+    """Shows what a memory service finds for QUERY, best first, with each score the rank was made of."""
     from aether_context.cli.search import show
 
     show(**options)

@@ -7,7 +7,7 @@ from contextlib import closing
 from aether_context.cli.terminal import Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Memories, located
-from aether_context.retrieval import Entry, Hit, HybridIndex, embedders
+from aether_context.retrieval import Entry, Hit, embedders
 
 
 def show(
@@ -16,19 +16,17 @@ def show(
     """Prints hits, best first.
 
     Args:
-        path: where an index was saved, or the file or folder of a memory service.
-        app: whose memories, of those in such a file; None takes the only ones there are. So does ``user``.
+        path: the file or folder of a memory service.
+        app: whose memories, of those in the file; None takes the only ones there are. So does ``user``.
         embedder: by name; None takes the default one.
     """
     if embedder is not None and embedder.partition(":")[0] not in {"none", *embedders.KINDS}:
         from aether_context.adk.models.gemini import register_embedders
 
         register_embedders()
-    if located(path).is_file():
-        hits, count = _search_memories(query, path, app, user, embedder, limit)
-    else:
-        index = HybridIndex.load(path, embedder)
-        hits, count = index.search(query, limit), len(index)
+    if not located(path).is_file():
+        raise SearchIndexError(f"there is no file of memories at {located(path)}")
+    hits, count = _search_memories(query, path, app, user, embedder, limit)
     if as_json:
         print_json(
             [

@@ -1,30 +1,28 @@
 """The texts of all users in one SQLite file, and what changed in it since it was last read.
 
 Each write is one transaction and durable when it returns. Every row has a number that only grows: what is written
-anew gets a new one, so the rows above a number are the changes since, and remembers its first one, by which an index
-knows it. Of what is deleted the name stays, without a word of its content, so that an index elsewhere learns of it and
-a session that is added again does not bring it back.
+anew gets a new one, so the rows above a number are the changes since. Of what is deleted the name stays, without a word
+of its content, so that an index elsewhere learns of it and a session that is added again does not bring it back.
 
-Beside the rows lie blocks: what an index made of runs of rows, so that it need not be made again. A row that goes, by
-whatever statement, takes the blocks along that it is part of.
+Vectors lie beside the rows, by what they were made of, until no row says that any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from aether_context.canonical import JSON, canonical_json, hash_bytes
+from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import StoreError
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
@@ -32,10 +30,11 @@ from aether_context.tokens.counters import sound
 FILE_NAME = "memories.sqlite"
 """The file's name where a folder is given."""
 
-_FORMAT = 2
+_FORMAT = 3
+_FORMER = 2
+"""A format that is read, too: the file becomes one of this format when it is opened."""
 _TIMEOUT_SECONDS = 30.0
-_AT_ONCE = 500
-_NEVER = 2**63 - 1
+_AT_ONCE, _READ_AT_ONCE = 500, 8_192
 _MOST_NAMED, _MOST_PREFERENCES, _LONGEST_PREFERENCE = 20_000, 20, 2_000
 _NAMED = "(instr(lower(metadata), 'pref') > 0 OR instr(lower(metadata), 'standing') > 0)"
 """What the metadata of a preference cannot lack; SQLite uses an index only by the same words."""
@@ -44,7 +43,7 @@ BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS memories (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
-    text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
+    text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB,
     UNIQUE (app, user, session, name));
 CREATE INDEX IF NOT EXISTS memories_by_change ON memories (app, user, number);
 CREATE INDEX IF NOT EXISTS memories_by_name ON memories (app, user, name);
@@ -52,13 +51,8 @@ CREATE INDEX IF NOT EXISTS memories_by_digest ON memories (digest) WHERE digest 
 CREATE INDEX IF NOT EXISTS memories_preferred ON memories (app, user, number) WHERE {_NAMED};
 CREATE TABLE IF NOT EXISTS vectors (
     digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS blocks (
-    id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
-    first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL, data BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS blocks_by_rows ON blocks (app, user, first, last, made, rows);
-CREATE TRIGGER IF NOT EXISTS memories_gone AFTER DELETE ON memories BEGIN
-    DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
-    END;
+DROP TRIGGER IF EXISTS memories_gone;
+DROP TABLE IF EXISTS blocks;
 PRAGMA user_version = {_FORMAT};
 COMMIT;
 """
@@ -85,30 +79,28 @@ class Memory:
 
     @property
     def time(self) -> float | None:
-        """Seconds since 1970, in UTC where the timestamp names no zone; None where it is no time."""
-        try:
-            moment = datetime.fromisoformat(self.timestamp or "")
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            return None
+        """Seconds since 1970."""
+        return seconds(self.timestamp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What became of a memory: its row's number, that of its first row, and its content, None where it was deleted."""
+def seconds(timestamp: str | None) -> float | None:
+    """A time in seconds since 1970, in UTC where it names no zone; None where it is no time."""
+    try:
+        moment = datetime.fromisoformat(timestamp or "")
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+class Change(NamedTuple):
+    """What became of a memory: the number of its row, and what it is found by; of a deleted one no text is left."""
 
     number: int
-    origin: int
-    memory: Memory | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Where a block lies: how many rows it is made of, and the numbers of the first and the last."""
-
-    first: int
-    last: int
-    rows: int
+    session: str
+    name: str
+    text: str | None
+    author: str | None
+    timestamp: str | None
 
 
 _FIELDS = tuple(field.name for field in fields(Memory))
@@ -146,16 +138,16 @@ class MemoryFile:
             for memory in map(_sound, memories):
                 values = [*(getattr(memory, name) for name in _FIELDS[:-1]), canonical_json(dict(memory.metadata))]
                 there = database.execute(
-                    f"""SELECT COALESCE(origin, number), digest, text, {_COLUMNS} FROM memories
+                    f"""SELECT digest, text, {_COLUMNS} FROM memories
                     WHERE app = ? AND user = ? AND session = ? AND name = ?""",
                     (app, user, memory.session, memory.name),
                 ).fetchone()
-                origin, digest, text, *before = there or (None, None, None)
+                digest, text, *before = there or (None, None)
                 if there and (before == values or (text is None and not revive)):
                     continue
                 database.execute(
-                    f"REPLACE INTO memories (app, user, origin, digest, {_COLUMNS}) VALUES ({_marks(4 + len(values))})",
-                    (app, user, origin, self._digest(memory), *values),
+                    f"REPLACE INTO memories (app, user, digest, {_COLUMNS}) VALUES ({_marks(3 + len(values))})",
+                    (app, user, self._digest(memory), *values),
                 )
                 _forget_vectors(database, digest)
                 changed += 1
@@ -168,14 +160,11 @@ class MemoryFile:
         where = " AND ".join(f"{column} = ?" for column in given)
         with self._writing() as database:
             rows = database.execute(
-                f"""SELECT app, user, session, name, COALESCE(origin, number), digest FROM memories
-                WHERE {where} AND text IS NOT NULL""",
+                f"SELECT app, user, session, name, digest FROM memories WHERE {where} AND text IS NOT NULL",
                 tuple(given.values()),
             ).fetchall()
             for *kept, digest in rows:
-                database.execute(
-                    "REPLACE INTO memories (app, user, session, name, origin) VALUES (?, ?, ?, ?, ?)", kept
-                )
+                database.execute("REPLACE INTO memories (app, user, session, name) VALUES (?, ?, ?, ?)", kept)
                 _forget_vectors(database, digest)
         if rows and self.path is not None:
             with self._reading() as database:
@@ -185,24 +174,21 @@ class MemoryFile:
                 database.execute(f"PRAGMA busy_timeout = {int(1000 * _TIMEOUT_SECONDS)}")
         return len(rows)
 
-    def changes(self, app: str, user: str, since: int, *, before: int = _NEVER, limit: int = _NEVER) -> list[Change]:
-        """What changed after a number and before another one, in the order in which it did; at most so much."""
-        query = f"""SELECT number, COALESCE(origin, number), {_COLUMNS} FROM memories
-            WHERE app = ? AND user = ? AND number > ? AND number < ? ORDER BY number LIMIT ?"""
+    def changes(self, app: str, user: str, since: int, *, limit: int = _READ_AT_ONCE) -> list[Change]:
+        """What changed after a number, in the order in which it did; at most so much."""
+        query = f"""SELECT {", ".join(Change._fields)} FROM memories
+            WHERE app = ? AND user = ? AND number > ? ORDER BY number LIMIT ?"""
         with self._reading() as database:
-            rows = database.execute(query, (sound(app), sound(user), since, before, limit)).fetchall()
-        return [
-            Change(number=number, origin=origin, memory=None if row[1] is None else _memory(row))
-            for number, origin, *row in rows
-        ]
+            return [Change._make(row) for row in database.execute(query, (sound(app), sound(user), since, limit))]
 
-    def read(self, app: str, user: str, numbers: Sequence[int]) -> dict[int, Memory]:
-        """Those of some memories, by the numbers of their rows, that are there."""
+    def read(self, app: str, user: str, names: Iterable[tuple[str, str]]) -> list[tuple[int, Memory]]:
+        """Those of some memories that are there, by session and name, each behind the number of its row."""
         query = f"""SELECT number, {_COLUMNS} FROM memories
-            WHERE number IN (SELECT value FROM json_each(?)) AND app = ? AND user = ? AND text IS NOT NULL"""
+            WHERE app = ? AND user = ? AND session = ? AND name = ? AND text IS NOT NULL"""
+        whose = (sound(app), sound(user))
         with self._reading() as database:
-            rows = database.execute(query, (json.dumps(numbers), sound(app), sound(user))).fetchall()
-        return {number: _memory(row) for number, *row in rows}
+            rows = [database.execute(query, (*whose, *name)).fetchone() for name in names]
+        return [(row[0], _memory(row[1:])) for row in rows if row is not None]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest 20 first: what was written with a `kind` that says so; the longest lack."""
@@ -212,58 +198,6 @@ class MemoryFile:
             rows = database.execute(query, (sound(app), sound(user), _LONGEST_PREFERENCE, _MOST_NAMED))
             preferences = (memory for memory in map(_memory, rows) if is_preference(memory.metadata))
             return list(islice(preferences, _MOST_PREFERENCES))
-
-    def holds_more(self, app: str, user: str, count: int) -> bool:
-        """Whether there are more rows of a user than so many."""
-        query = "SELECT 1 FROM memories WHERE app = ? AND user = ? LIMIT 1 OFFSET ?"
-        with self._reading() as database:
-            return database.execute(query, (sound(app), sound(user), count)).fetchone() is not None
-
-    def spans(self, app: str, user: str, made: str) -> list[Span]:
-        """Where blocks lie, in the order of their rows.
-
-        Args:
-            made: names what made them.
-        """
-        query = "SELECT first, last, rows FROM blocks WHERE app = ? AND user = ? AND made = ? ORDER BY first, last"
-        with self._reading() as database:
-            rows = database.execute(query, (sound(app), sound(user), made)).fetchall()
-        return [Span(first=first, last=last, rows=count) for first, last, count in rows]
-
-    def block(self, app: str, user: str, made: str, span: Span) -> bytes | None:
-        """The data of a block; None where it is not there any more, or is not what was written."""
-        query = "SELECT data, digest FROM blocks WHERE app = ? AND user = ? AND made = ? AND first = ? AND last = ?"
-        with self._reading() as database:
-            row = database.execute(query, (sound(app), sound(user), made, span.first, span.last)).fetchone()
-        return row[0] if row is not None and hash_bytes(row[0]) == row[1] else None
-
-    def keep_block(self, app: str, user: str, made: str, span: Span, data: bytes) -> bool:
-        """Keeps a block in the place of those that share rows with it; whether it was kept.
-
-        It is not where one of its rows has gone.
-
-        Args:
-            made: names what made it: a JSON array that begins with the format. Blocks of other makings but of the same
-                format stay beside it.
-        """
-        format_ = made.partition(",")[0]
-        whose = (sound(app), sound(user), span.first, span.last)
-        with self._writing() as database:
-            (rows,) = database.execute(
-                "SELECT count(text) FROM memories WHERE app = ? AND user = ? AND number BETWEEN ? AND ?", whose
-            ).fetchone()
-            if rows != span.rows:
-                return False
-            database.execute(
-                """DELETE FROM blocks WHERE app = ? AND user = ? AND last >= ? AND first <= ?
-                AND (made = ? OR substr(made, 1, ?) != ?)""",
-                (*whose, made, len(format_), format_),
-            )
-            database.execute(
-                "INSERT INTO blocks (app, user, first, last, made, rows, digest, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*whose, made, span.rows, hash_bytes(data), data),
-            )
-        return True
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
@@ -283,23 +217,24 @@ class MemoryFile:
         return found
 
     def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
-        """Keeps vectors of memories that are still there."""
-        with self._writing() as database:
-            database.executemany(
-                "INSERT OR IGNORE INTO vectors SELECT ?1, ?2, ?3"
-                " WHERE EXISTS (SELECT 1 FROM memories WHERE digest = ?1)",
-                [(digest, embedder, vector) for digest, vector in vectors.items()],
-            )
-
-    def again(self) -> MemoryFile:
-        """The same file, opened once more."""
-        return MemoryFile(self.path, self._digest)
+        """Keeps vectors of memories that are still there; those that the file cannot take are made again."""
+        with contextlib.suppress(StoreError), self._reading() as connection:
+            connection.execute("PRAGMA synchronous = NORMAL")  # a vector that a power cut takes is made again
+            try:
+                with self._writing() as database:
+                    database.executemany(
+                        "INSERT OR IGNORE INTO vectors SELECT ?1, ?2, ?3"
+                        " WHERE EXISTS (SELECT 1 FROM memories WHERE digest = ?1)",
+                        [(digest, embedder, vector) for digest, vector in vectors.items()],
+                    )
+            finally:
+                connection.execute("PRAGMA synchronous = FULL")
 
     def close(self) -> None:
         with self._lock:
             self._database.close()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that is durable when it ends, and has not been where it fails."""
         with self._reading() as database:
@@ -311,7 +246,7 @@ class MemoryFile:
                 if database.in_transaction:
                     database.execute("ROLLBACK")
 
-    @contextmanager
+    @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self.path is not None and self._process != os.getpid():
@@ -367,12 +302,11 @@ def _connected(path: Path | None) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA secure_delete = ON")
-        database.execute("PRAGMA recursive_triggers = ON")  # else a row that is replaced goes without its trigger
         (format_,) = database.execute("PRAGMA user_version").fetchone()
         if format_ == _FORMAT:
             return database
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if format_ or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
+        if format_ not in (0, _FORMER) or tables - {"memories", "vectors", "blocks", "sqlite_sequence"}:
             raise StoreError(f"{path} holds something else than memories of format {_FORMAT}: give a file of its own")
         database.executescript(_SCHEMA)
     except BaseException:

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import version
+from itertools import compress
 
-import numpy as np
 from cachetools import LRUCache
-from numpy.typing import NDArray
 
-from aether_context.canonical import canonical_json, digest_of
-from aether_context.errors import EmbeddingError, StoreError
-from aether_context.memory.database import Change, Memory, MemoryFile, Span
+from aether_context.canonical import digest_of
+from aether_context.errors import EmbeddingError
+from aether_context.memory.database import Change, Memory, MemoryFile, seconds
 from aether_context.retrieval import Entry, Hit, newest_first
-from aether_context.retrieval.arrays import Rows, packed, unpacked
 from aether_context.retrieval.corrections import Statement, corrections, raised
-from aether_context.retrieval.embedders import Embedder, StaticEmbedder, StoredVectors, embedder_for
-from aether_context.retrieval.index import SlotIndex
+from aether_context.retrieval.embedders import Embedder, StoredVectors, embedder_for
+from aether_context.retrieval.index import HybridIndex
 from aether_context.retrieval.ranking import similarity
-from aether_context.retrieval.terms import RULES
 
-Numbers = NDArray[np.int64]
+logger = logging.getLogger("aether_context")
 
-BLOCK_ROWS = 1_024
-"""So many memories make a whole block."""
+MANY = 100_000
+"""A user with more memories than this is better served by PostgreSQL than by a file."""
 
-_FORMAT = 3
-_ATTEMPTS = 5
-_READ_AT_ONCE = 8_192
 _LISTED_AT_ONCE = 1_000
-_COMPACT_ABOVE = 1_000
+_ATTEMPTS = 5
 COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
-_WORTH_SAVING = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,158 +46,55 @@ class Remembered:
 
 
 class UserMemories:
-    """The memories of one user of one app: an index that follows the file, and opens from blocks that are kept there.
+    """The memories of one user of one app, in an index that follows the file. Threads may share it."""
 
-    Threads may share it.
-
-    Args:
-        masked: names what masks the texts, empty where nothing does; None where that has no name, and no block is
-            kept, since another process could not tell whether it masks alike.
-    """
-
-    def __init__(self, app: str, user: str, file: MemoryFile, index: SlotIndex, masked: str | None) -> None:
+    def __init__(self, app: str, user: str, file: MemoryFile, index: HybridIndex) -> None:
         self._app, self._user = app, user
         self._file = file
         self._index = index
-        self._numbers = Rows(np.empty(0, dtype=np.int64))
-        self._origins = Rows(np.empty(0, dtype=np.int64))
-        self._last = -1
-        self._unsaved = 0
-        self._saver: threading.Thread | None = None
+        self._last = 0
         self._lock = threading.Lock()
-        keeps = masked is not None and file.path is not None
-        self._made = canonical_json([_format(), masked, list(index.embedders)]) if keeps else None
 
     def search(self, query: str, limit: int) -> list[Remembered]:
         """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
-        memories: dict[str, Memory] = {}
-        places: dict[str, int] = {}
-        gone = Entry(id="", text="")
-
-        def entries(slots: Numbers) -> list[Entry]:
-            numbers: list[int] = self._numbers.values[slots].tolist()
-            there = self._file.read(self._app, self._user, numbers)
-            found = {number: entry_of(memory) for number, memory in there.items()}
-            memories.update((found[number].id, memory) for number, memory in there.items())
-            places.update((found[number].id, number) for number in there)
-            return [found.get(number, gone) for number in numbers]
-
         with self._lock:
             for _ in range(_ATTEMPTS):
                 self._follow()
-                hits = self._index.search(query, max(limit, COMPARED) if limit > 0 else 0, entries)
-                if not any(hit.entry is gone for hit in hits):
+                hits = self._index.search(query, max(limit, COMPARED) if limit > 0 else 0)
+                names = [
+                    (hit.entry.thread or "", hit.id.partition(":")[2][len(hit.entry.thread or "") :]) for hit in hits
+                ]
+                rows = self._file.read(self._app, self._user, names)
+                there = {entry_of(memory).id: (number, memory) for number, memory in rows if number <= self._last}
+                if len(there) == len(hits):
                     break
-        there = [hit for hit in hits if hit.entry is not gone]
-        return remembered(there, memories, places, query, self._index.redact)[:limit]
+        found = [hit for hit in hits if hit.id in there]
+        memories = {id_: memory for id_, (_, memory) in there.items()}
+        places = {id_: number for id_, (number, _) in there.items()}
+        return remembered(found, memories, places, query, self._index.redact)[:limit]
 
     def follow(self) -> None:
         """Brings the index up to the file."""
         with self._lock:
             self._follow()
 
-    def save_soon(self) -> None:
-        """Keeps blocks in a thread of its own, where a block's worth of memories is in none."""
-        if self._made is None or self._unsaved < BLOCK_ROWS:
-            return
-        if self._saver is None or not self._saver.is_alive():
-            self._saver = threading.Thread(target=self.save, name="aether-memory-blocks", daemon=True)
-            self._saver.start()
-
-    def close(self) -> None:
-        """Keeps blocks of what is in none, where that is worth the while."""
-        if self._saver:
-            self._saver.join()
-        if self._unsaved >= _WORTH_SAVING:
-            self.save()
-
-    def save(self) -> None:
-        """Keeps blocks of what is in none; where the file cannot take them, the index is made from rows next time."""
-        if self._made is None:
-            return
-        with contextlib.suppress(StoreError), contextlib.closing(self._file.again()) as file:
-            spans = file.spans(self._app, self._user, self._made)
-            with self._lock:
-                living = self._numbers.values[self._index.living]
-                self._unsaved = 0
-            for numbers in uncovered(living, spans):
-                if (data := self._block(numbers)) is not None:
-                    span = Span(first=int(numbers[0]), last=int(numbers[-1]), rows=len(numbers))
-                    file.keep_block(self._app, self._user, self._made, span, data)
-
-    def _block(self, numbers: Numbers) -> bytes | None:
-        """The block of some memories; None where one has gone, or has no vector that it should have."""
-        with self._lock:
-            if not np.isin(numbers, self._numbers.values[self._index.living]).all():
-                return None
-            slots = np.searchsorted(self._numbers.values, numbers)
-            part = self._index.part(slots)
-            origins = self._origins.values[slots]
-        vectors = [part.get(f"vectors{number}") for number in range(len(self._index.embedders))]
-        embedded = [np.zeros(len(numbers)) if rows is None else rows.any(axis=1) for rows in vectors]
-        if not all((has == embedded[0]).all() for has in embedded):
-            return None  # a service was away: what it could not embed is given to it again
-        return packed({**part, "numbers": numbers, "origins": origins})
-
     def _follow(self) -> None:
-        if self._last < 0:
-            self._open()
-        while changes := self._file.changes(self._app, self._user, self._last, limit=_READ_AT_ONCE):
-            self._take(changes)
-
-    def _open(self) -> None:
-        """Takes the blocks that are kept, and in between the rows that are in none."""
-        self._last = 0
-        if self._made is None:
-            return
-        for span in self._file.spans(self._app, self._user, self._made):
-            data = self._file.block(self._app, self._user, self._made, span) if span.first > self._last else None
-            if data is None:
-                continue
-            if between := self._file.changes(self._app, self._user, self._last, before=span.first):
-                self._take(between)
-            arrays = unpacked(data)
-            self._index.extend(arrays)
-            self._numbers.extend(arrays["numbers"])
-            self._origins.extend(arrays["origins"])
-            self._last = span.last
-
-    def _take(self, changes: Sequence[Change]) -> None:
-        """Takes in what changed. Where an embedder fails, nothing was."""
-        new = [(change, change.memory) for change in changes if change.memory is not None]
-        if new:
-            self._index.add([entry_of(memory) for _, memory in new])
-        if anew := [change.origin for change in changes if change.origin != change.number]:
-            gone = np.flatnonzero(np.isin(self._origins.values, anew))
-            self._index.remove(gone)
-            self._origins.values[gone] = -1
-            self._unsaved += BLOCK_ROWS if len(gone) else 0  # the blocks that they were in are gone, too
-        self._numbers.extend(np.array([change.number for change, _ in new], dtype=np.int64))
-        self._origins.extend(np.array([change.origin for change, _ in new], dtype=np.int64))
-        self._unsaved += len(new)
-        self._last = changes[-1].number
-        if self._index.slots > _COMPACT_ABOVE + 2 * len(self._index):
-            kept = self._index.compact()
-            self._numbers, self._origins = Rows(self._numbers.values[kept]), Rows(self._origins.values[kept])
-
-
-def uncovered(living: Numbers, spans: Sequence[Span]) -> Iterator[Numbers]:
-    """The rows that are in no block, or in a small one, cut into blocks.
-
-    Args:
-        living: the numbers of all rows, sorted.
-        spans: the blocks that there are, in order.
-    """
-    begin = 0
-    gaps: list[Numbers] = []
-    for span in spans:
-        first, last = np.searchsorted(living, [span.first, span.last + 1]).tolist()
-        if span.rows >= BLOCK_ROWS // 2 and last - first == span.rows and first >= begin:
-            gaps.append(living[begin:first])
-            begin = last
-    for gap in (*gaps, living[begin:]):
-        for first in range(0, len(gap), BLOCK_ROWS):
-            yield gap[first : first + BLOCK_ROWS]
+        """Takes in what changed. Where an embedder fails, the rest is left for the next time."""
+        count = len(self._index)
+        while changes := self._file.changes(self._app, self._user, self._last):
+            entries = [entry_of(change) for change in changes]
+            there = [change.text is not None for change in changes]
+            self._index.add(compress(entries, there))
+            self._index.remove(entry.id for entry, is_there in zip(entries, there, strict=True) if not is_there)
+            self._last = changes[-1].number
+        if count <= MANY < len(self._index) and self._file.path is not None:
+            logger.warning(
+                "a user has %d memories in %s: past %d a file opens and searches slowly, "
+                'and HybridMemoryService("postgresql://...") does not',
+                len(self._index),
+                self._file.path,
+                MANY,
+            )
 
 
 def remembered(
@@ -246,20 +135,20 @@ def remembered(
     return [found[name] for name in newest_first(found, superseded)]
 
 
-@lru_cache(maxsize=1)
-def _format() -> str:
-    """What a block must have been made by."""
-    return f"{_FORMAT}.{RULES}.{version('snowballstemmer')}"
-
-
-def entry_of(memory: Memory) -> Entry:
+def entry_of(memory: Memory | Change) -> Entry:
     return Entry(
         id=f"{len(memory.session)}:{memory.session}{memory.name}",
-        text=memory.text,
-        time=memory.time,
+        text=memory.text or "",
+        time=seconds(memory.timestamp),
         speaker=memory.author,
         thread=memory.session or None,
     )
+
+
+def _named(id_: str) -> tuple[str, str]:
+    """The session and the name of a memory, by its id."""
+    length, _, rest = id_.partition(":")
+    return rest[: int(length)], rest[int(length) :]
 
 
 class Memories:
@@ -289,10 +178,9 @@ class Memories:
     ) -> None:
         chosen = embedder_for(embedder)
         self._redact = redact or str
-        self._masked = "" if redact is None else getattr(redact, "name", None)
         self.file = MemoryFile(path, lambda memory: digest_of(self._searched(memory)))
         self._embedder: Embedder | str = "none" if chosen is None else chosen
-        if self.file.path is not None and chosen is not None and not isinstance(chosen, StaticEmbedder):
+        if self.file.path is not None and chosen is not None:
             self._embedder = StoredVectors(chosen, self.file)
         self._users: LRUCache[tuple[str, str], UserMemories] = LRUCache(max_users)
         self._lock = threading.Lock()
@@ -315,10 +203,8 @@ class Memories:
         if changed:
             # What fails here is tried again by the next search.
             with contextlib.suppress(EmbeddingError):
-                if (app, user) in self._users or not self.file.holds_more(app, user, len(new)):
-                    of_user = self._of(app, user)
-                    of_user.follow()
-                    of_user.save_soon()
+                if (app, user) in self._users:
+                    self._of(app, user).follow()
                 elif isinstance(self._embedder, StoredVectors):
                     self._embedder.embed([self._searched(memory) for memory in new])
         return changed
@@ -326,19 +212,13 @@ class Memories:
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
         deleted = self.file.delete(app, user, name=name, session=session)
-        with self._lock:
-            of_user = self._users.get((app, user))
-        if deleted and of_user is not None:
-            of_user.follow()
-            of_user.save_soon()
+        if deleted and (app, user) in self._users:
+            self._of(app, user).follow()
         return deleted
 
     def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
         """A user's best memories for a query, best first; as `HybridIndex.search` finds them."""
-        of_user = self._of(app, user)
-        found = of_user.search(query, limit)
-        of_user.save_soon()
-        return found
+        return self._of(app, user).search(query, limit)
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
@@ -348,7 +228,8 @@ class Memories:
         """A user's memories in the order in which they were added or last changed."""
         last = 0
         while changes := self.file.changes(app, user, last, limit=_LISTED_AT_ONCE):
-            yield from (change.memory for change in changes if change.memory is not None)
+            names = [(change.session, change.name) for change in changes if change.text is not None]
+            yield from (memory for _, memory in self.file.read(app, user, names))
             last = changes[-1].number
 
     def users(self) -> list[tuple[str, str, int]]:
@@ -356,11 +237,7 @@ class Memories:
         return self.file.users()
 
     def close(self) -> None:
-        """Keeps what of the indexes is not kept yet, and closes the file."""
-        with self._lock:
-            users = list(self._users.values())
-        for of_user in users:
-            of_user.close()
+        """Closes the file."""
         self.file.close()
 
     def _searched(self, memory: Memory) -> str:
@@ -371,6 +248,6 @@ class Memories:
         with self._lock:
             of_user = self._users.get((app, user))
             if of_user is None:
-                index = SlotIndex(self._embedder, redact=self._redact)
-                of_user = self._users[app, user] = UserMemories(app, user, self.file, index, self._masked)
+                index = HybridIndex(self._embedder, redact=self._redact, passages=False)
+                of_user = self._users[app, user] = UserMemories(app, user, self.file, index)
             return of_user

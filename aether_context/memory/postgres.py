@@ -29,7 +29,7 @@ from aether_context.memory.library import COMPARED, Remembered, entry_of, rememb
 from aether_context.memory.migrations import prepare
 from aether_context.retrieval.arrays import Floats, Slots
 from aether_context.retrieval.embedders import Embedder, Vectors, embedder_for, quantized
-from aether_context.retrieval.lexical import InvertedIndex, grouped, key_of
+from aether_context.retrieval.lexical import InvertedIndex, hashes, key_of
 from aether_context.retrieval.scoring import Entry, candidates, combined, linked, ranked
 from aether_context.retrieval.terms import query_terms, terms
 from aether_context.text.spellings import is_preference
@@ -271,7 +271,6 @@ class PostgresMemories:
         searched = [self._redact(entry_of(memory).searched) for _, _, memory in memories]
         for (key, digest, memory), text, vector in zip(memories, searched, self._vectors(searched), strict=True):
             values = (*(getattr(memory, name) for name in _FIELDS[:-1]), canonical_json(dict(memory.metadata)))
-            keys = np.array([key_of(term) for term in terms(text)], dtype=np.uint64)
             yield (
                 key,
                 digest,
@@ -279,7 +278,7 @@ class PostgresMemories:
                 is_preference(memory.metadata),
                 _thread(memory.session),
                 memory.time,
-                keys.astype("<u4").tobytes(),
+                hashes(terms(text)).astype("<u4").tobytes(),
                 vector,
             )
 
@@ -340,15 +339,10 @@ def owner_of(app: str, user: str) -> UUID:
 def _bm25(query: str, said: Sequence[bytes]) -> tuple[Floats, float]:
     """BM25 of rows, by the hashes of their terms; and what any row can reach."""
     lengths = np.array([len(row) // 4 for row in said], dtype=np.int32)
-    keys = np.frombuffer(b"".join(said), dtype="<u4")
-    asked = query_terms(query)
-    whole = {key_of(term) & 0xFFFFFFFF: key_of(term) for term in asked}
-    places = np.flatnonzero(np.isin(keys, np.array(list(whole), dtype=np.uint32)))
-    slots = np.searchsorted(np.cumsum(lengths), places, side="right")
-    pairs, counts = np.unique(slots.astype(np.uint64) << np.uint64(32) | keys[places], return_counts=True)
-    found = np.array([whole[key] for key in (pairs & np.uint64(0xFFFFFFFF)).tolist()], dtype=np.uint64)
+    keys, asked = np.frombuffer(b"".join(said), dtype="<u4"), query_terms(query)
+    places = np.flatnonzero(np.isin(keys, hashes(asked)))
     index = InvertedIndex()
-    index.extend({**grouped(found, (pairs >> np.uint64(32)).astype(np.int64), counts), "lengths": lengths})
+    index.extend(keys[places], np.searchsorted(np.cumsum(lengths), places, side="right"), lengths)
     return index.scores(asked)
 
 

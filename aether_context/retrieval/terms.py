@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,6 @@ from aether_context.retrieval import english
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
 # Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters.
-
-RULES = 2
-"""Goes up whenever a text gives other terms than before, so that what was indexed by older rules is indexed anew."""
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -63,14 +60,12 @@ _local = threading.local()
 
 def terms(text: str) -> list[str]:
     """The terms of a text in its order, repeated as they are."""
-    found: list[str] = []
     if text.isascii():
-        for name in _ASCII_NAME.findall(text):
-            found += _of_name(name)
-        return found
+        return list(chain.from_iterable(map(_terms_of.__getitem__, _ASCII_NAME.findall(text))))
+    found: list[str] = []
     for run, name in _SPAN.findall(text):
         if name:
-            found += _of_name(name)
+            found += _terms_of[name]
         elif len(run) == 1:
             found.append(run)
         else:
@@ -93,7 +88,20 @@ def _is_identifier(name: str) -> bool:
     return bool(_TELLING.search(name)) and not name.isdigit()
 
 
-@lru_cache(maxsize=50_000)
+class _Names(dict[str, tuple[str, ...]]):
+    """The terms of names that were met lately, which are looked up faster here than in an `lru_cache`."""
+
+    def __missing__(self, name: str) -> tuple[str, ...]:
+        if len(self) >= _MOST_NAMES:
+            self.clear()
+        found = self[name] = _of_name(name)
+        return found
+
+
+_MOST_NAMES = 50_000
+_terms_of = _Names()
+
+
 def _of_name(name: str) -> tuple[str, ...]:
     """The terms of one name: the whole where it is an identifier, its words, and the parts of those."""
     words = _WORD.findall(name)

@@ -8,6 +8,7 @@ of one day, since retention deletes batches by age: no vector is kept more than 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,9 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeAlias
 
-import numpy as np
 from cachetools import LRUCache
 
 from aether_context.errors import StoreError
-from aether_context.retrieval.arrays import packed, unpacked
 from aether_context.store.files import File
 from aether_context.store.packs import PackStore
 
@@ -149,18 +148,25 @@ def _within(files: Sequence[File]) -> list[File]:
 
 
 def _packed(vectors: Mapping[bytes, bytes]) -> bytes:
-    """Vectors as bytes, the same for the same vectors."""
+    """Vectors as bytes, the same for the same vectors: a line of JSON with types and shapes, digests, and vectors."""
     digests = sorted(vectors)
-    rows = b"".join(vectors[digest] for digest in digests)
-    return packed(
-        {
-            "digests": np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), _DIGEST_BYTES),
-            "vectors": np.frombuffer(rows, dtype=np.int8).reshape(len(digests), -1),
-        }
-    )
+    rows = [vectors[digest] for digest in digests]
+    width = len(rows[0]) if rows else 0
+    head = [["digests", "|u1", [len(digests), _DIGEST_BYTES]], ["vectors", "|i1", [len(digests), width]]]
+    return b"".join([json.dumps(head).encode(), b"\n", *digests, *rows])
 
 
 def _unpacked(data: bytes | None) -> dict[bytes, bytes]:
-    """The vectors of a batch; none where there is no batch."""
-    arrays = unpacked(data) if data is not None else {"digests": (), "vectors": ()}
-    return {digest.tobytes(): row.tobytes() for digest, row in zip(arrays["digests"], arrays["vectors"], strict=True)}
+    """The vectors of a batch; none where it is not there.
+
+    Raises:
+        ValueError, TypeError: the bytes are others.
+    """
+    if data is None:
+        return {}
+    head, _, body = data.partition(b"\n")
+    (_, _, (count, size)), (_, _, (_, width)) = json.loads(head)
+    if len(body) != count * (size + width):
+        raise ValueError(f"{len(body)} bytes are not {count} digests and vectors")
+    rows = body[count * size :]
+    return {body[at * size : (at + 1) * size]: rows[at * width : (at + 1) * width] for at in range(count)}

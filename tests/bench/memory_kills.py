@@ -2,10 +2,10 @@
 
     python memory_kills.py [--kills 100] [--seed 0]
 
-A process writes memories into one file, some of them anew, deletes others, searches, and keeps blocks of its index all
-the while. It says what it is about to do and what is done, and is killed (``kill -9``) at a moment of chance. Then the
-file must be sound; what was done must be there, what was about to be done wholly or not at all; and what is found
-through the blocks must be what an index made anew finds. Only where ``os.fork`` is.
+A process writes memories into one file, some of them anew, deletes others, and searches. It says what it is about to do
+and what is done, and is killed (``kill -9``) at a moment of chance. Then the file must be sound; what was done must be
+there, what was about to be done wholly or not at all; what is found by the vectors that the file keeps must be what is
+found by vectors made anew; and no vector may be kept of what no memory says. Only where ``os.fork`` is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from aether_context.memory import Memories, Memory, library
+from aether_context.memory import Memories, Memory
 from aether_context.retrieval.embedders import Purpose, Vectors, unit
 
 WHO = ("app", "ann")
 NAMES = 400
-BLOCK_ROWS = 16
 QUESTION = "the badge of guest 7, a3b"
 
 State = dict[str, str]
@@ -52,7 +51,7 @@ class Outcome:
 
     amid: int = 0
     done: int = 0
-    blocks: int = 0
+    vectors: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -114,11 +113,19 @@ def held(path: Path) -> State:
         return dict(database.execute("SELECT name, text FROM memories WHERE text IS NOT NULL"))
 
 
-def found(path: Path, *, anew: bool) -> list[tuple[str, str, float]]:
-    """All that a question finds, through the blocks or through an index made anew."""
-    masked = (lambda text: text) if anew else None  # what masks without a name is given no blocks
-    with closing(Memories(path, embedder=Letters(), redact=masked)) as memories:
+def found(memories: Memories) -> list[tuple[str, str, float]]:
+    """All that a question finds."""
+    with closing(memories):
         return [(one.memory.name, one.memory.text, one.score) for one in memories.search(*WHO, QUESTION, NAMES)]
+
+
+def made_anew(path: Path) -> list[tuple[str, str, float]]:
+    """The same in this process alone."""
+    with closing(Memories(path)) as memories:
+        rows = memories.file.changes(*WHO, 0)
+    plain = Memories(embedder=Letters())
+    plain.add(*WHO, [Memory(name=row.name, text=row.text, session=row.session) for row in rows if row.text is not None])
+    return found(plain)
 
 
 def check(path: Path, said: Sequence[object], state: State, outcome: Outcome) -> State:
@@ -132,14 +139,18 @@ def check(path: Path, said: Sequence[object], state: State, outcome: Outcome) ->
     outcome.done += done
     with closing(sqlite3.connect(path)) as database:
         (sound,) = database.execute("PRAGMA integrity_check").fetchone()
-        (blocks,) = database.execute("SELECT count(*) FROM blocks").fetchone()
-    outcome.blocks += blocks
+        (vectors,) = database.execute("SELECT count(*) FROM vectors").fetchone()
+        (idle,) = database.execute(
+            "SELECT count(*) FROM vectors WHERE digest NOT IN (SELECT digest FROM memories WHERE digest IS NOT NULL)"
+        ).fetchone()
+    outcome.vectors += vectors
     now = held(path)
-    through_blocks = found(path, anew=False)
+    hits = found(Memories(path, embedder=Letters()))
     outcome.wrong += [f"integrity: {sound}"] * (sound != "ok")
     outcome.wrong += ["other memories than were acknowledged"] * (now not in possible)
-    outcome.wrong += ["the index disagrees with the data"] * (through_blocks != found(path, anew=True))
-    outcome.wrong += ["the index has other memories"] * ({name: text for name, text, _ in through_blocks} != now)
+    outcome.wrong += ["vectors of what no memory says"] * (idle > 0)
+    outcome.wrong += ["the index disagrees with the data"] * (hits != made_anew(path))
+    outcome.wrong += ["the index has other memories"] * ({name: text for name, text, _ in hits} != now)
     return now
 
 
@@ -148,7 +159,6 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    library.BLOCK_ROWS = BLOCK_ROWS
     outcome, state = Outcome(), State()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memories.sqlite"
@@ -157,7 +167,7 @@ def main() -> None:
             state = check(path, said, state, outcome)
     print(
         f"{args.kills} kills, {outcome.amid} amid a write, after {outcome.done} acknowledged writes; "
-        f"{outcome.blocks} blocks met, {len(state)} memories at the end; wrong: {len(outcome.wrong)}"
+        f"{outcome.vectors} vectors met, {len(state)} memories at the end; wrong: {len(outcome.wrong)}"
     )
     for one in sorted(set(outcome.wrong)):
         print(one)
