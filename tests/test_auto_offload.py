@@ -255,6 +255,17 @@ def test_readers_stay_where_only_the_summary_of_a_cut_names_an_address():
     assert talk.sent[-1].declared[-2:] == READERS
 
 
+def test_extracts_that_are_too_many_for_the_window_keep_their_addresses_and_lines():
+    talk = chat([[call("read_log", name=str(at)) for at in range(12)], "done"], window=4_000)
+    talk.say("go")
+    answers = [dict(part.function_response.response) for part in talk.sent[-1].contents[-1].parts]
+    uris = {record.uri for record in talk.store.evidence("shop", "ann", "s1")}
+    assert len(uris) == 12
+    assert {answer["artifact"] for answer in answers} == uris
+    assert all(ROWS[0] in answer["extract"] for answer in answers)
+    talk.replays()
+
+
 def test_an_image_that_a_tool_shows_stays_to_be_seen():
     image = types.Part.from_bytes(data=b"\x89PNG\r\n\x1a\n" + bytes(40_000), mime_type="image/png")
 

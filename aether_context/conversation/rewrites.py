@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
+from aether_context.canonical import JSON, Path, canonical_json, hash_text, replaced, strings
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Outgoing, Part
 from aether_context.text.compression import extract, level
+from aether_context.text.entities import SCHEME
 from aether_context.text.leaves import laid_out, parsed
 from aether_context.tokens.cache import PackCounter
 
 LEAST_EXTRACT = 48
 """Tokens under which a response is not shortened."""
-_DOMINANT = 0.8
+_DOMINANT, _LARGEST = 0.8, 0.5
 _LEAST_TEXT = 8
 """Tokens under which a text inside arguments is not cut."""
 _LEAST_LEFT = 4
@@ -214,15 +215,27 @@ def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]
 
 
 def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -> JSON:
-    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line."""
+    """The response with its one dominant text reduced to an extract, or an extract of its JSON, a record a line.
+
+    The address under which all of it is kept stays for as long as it leaves room for more.
+    """
     whole = canonical_json(response)
-    leaf = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=None)
-    if leaf is not None and leaf[0] and len(leaf[1]) >= _DOMINANT * len(whole):
-        path, text = leaf
-        value = parsed(text)
-        text = text if value is None else laid_out(value)
+    nowhere: tuple[Path, str] = (), ""
+    path, longest = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=nowhere)
+    share = len(longest) / len(whole)
+    value = parsed(longest)
+    longest = longest if value is None else laid_out(value)
+    fields = response.items() if isinstance(response, dict) else ()
+    address = {name: item.split(" ")[0] for name, item in fields if isinstance(item, str) and item.startswith(SCHEME)}
+    if address and counter.count(canonical_json(address)) > ceiling - _LEAST_TEXT:
+        address = {}
+    # Of what is kept elsewhere as a whole, the longest text tells more than what stands beside it.
+    bare: JSON = {"extract": "", **address}
+    said = longest if address and share >= _LARGEST else laid_out(response)
+    if path and share >= _DOMINANT:
+        text = longest
     else:
-        response, path, text = {"extract": ""}, ("extract",), laid_out(response)
+        response, path, text = bare, ("extract",), said
     budget = ceiling
     while True:
         chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query)
@@ -231,6 +244,6 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
         if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
         if budget <= 1:
-            response, path, text, budget = {"extract": ""}, ("extract",), laid_out(response), ceiling
+            response, path, text, budget = bare, ("extract",), said, ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))
