@@ -30,14 +30,14 @@ def strings(value: JSON, path: Path = ()) -> list[tuple[Path, str]]:
     if isinstance(value, str):
         return [(path, value)]
     if isinstance(value, dict):
-        return [found for key in value for found in strings(value[key], (*path, key))]
+        return [entry for key in value for entry in strings(value[key], (*path, key))]
     if isinstance(value, list):
-        return [found for at, item in enumerate(value) for found in strings(item, (*path, at))]
+        return [entry for index, item in enumerate(value) for entry in strings(item, (*path, index))]
     return []
 
 
 def replaced(value: JSON, path: Path, text: str) -> JSON:
-    """A JSON value with a text in the place of what a path leads to; the value itself is left as it is."""
+    """A copy of a JSON value with a text in the place that a path leads to."""
     if not path:
         return text
     changed: Any = dict(value) if isinstance(value, dict) else list(value)
@@ -53,7 +53,7 @@ def canonical_json(value: JSON) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+        return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
     return text
 
 
@@ -95,7 +95,7 @@ def hash_json(value: JSON) -> str:
 
 
 def fold(pieces: Iterable[str], start: str = "") -> str:
-    """One hash over a sequence, made piece by piece: ``fold(a + b) == fold(b, start=fold(a))``."""
+    """One hash over a sequence, which can be continued: ``fold(a + b) == fold(b, start=fold(a))``."""
     digest = start
     for piece in pieces:
         digest = hashlib.sha256(f"{digest}\n{piece}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -103,7 +103,7 @@ def fold(pieces: Iterable[str], start: str = "") -> str:
 
 
 def digest_of(text: str) -> bytes:
-    """16 bytes that stand for a text in memory and in indexes; faster than the tagged hashes."""
+    """A hash of 16 bytes that identifies a text in memory and in indexes; faster than the tagged hashes."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -20,13 +20,13 @@ from aether_context.canonical import JSON, fold, short
 
 
 def describe(schema: dict[str, JSON], kind: type) -> None:
-    """Adds the docstrings below a class's fields to its JSON Schema: what ``json_schema_extra`` of its config names.
+    """Adds the docstrings below a class's fields to its JSON Schema. Classes name it as ``json_schema_extra``.
 
-    pydantic itself would read them when a class is made (``use_attribute_docstrings``): 80 ms at import.
+    pydantic's own ``use_attribute_docstrings`` reads the source when a class is created, which takes 80 ms at import.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    except (OSError, TypeError):  # its source is not at hand
+    except (OSError, TypeError):  # its source is not available
         return
     assert isinstance(tree, ast.ClassDef)
     for statement, following in pairwise(tree.body):
@@ -37,14 +37,14 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
 
 
 RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": describe, "defer_build": True}
-"""How pydantic reads and writes the values that manifests and session states hold: no field is unknown, the docstring
-below a field describes it in schema and docs, and a `TypeAdapter` takes its time at its first use, not at import."""
+"""The pydantic config of values that manifests and session states hold: unknown fields are errors, the docstring below
+a field describes it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
 
 _Value = TypeVar("_Value")
 
 
 def valid(adapter: TypeAdapter[_Value], value: object) -> _Value | None:
-    """The value that was recorded in a state or a store, which are not trusted; None where it is not sound."""
+    """The value read from a session's state or a store; None where it is not valid."""
     try:
         return adapter.validate_python(value)
     except ValidationError:
@@ -61,8 +61,9 @@ Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
 State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail", "redacted"]
-"""What became of a candidate: sent verbatim, as chosen lines, within a summary, as a placeholder, not this time, not
-any more, or already in the tail."""
+"""What became of a candidate: sent verbatim, as an extract of chosen lines, within a summary or as a placeholder;
+``hidden``: left out of this request; ``dropped``: left out for good; ``in_tail``: already in the conversation's
+tail."""
 
 Reason: TypeAlias = Literal[
     "below_floor",
@@ -84,12 +85,12 @@ Reason: TypeAlias = Literal[
     "strategy",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``no_message``: no
-human message to put it into; ``threshold``, ``turn_budget`` and ``middle`` are those of ``stable_prefix``,
-``sliding_turns`` and ``heads_tails``; ``strategy`` is a registered one's. The set is closed."""
+human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
+``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one. The set is closed."""
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "relevant"]
-"""Why a declaration is sent where not all are: it steers the host, the policy pins it, it was called in this session,
-the model asked for it, or it answers what is asked."""
+"""Why a tool declaration is sent where not all are: the host needs it to steer the run, the policy pins it, it was
+called in this session, the model searched for it, or it is relevant to the request."""
 
 Stage: TypeAlias = Literal["retrieve", "compress", "drop", "cut", "replace", "hide", "emergency", "scope"]
 
@@ -107,8 +108,8 @@ EpochReason: TypeAlias = Literal[
     "replaced",
     "by_hand",
 ]
-"""Why an epoch began; ``high_water``: a mark was passed; ``byte_net`` and ``strategy``: a cut for that `Reason`;
-``replaced``: contents became placeholders. The set is closed."""
+"""Why an epoch began; ``high_water``: the request exceeded the mark for cuts; ``byte_net`` and ``strategy``: a cut for
+that `Reason`; ``replaced``: contents became placeholders. The set is closed."""
 
 PrefixBreak: TypeAlias = Literal[
     "new_invocation", "cut", "tools_changed", "system_changed", "payload_changed", "history_rewritten", "unknown"
@@ -119,9 +120,9 @@ PrefixBreak: TypeAlias = Literal[
 class Part:
     """One part of a content.
 
-    ``text`` is what a model reads of it: the text itself, the canonical JSON of a call's arguments or of a response,
-    the canonical JSON of anything unknown, and nothing for media. ``wire`` is its canonical JSON as it is sent, with
-    binary data replaced by its digest. ``size_bytes`` is the size of that data.
+    ``text`` is what a model reads of it: the text itself, or the canonical JSON of a call's arguments, of a response or
+    of an unknown kind of part; it is empty for media. ``wire`` is the part's canonical JSON as it is sent, with binary
+    data replaced by its digest. ``size_bytes`` is the size of that data.
     """
 
     kind: PartKind
@@ -136,9 +137,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What another agent said, called or got, as a host quotes it in a message.
+    """What another agent said or called, or a tool's response to it, as the host quotes it in a message.
 
-    ``text`` is what stands between the marks, ``name`` that of the tool, and ``at`` the index of the part.
+    ``text`` is the quoted text, ``name`` the tool's, and ``at`` the index of the part.
     """
 
     kind: Literal["said", "call", "response"]
@@ -152,8 +153,8 @@ class Quote:
 class Content:
     """One message of a request. ``digest`` is the hash of ``wire``, the canonical JSON of role and parts.
 
-    ``calls`` and ``responses`` are those among its parts. ``agent`` is set where the message is another agent's turn,
-    which the host shows as a user message; ``quotes`` are then its parts as that agent's.
+    ``calls`` and ``responses`` are the tool calls and responses among its parts. ``agent`` is set where the message is
+    another agent's turn, which the host shows as a user message; ``quotes`` then holds its parts as that agent's.
     """
 
     role: str
@@ -177,14 +178,14 @@ class Content:
 
     @property
     def words(self) -> str:
-        """What is said in it: its text; of another agent's turn what that agent said, without what the host adds."""
+        """The words in it: its text, or in another agent's turn what that agent said, without what the host adds."""
         if not self.agent:
             return self.text
         return "\n".join(quote.text for quote in self.quotes if quote.kind == "said")
 
 
 def content_name(place: int, content: Content) -> str:
-    """The name of a content: its place in the host's list and the beginning of its hash."""
+    """A content's id: its index in the host's list and the beginning of its hash."""
     return f"c{place}_{short(content.digest)}"
 
 
@@ -193,13 +194,13 @@ RECALLED = "conversation"
 
 
 def recalled_id(place: int, content: Content) -> str:
-    """The name of a content as a candidate for memory; that of a passage of it goes on with ``#`` and a number."""
+    """A content's id as a candidate for memory. For a passage of it, ``#`` and a number follow."""
     return f"turn_{content_name(place, content)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function declaration. ``signature`` is its line in the payload; ``essential`` ones are never narrowed away."""
+    """A function declaration. ``signature`` is its line in the payload; an ``essential`` one is never left out."""
 
     name: str
     signature: str
@@ -212,10 +213,10 @@ class Tool:
 class Request:
     """A request as the host made it.
 
-    ``contents`` are those that no earlier cut took away; ``positions`` are their indices in the host's own list.
+    ``contents`` are those that no earlier cut removed; ``positions`` are their indices in the host's own list.
     ``human`` is the index within ``contents`` of the final human message, None where there is none; it is another
-    agent's turn where the host shows nothing of the user.
-    ``other_tools`` are the wires of tools that are not functions.
+    agent's turn where the host shows no message of the user. ``other_tools`` are the wires of tools that are not
+    functions.
     """
 
     model: str
@@ -235,7 +236,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceItem:
-    """One line of a step's checklist. ``needs_evidence`` is set where only proof completes it."""
+    """One item of a step's checklist. ``needs_evidence`` is set where only proof completes it."""
 
     id: str
     text: str
@@ -263,7 +264,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What tells it from other steps of the session, however its words change; by these where it has no name."""
+        """A hash that identifies the step in its session by its id, or by its text where it has no id."""
         return short(fold([self.task_id, self.step_id or self.text]))
 
 
@@ -271,18 +272,18 @@ Validity: TypeAlias = Literal["unplanned", "valid", "invalid"]
 
 
 CandidateKind: TypeAlias = Literal["", "own", "standing"]
-"""``own``: the app put it into the session's state; ``standing``: a wish of the user that holds for every request."""
+"""``own``: the app put it into the session's state; ``standing``: a preference of the user that always applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Something that could enter the evidence or the memory layer.
 
-    ``kind`` is empty for a memory that a search found; `CandidateKind` says what else there is. ``speaker`` is who said
-    it, where that is known. ``line`` is its rendered text and what ``tokens`` counts. ``time`` is None where unknown.
-    ``covers`` holds the ids of the acceptance items that it proves, ``superseded_by`` the address of a later reading of
-    the same thing or, of a memory, the id of a later one that may contradict it, ``content_hash`` the tagged hash of
-    the whole that ``uri`` stands for, where it is known. ``scores`` are those of retrieval, best known names: ``bm25``,
+    ``kind`` is empty for a memory that a search found; see `CandidateKind`. ``speaker`` is who said it, where that is
+    known. ``line`` is its rendered text, whose tokens ``tokens`` counts. ``time`` is None where unknown. ``covers``
+    holds the ids of the acceptance items that it proves. ``superseded_by`` is, of evidence, the address of a later
+    result of the same source and, of a memory, the id of a later one that may contradict it. ``content_hash`` is the
+    tagged hash of the content at ``uri``, where it is known. ``scores`` are those of retrieval: ``bm25``,
     ``similarity`` (0 to 1), ``mmr``.
     """
 
@@ -309,12 +310,12 @@ class Candidate:
 
     @property
     def said(self) -> str:
-        """The text with its speaker."""
+        """The text, after the speaker's name where that is known."""
         return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
 
 def turn_place(candidate: Candidate) -> tuple[int, int]:
-    """The place in the host's list of a turn that is a candidate, and the number of the passage; see `recalled_id`."""
+    """The index in the host's list of a turn that is a candidate, and its passage's number; see `recalled_id`."""
     name, _, passage = candidate.id.partition("#")
     place = name.removeprefix("turn_c").partition("_")[0]
     return (int(place) if place.isdecimal() else 0, int(passage) if passage.isdecimal() else 0)
@@ -327,15 +328,15 @@ class CandidateOutcome:
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     id: str
-    """Its name, unique within a pack."""
+    """Its id, unique within a pack."""
     layer: Layer
     """The layer it belongs to."""
     source: str
     """Who said it or where it comes from."""
     tokens: int
-    """Tokens of the whole of it."""
+    """Tokens of its whole content."""
     method: Accuracy
-    """How they were counted."""
+    """How the tokens were counted."""
     hash: str
     """Tagged hash of its content."""
     state: State
@@ -343,19 +344,19 @@ class CandidateOutcome:
     reason: Reason | None = None
     """Why, where it was not kept whole."""
     sent_tokens: int | None = None
-    """Tokens sent in its place, where they differ."""
+    """Tokens that were sent for it, where they differ from ``tokens``."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Retrieval scores: ``bm25`` raw, ``similarity`` and ``mmr`` on a scale of 0 to 1."""
     time: float | None = None
     """When it was said or made, seconds since 1970 UTC."""
     uri: str = ""
-    """Where the whole of it is kept."""
+    """Address of its whole content."""
     covers: tuple[str, ...] = ()
     """Acceptance items that it proves."""
     content_hash: str = ""
-    """Tagged hash of the whole that ``uri`` stands for, where it is known."""
+    """Tagged hash of the content at ``uri``, where it is known."""
     superseded_by: str = ""
-    """Of a memory, the later one that may contradict it and stands before it."""
+    """Of a memory, the id of a later one that may contradict it, and that is sent before it."""
 
 
 AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruction_anchor", "custom"]
@@ -363,18 +364,18 @@ AnchorKind: TypeAlias = Literal["system_message", "latest_tool_result", "instruc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """A content that outlives others, as the host or its user marked it."""
+    """A content that the host or its user marked to be kept longer than others."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     place: int
     """Its index in the host's list."""
     kind: AnchorKind
-    """What makes it one."""
+    """Why it is an anchor."""
     priority: int
-    """Higher ones go last."""
+    """Anchors of a higher priority are removed later."""
     description: str = ""
-    """In words."""
+    """A description for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,37 +385,37 @@ class Act:
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     strategy: str
-    """Its name; ``emergency`` is the net behind all of them."""
+    """Its name; ``emergency`` is the last resort after all strategies."""
     removed: int = 0
-    """Contents that it left out and that the request before held."""
+    """Contents of the request before that it left out."""
     replaced: int = 0
     """Contents that it replaced."""
     freed_tokens: int = 0
-    """Tokens that the request is shorter by."""
+    """Tokens by which it made the request shorter."""
     lost_tokens: int = 0
-    """Tokens that a prefix cache held and that have to be read anew: what stays behind the first change."""
+    """Tokens that a prefix cache held and that have to be read anew, since they follow the first change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationEvent:
-    """One act of leaving something out."""
+    """One decision to leave something out or to shorten it."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     layer: Layer
-    """The layer it concerns."""
+    """The layer that got shorter."""
     stage: Stage
-    """The stage that did it."""
+    """The stage that decided it."""
     reason: Reason
     """Why."""
     item_ids: tuple[str, ...]
-    """The rows it concerns."""
+    """Ids of the rows concerned."""
     tokens_before: int
     """The layer's tokens before."""
     tokens_after: int
     """The layer's tokens after."""
     strategy: str = ""
-    """The strategy that did it; empty where none did."""
+    """The strategy that decided it; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,20 +425,20 @@ class LayerTokens:
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     floor: int
-    """What the layer is promised."""
+    """Tokens that are reserved for the layer."""
     nominal: int
-    """Its share before lending."""
+    """The layer's budget before lending."""
     lent: int
-    """What lending added to it, or took from it where negative."""
+    """Tokens that lending added to the budget, or took from it where negative."""
     final: int
-    """Its ceiling."""
+    """The layer's budget after lending."""
     used: int
-    """What it used."""
+    """Tokens that the layer used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Whole tokens per layer for one pack. The finals never sum to more than ``window`` and what is ``overcounted``."""
+    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + overcounted``."""
 
     window: int
     slack: int
@@ -447,13 +448,13 @@ class Allocation:
 
     @property
     def budget(self) -> int:
-        """The input budget ``B = W - S`` in counted tokens."""
+        """The input budget in counted tokens: the window without the slack, and what may be overcounted."""
         return self.window - self.slack + self.overcounted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """The eight signals of the allocator. None is unknown, and weighs as the neutral one half."""
+    """The allocator's eight signals. None is unknown, and counts as the neutral 0.5."""
 
     checklist_evidence_ratio: float | None = None
     expected_tool_calls: int | None = None
@@ -467,7 +468,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMessage:
-    """A human message whose payload is sent in its place, here or at later calls."""
+    """A human message that is sent with the payload around it, in this call or in later ones."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
@@ -476,69 +477,70 @@ class PackedMessage:
     invocation: str
     """The invocation that packed it."""
     text: str
-    """The packed text, empty where the message is sent as it is; in a manifest its hash."""
+    """The packed text, or in a manifest its hash; empty where the message is sent as it is."""
     split: int
-    """Characters before what is asked: acceptance, top evidence and the request."""
+    """Characters of the packed text before its last part: acceptance, top evidence and the request."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Tokens of evidence and memory in it."""
     place: int = -1
     """Index of the message in the host's list; -1 where it is not known."""
     plan: str = ""
-    """Short hash of what it says of the plan."""
+    """Short hash of its text about the plan."""
     covers: tuple[str, ...] = ()
     """Acceptance items whose proof was sent with it."""
 
     @property
     def before(self) -> str:
-        """What stands before what is asked."""
+        """The text up to ``split``."""
         return self.text[: self.split]
 
     @property
     def after(self) -> str:
-        """What stands behind it."""
+        """The text from ``split`` on."""
         return self.text[self.split :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """Where the conversation stands between two cuts."""
+    """The state of the conversation between two cuts."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     number: int
     """Counts from 1."""
     cut_count: int = 0
-    """So many contents of the host's list have been decided on by cuts."""
+    """Number of contents at the beginning of the host's list that cuts have decided on."""
     cut_hash: str = ""
     """Hash of the last content cut."""
     anchors: tuple[tuple[int, str], ...] = ()
-    """A few more contents below ``cut_count``, by index and short hash, since short answers repeat."""
+    """A few more contents below ``cut_count``, by index and short hash. They recognize the list, since the last content
+    cut may be a short answer that occurs twice."""
     kept: tuple[tuple[int, int], ...] = ()
     """Index ranges below ``cut_count`` that are still sent."""
     summary: str = ""
     """The summary of what was cut, in a manifest its hash; empty where there is none."""
     summary_place: int = 0
-    """Contents before this index of the host's list stand before the summary."""
+    """The summary follows the contents before this index of the host's list."""
     contract: bool = False
     """Whether the system instruction explains the pack."""
     trimmed: tuple[str, ...] = ()
-    """Declarations that are sent without examples and with short descriptions, by name."""
+    """Names of declarations that are sent without examples and with short descriptions."""
     extracts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that the responses of a content, or its parts, were shortened to, by its hash; from the second content of
-    a hash on followed by ``#`` and its number."""
+    """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
+    same hash, ``#`` and a number follow it from the second on."""
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Short hashes of system, tools, step, role and acceptance list at its beginning, and of what the declarations in
-    ``tools`` were chosen for."""
+    """Short hashes of system, tools, step, role and acceptance list when the epoch began, and of the request that the
+    declarations in ``tools`` were chosen for."""
     strategies: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
-    """What each strategy keeps from call to call."""
+    """The state that each strategy keeps from call to call."""
     asked: str = ""
-    """The last cut by hand that was carried out."""
+    """The last cut requested by hand that was carried out."""
     tools: Mapping[str, Keep] = field(default_factory=dict)
-    """Declarations that were sent last where not all were, with why."""
+    """Declarations in the request before, where not all were sent, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -557,7 +559,7 @@ class Identity:
 
 
 class Block(NamedTuple):
-    """One piece of an outgoing request, for comparing a request with the one before it."""
+    """The hash and the size of one piece of an outgoing request, to compare it with the request before."""
 
     digest: str
     tokens: int
@@ -578,10 +580,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRequest:
-    """A summary that a pack would rather have from a model than from its own extractive way.
+    """A summary that a model is asked for, in the place of the extractive one.
 
-    ``key`` is a hash over all that decides the text, the model's name included. ``earlier`` is the summary that a
-    conversation's new one goes on from, ``query`` what the reader is after; both may be empty.
+    ``key`` is a hash over all that the summary depends on, the model's name included. ``earlier`` is the conversation's
+    summary so far, which the new one continues, ``query`` what the summary has to be relevant to; both may be empty.
     """
 
     key: str
@@ -594,10 +596,10 @@ class SummaryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How counted tokens become the provider's, as known when a pack is built.
+    """How the provider's tokens are estimated from counted ones, as known when a pack is built.
 
-    The first four make the estimate. The others decide what is cut, and follow from the session alone, so that every
-    worker decides alike.
+    The first four fields make the estimate. The others decide what is cut; they follow from the session alone, so that
+    every process decides alike.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
@@ -607,20 +609,20 @@ class Calibration:
     offset: float = 0.0
     """Tokens beyond what is counted, from the usage reported for the request before."""
     samples: int = 0
-    """How often usage taught the ratio."""
+    """Number of usage reports that the ratio was learned from."""
     anchored: bool = False
-    """Whether the offset is of this session and model."""
+    """Whether the offset was learned in this session, with this model."""
     beyond: int | None = None
-    """Tokens by which the usage last reported in this invocation passed what was counted; null where there is none."""
+    """Tokens by which the usage last reported in this invocation exceeded the count; null where none was reported."""
     unseen: int = 0
-    """Tokens of the window that are taken beyond what is counted, from the usage before this invocation."""
+    """Tokens of the window that the provider uses beyond what is counted, by the usage before this invocation."""
     overcounted: int = 0
-    """Tokens that may be counted beyond the window, since the last usage fell short of its count by as many."""
+    """Tokens that may be counted beyond the window, since the last usage was lower than its count by as many."""
 
 
 _USUAL_GROWTH = 0.05
-"""Share of the window that memories leave free for what a session adds before the next human message, where that is not
-known."""
+"""Share of the window that memories leave free for the session's growth up to the next human message, where the growth
+is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -628,24 +630,27 @@ class PackInput:
     """All that `aether_context.packing.build_pack` reads.
 
     ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
-    handed over since. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the
-    request before this one, None where it is unknown. ``rewritten`` is set where the host changed history that an
-    earlier cut or request relied on. ``cached_price`` is the price of cached input as a share of that of other input.
-    ``can_mask`` is set where the model takes a list of allowed function names.
-    ``can_find`` is set where the host carries out what the model asks of ``find_tools``, and then calls tools that are
-    not declared; ``can_read`` where a tool is declared that reads what an address stands for. ``tool_scores`` are those
-    that an earlier build chose tools by, ``tool_encoder`` what compared them.
-    ``passthrough_reason`` says why a request must leave as it came, and is empty where it need not.
-    ``searched`` is the number of turns among which those that a cut took were looked for, None where none were;
-    ``encoder`` names what compared the meanings of the candidates that came without a score, ``memory_encoder`` of
-    those that the memory service scored, and is empty where it scored none.
-    ``problems`` are what was wrong with the host's data and was ignored. ``summaries`` are texts that a model wrote for
-    this pack's summary requests, by their keys. ``calibration`` is how counted tokens become the provider's, None where
-    nothing is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
-    that was asked for by hand. ``evidence`` are the addresses of what the session keeps whole, each with that of a
-    later reading that differs, empty where there is none. ``tools_kept`` are the tools of whose results it keeps
-    some. ``growth`` are the tokens by which the session grows from one human message to the next, but for one time in
-    ten; None where that is not known.
+    handed over. ``candidates`` are the notes, memories and evidence that the host knows of. ``previous`` is the request
+    before this one, None where it is unknown. ``rewritten`` is set where the host changed history that an earlier cut
+    or request relied on. ``cached_price`` is the price of cached input as a share of that of other input.
+
+    ``can_mask`` is set where the model takes a list of allowed function names, ``can_find`` where the host carries out
+    ``find_tools`` and calls tools that are not declared, ``can_read`` where a tool is declared that reads
+    ``artifact://`` addresses. ``tool_scores`` are the relevance scores of an earlier build of this pack,
+    ``tool_encoder`` is the embedder that made them. ``passthrough_reason`` says why a request must be sent unchanged;
+    it is empty where it need not.
+
+    ``searched`` is the number of turns that were searched for those that a cut had removed, None where none were.
+    ``encoder`` names the embedder that scored the candidates that came without a score, ``memory_encoder`` the memory
+    service's, empty where that scored none. ``problems`` say what was wrong with the host's data and was ignored.
+    ``summaries`` are texts that a model wrote for this pack's summary requests, by their keys. ``calibration`` is None
+    where no usage is known. ``anchors`` are the contents that the host or its user marked. ``asked`` names the last cut
+    that was requested by hand.
+
+    ``evidence`` maps the addresses of the results that the session keeps whole to the address of a later result from
+    the same source that differs, empty where there is none. ``tools_kept`` are the tools some of whose results it
+    keeps. ``growth`` is the 90th percentile of the tokens that the session gains from one human message to the next;
+    None where that is not known.
     """
 
     identity: Identity
@@ -682,7 +687,7 @@ class PackInput:
 
     @property
     def kept_free(self) -> int:
-        """Tokens of the window that memories leave to the session's growth."""
+        """Tokens of the window that memories leave free for the session's growth."""
         return int(_USUAL_GROWTH * self.window) if self.growth is None else min(self.growth, self.window)
 
 
@@ -693,10 +698,10 @@ Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "place
 class Outgoing:
     """One content on its way out.
 
-    ``raw`` is what the host gave and ``origin`` its index in ``Request.contents``; for a content that was made here
-    these are itself and -1. ``content`` is what is sent in its place, and ``tokens`` are its. Where it was put together
-    from several, or holds some of its parts alone, ``members`` says for each of its parts the origin and the index of
-    the part there, -1 for what was made here or in its place.
+    ``raw`` is the content that the host gave and ``origin`` its index in ``Request.contents``; for a content that
+    packing made, these are the content itself and -1. ``content`` is what is sent, and ``tokens`` counts it. Where it
+    was merged from several contents, or holds only some parts of one, ``members`` has for each of its parts the origin
+    and the part's index there, -1 for a part that packing made.
     """
 
     content: Content
@@ -709,19 +714,20 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a prefix cache could serve."""
+    """How much of a request a provider's prefix cache could serve."""
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = RECORDED
 
     shared_tokens: int | None
     """Counted tokens in common with the request before, from the start; null where that request is unknown."""
     broken_by: PrefixBreak | None
-    """What ended the common prefix before the end of that request; null where nothing did."""
+    """Why the common prefix ends before the end of that request; null where it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningHashes:
-    """Hashes over the contents so far, each made content by content, so that an appended one costs one step."""
+    """Hashes over the contents so far. They are continued content by content, so that an appended one takes one
+    step."""
 
     read: str = ""
     count: str = ""
@@ -730,20 +736,21 @@ class RunningHashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """A whole outgoing request with the account of how it came about.
+    """A whole outgoing request, and how it came about.
 
     ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number
     of contents by which this pack extends the one before it, None where it was built anew. ``chose`` is set where
-    candidates were ranked for this pack, not kept from an earlier call. ``allowed_tools`` are the
-    names that calls are restricted to, None where they are not. ``tools_kept`` says why a declaration is sent, where
-    not all are, and ``tool_scores`` by what the relevant ones were chosen, where they were for this pack, with
-    ``tool_encoder`` for the embedder. ``acts`` are what strategies did to this request.
-    ``saved`` are texts that were taken out of the request and have to be stored, by the URI that the request shows.
-    ``summary_requests`` are summaries that a model could improve on. ``request_tokens`` is what the provider is
-    expected to count, ``counted_tokens`` what was counted here.
-    ``over_window`` are tokens by which the request passes the window, since what is never cut leaves no room.
-    ``counts`` are token counts by short digest. ``stages`` is what each stage gave, in the pipeline's order, as JSON
-    values.
+    candidates were ranked for this pack, not kept from an earlier call.
+
+    ``allowed_tools`` are the names that calls are restricted to, None where they are not. ``tools_kept`` says why a
+    declaration is sent, where not all are. ``tool_scores`` are the relevance scores by which they were chosen, where
+    that happened for this pack, and ``tool_encoder`` is the embedder that made them.
+
+    ``acts`` say what strategies did to this request. ``saved`` are texts that were taken out of the request and have to
+    be stored, by the URI that the request shows. ``summary_requests`` are summaries that a model could improve on.
+    ``request_tokens`` is what the provider is expected to count, ``counted_tokens`` what was counted here,
+    ``over_window`` the tokens by which the request exceeds the window, where what is never cut does not fit.
+    ``counts`` are token counts by short digest. ``stages`` holds the results of the stages, in their order, as JSON.
     """
 
     source: PackInput
@@ -791,12 +798,12 @@ class Pack:
 
     @property
     def whole(self) -> frozenset[int]:
-        """The indices in the request of the contents that are sent as they are, and not shortened or replaced."""
+        """The indices in the request of the contents that are sent unchanged."""
         states = [outcome.state for outcome in self.outcomes[: len(self.source.request.contents)]]
-        return frozenset(at for at, state in enumerate(states) if state == "kept")
+        return frozenset(index for index, state in enumerate(states) if state == "kept")
 
     @property
     def stands_in(self) -> bool:
-        """Whether something shorter is sent in the place of a content: a placeholder or an extract."""
+        """Whether a placeholder or an extract is sent in the place of any content."""
         outcomes = self.outcomes[: len(self.source.request.contents)]
         return any(outcome.state in ("placeholder", "extract") for outcome in outcomes)
