@@ -1,6 +1,6 @@
 """Settings: frozen, one model per stage, read from a profile's name, a TOML file or keyword arguments.
 
-Every field says its unit and what "off" is. ``PackPolicy(...)`` starts from the ``chat`` profile,
+Every field's docstring gives its unit and the value that turns it off. ``PackPolicy(...)`` starts from ``chat``,
 ``PackPolicy.load("research")`` from another one, ``PackPolicy.load("my.toml")`` from a file that may name a profile.
 """
 
@@ -52,7 +52,7 @@ class Range(_Settings):
 
 
 class FloorSettings(_Settings):
-    """Shares of the window that layers are promised, 0 to 1 each."""
+    """Shares of the window that are reserved for layers, 0 to 1 each."""
 
     system: float = Field(default=0.06, ge=0, le=1)
     """For the system instruction."""
@@ -61,7 +61,7 @@ class FloorSettings(_Settings):
     tools: float = Field(default=0.05, ge=0, le=1)
     """For the function declarations."""
     slack: float = Field(default=0.10, ge=0, lt=1)
-    """Kept free for the answer, never spent on input."""
+    """Reserved for the answer, never used for input."""
 
     @model_validator(mode="after")
     def _leave_room(self) -> Self:
@@ -74,7 +74,7 @@ class FloorSettings(_Settings):
 
 
 class ShareSettings(_Settings):
-    """Ranges of the remainder's shares; what is left after floors and slack is split within them."""
+    """How the remainder, the tokens left after floors and slack, is split: a range of shares for each layer."""
 
     evidence: Range = Range(low=0.15, high=0.40)
     """Share of the remainder for evidence."""
@@ -104,21 +104,21 @@ class BudgetSettings(_Settings):
 
 
 class StablePrefixSettings(_Settings):
-    """The strategy ``stable_prefix``: older answers and tool results become placeholders, up to a boundary that never
-    moves back."""
+    """The strategy ``stable_prefix``: older answers and tool results are replaced by placeholders, up to a boundary
+    that never moves back."""
 
     threshold: float = Field(default=0.8, gt=0, le=1)
     """Share of the window, less system instruction and output reserve, above which more is replaced."""
     keep_last_messages: int = Field(default=10, ge=0)
-    """Latest messages of the model that stay while the threshold allows it, with what answers them."""
+    """Number of the model's latest messages that stay while the threshold allows it, with the responses to them."""
     output_reserve_tokens: int = Field(default=16_000, ge=0)
     """Tokens kept free for the answer, at most the slack."""
     placeholder: str = Field(default="[trimmed]", min_length=1)
-    """What stands for a text or a tool's response that was replaced."""
+    """The text that replaces a text or a tool's response."""
     strip_tags: tuple[str, ...] = ("checkpoint_id",)
-    """Names of XML elements that are taken out of every message, with what is between their tags."""
+    """Names of XML elements that are removed from every message, with their content."""
     bytes_per_token: float = Field(default=3.5, gt=0)
-    """UTF-8 bytes a token, in this strategy's own estimate."""
+    """UTF-8 bytes per token, in this strategy's own estimate."""
     safety: float = Field(default=1.05, ge=1)
     """Factor on the estimate of the messages."""
     message_tokens: int = Field(default=8, ge=0)
@@ -134,17 +134,17 @@ class StablePrefixSettings(_Settings):
 
 
 class SlidingTurnsSettings(_Settings):
-    """The strategy ``sliding_turns``: whole turns are left out from the oldest, at an invocation's first call, and kept
-    nowhere."""
+    """The strategy ``sliding_turns``: at an invocation's first call, whole turns are left out, the oldest first. No
+    summary replaces them."""
 
     tokens: int = Field(default=100_000, ge=0)
-    """Ceiling for the whole request, system instruction and declarations included. 0 is off. The environment variable
-    ``AETHER_CONTEXT_SLIDING_TOKENS`` overrides it."""
+    """Most tokens of the whole request, system instruction and declarations included. 0 turns the strategy off. The
+    environment variable ``AETHER_CONTEXT_SLIDING_TOKENS`` overrides it."""
 
 
 class HeadsTailsSettings(_Settings):
-    """The strategy ``heads_tails``: the beginning and the end stay, the middle goes from the oldest. An exchange counts
-    as one message."""
+    """The strategy ``heads_tails``: the beginning and the end of the conversation stay, the middle is removed, the
+    oldest messages first. A tool call and its response count as one message."""
 
     head: int = Field(default=3, ge=0)
     """First messages that stay."""
@@ -158,9 +158,9 @@ class SummarizeSettings(_Settings):
     trigger: float = Field(default=0.8, gt=0, le=1)
     """Share of the input budget above which messages are summarized."""
     target: float = Field(default=0.5, gt=0, le=1)
-    """Share of the input budget that is left then, the summary included."""
+    """Share of the input budget that the request goes down to, the summary included."""
     keep_last: int = Field(default=10, ge=1)
-    """Last messages that stay word for word; an exchange counts as one."""
+    """Last messages that stay verbatim; a tool call and its response count as one."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -170,7 +170,8 @@ class SummarizeSettings(_Settings):
 
 
 class AnchorSettings(_Settings):
-    """Messages that outlive others: priorities by kind, higher ones last to go. 0 switches a kind off."""
+    """Messages that are kept longer than others: a priority for each kind. Those of a higher priority are removed
+    later. 0 turns a kind off."""
 
     system_message: int = Field(default=100, ge=0)
     """Messages of the role ``system``."""
@@ -179,15 +180,15 @@ class AnchorSettings(_Settings):
     instruction_anchor: int = Field(default=60, ge=0)
     """Messages marked by ``aether:anchors`` in the session's state or an event's ``custom_metadata``."""
     custom: int = Field(default=40, ge=0)
-    """Messages that a registered selector picks, where it names no priority of its own."""
+    """Messages that a registered selector picks, where it gives no priority itself."""
 
 
 OLD_NAMES: Mapping[str, str] = {"high_water": "compact_at", "low_water": "compact_to"}
-"""Settings of ``conversation`` by the names that they had before; those are still read."""
+"""Earlier names of settings of ``conversation``, which are still read, and their present names."""
 
 
 def _renamed(section: object) -> object:
-    """The settings of ``conversation`` under their present names; an old name beside the present one stays."""
+    """The settings of ``conversation`` under their present names. Where both names are given, the old one stays."""
     if not isinstance(section, Mapping):
         return section
     return {key if OLD_NAMES.get(key, key) in section else OLD_NAMES.get(key, key): section[key] for key in section}
@@ -198,33 +199,33 @@ def _as_names(value: object) -> object:
 
 
 class ConversationSettings(_Settings):
-    """What of the conversation is still sent."""
+    """Which part of the conversation is sent."""
 
     strategy: Annotated[tuple[str, ...], BeforeValidator(_as_names)] = ("epochs",)
     """``epochs``, ``stable_prefix``, ``sliding_turns``, ``heads_tails``, ``summarize``, ``none`` or a registered name;
     a list applies several in its order."""
     compact_at: float = Field(default=1.0, gt=0, le=1)
-    """Share of the input budget above which a cut is made where it pays. 1 cuts only where the budget itself is
-    passed."""
+    """Share of the input budget above which a cut is made where it pays. With 1, a cut is made only where the budget is
+    exceeded."""
     compact_to: float = Field(default=0.42, gt=0, le=1)
-    """Share of the input budget that a cut goes down to, in one act."""
+    """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
-    """Latest turns that outlive older ones at a cut; what a summary has to say beside them can cost one of them."""
+    """Latest turns that a cut keeps before older ones; a summary that needs their room can cost one of them."""
     summary: Literal["head", "off"] = "head"
-    """Where the summary of what was cut stands: before the turns that are kept, or nowhere."""
+    """Where the summary of the removed turns is put: before the turns that are kept, or nowhere."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
-    """The ceiling of the summary and the entity table together, as a share of the input budget."""
+    """Most tokens of the summary and the entity table together, as a share of the input budget."""
     cached_price: float | None = Field(default=None, gt=0, le=1)
-    """Price of cached input as a share of that of other input. It says what a cut costs, and whether the message of an
-    earlier invocation returns to its own words at the next one or keeps its packed text up to the next cut. None takes
-    the list price of the model, 0.1 where none is known."""
+    """Price of cached input as a share of that of other input. It decides what a cut costs, and whether the message of
+    an earlier invocation is sent in its own words from the next one on or keeps its packed text up to the next cut.
+    None takes the model's list price, 0.1 where none is known."""
     stable_prefix: StablePrefixSettings = StablePrefixSettings()
     sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
     heads_tails: HeadsTailsSettings = HeadsTailsSettings()
     summarize: SummarizeSettings = SummarizeSettings()
     anchors: AnchorSettings = AnchorSettings()
     custom: Mapping[str, Mapping[str, Any]] = {}
-    """Settings of strategies registered from outside, by their names."""
+    """Settings of registered strategies, by their names."""
 
     @field_validator("summary", mode="before")
     @classmethod
@@ -256,34 +257,34 @@ class RetrievalSettings(_Settings):
     """What may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=12, ge=0)
-    """Most memories that other layers make room for, of those that a search found and of the app's own each. 0 keeps
-    them all out."""
+    """Most memories that other layers make room for. It holds for those that a search found and for the app's own,
+    separately. 0 leaves out all memories."""
     memory_fill_k: int = Field(default=150, ge=0)
-    """Most memories that a search found in a pack; those beyond ``memory_k``, and all of the app's own, enter whole, in
-    room that nothing else asks for."""
+    """Most memories that a search found in a pack. Those beyond ``memory_k``, and all of the app's own, enter only
+    whole, and only into room that nothing else needs."""
     evidence_k: int = Field(default=12, ge=0)
-    """Most pieces of evidence in a pack. 0 keeps them all out."""
+    """Most pieces of evidence in a pack. 0 leaves out all evidence."""
     recall: bool = True
-    """Whether turns that a cut took out of the conversation are searched at an invocation's first call and at cuts, and
-    those that answer the request return as memories."""
+    """Whether turns that a cut removed from the conversation are searched, at an invocation's first call and at cuts,
+    and those relevant to the request return as memories."""
     embedder: str = "static"
-    """What compares meanings: ``static``, the model in this package; ``sentence-transformers:MODEL``; a name that was
-    registered; or ``none`` for words alone. ``static`` stands in where another one fails, is late, or is still loading,
-    which it does behind the calls."""
+    """The model that compares meanings: ``static``, which is part of this package; ``sentence-transformers:MODEL``; a
+    name that was registered; or ``none`` to compare words alone. ``static`` is used where another one fails, is late,
+    or is still being loaded in the background."""
     floor: float = Field(default=0.15, ge=0, le=1)
-    """Share of the best similarity under which a memory that a search found stays out where room is short. Recalled
-    turns and memories beyond ``memory_k`` stay out under this share of a fair match. What the app itself put into the
-    session's state passes no floor."""
+    """A memory that a search found is left out, where room is short, when its similarity is below this share of the
+    best one. Recalled turns and memories beyond ``memory_k`` are left out below this share of a fair match. There is no
+    floor for what the app itself put into the session's state."""
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)
-    """Weight of relevance against diversity in MMR: 1 is relevance alone."""
+    """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
     """Deadline for the app's memory service, and for an embedder other than ``static``."""
     redact_before_retrieval: tuple[str, ...] = ()
-    """What is masked in all that is searched, embedded or sent to an embedding service: ``email``, ``key``, ``iban``,
-    ``card``, ``ip``, ``phone``, or regular expressions. None of it masks what is sent to the model."""
+    """What is masked in texts that are searched, embedded or sent to an embedding service: ``email``, ``key``,
+    ``iban``, ``card``, ``ip``, ``phone``, or regular expressions. Nothing is masked in what the model is sent."""
 
     def most_memories(self, window: int) -> int:
-        """How many memories are ranked for a window: no more than could be short enough to fill it."""
+        """The most memories that are ranked for a window: as many as would fill it if all were short."""
         if self.memory_k == 0:
             return 0
         fitting = self.memory_k + window // _SHORT_MEMORY_TOKENS
@@ -297,109 +298,111 @@ class RetrievalSettings(_Settings):
 
 
 class CompressSettings(_Settings):
-    """The compress ladder."""
+    """How texts are shortened."""
 
     enabled: bool = True
-    """Whether memories, evidence, declarations and the step's words may be shortened; where not, text is kept word for
-    word or dropped."""
+    """Whether memories, evidence, declarations and the step's texts may be shortened; where not, a text is sent
+    verbatim or dropped."""
     summarizer: str = ""
-    """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and cut turns. Empty
-    keeps to sentences of the texts themselves, which also stand in where the model fails."""
+    """Name of a model, as ADK's registry knows it, that writes summaries of memories, evidence and removed turns. Where
+    this is empty, or the model fails, sentences of the texts themselves are used."""
     summarizer_timeout_seconds: float = Field(default=10.0, gt=0)
     """Deadline for all summaries of one pack together."""
 
 
 class AcceptanceSettings(_Settings):
-    """The look at final answers."""
+    """How final answers are checked."""
 
     enabled: bool = True
-    """Whether an answer is looked at by its step's checklist, and the URIs that it cites by what the request held. What
-    came of it stands in the outcome; no answer is ever changed."""
+    """Whether an answer is compared with its step's checklist, and the URIs that it cites with those in the request.
+    The result is written to the outcome; no answer is ever changed."""
     critic: str = ""
-    """Name of a model, as ADK's registry knows it, that judges the items of the checklist, too. Empty for none."""
+    """Name of a model, as ADK's registry knows it, that also judges the items of the checklist. Empty for none."""
 
 
 class PayloadSettings(_Settings):
     """The structured text in the final user message."""
 
     contract: Literal["system", "payload", "off"] = "system"
-    """Where the text that explains the pack stands: in the system instruction, at the payload's head, or nowhere."""
+    """Where the text that explains the pack to the model is put: in the system instruction, at the beginning of the
+    payload, or nowhere."""
     recitation: bool = False
-    """Whether the model is asked to restate step and acceptance first."""
+    """Whether the model is asked to restate step and acceptance list first."""
     tool_lines: bool = True
-    """Whether a step's tools are listed, a line each, beside their declarations."""
+    """Whether the payload lists a step's tools, a line each, in addition to their declarations."""
     top_evidence: int = Field(default=2, ge=0)
-    """Pieces of evidence moved near the end, after the acceptance list."""
+    """Number of pieces of evidence that are moved near the end, after the acceptance list."""
 
 
 class ToolSettings(_Settings):
-    """Which declarations the model sees."""
+    """Which tool declarations the model sees."""
 
     scope: Literal["auto", "off", "prune", "mask"] = "auto"
     """``prune`` declares only the step's tools, ``mask`` restricts calls to them. ``auto`` prunes where a step names
-    its tools; elsewhere, where all take more than their floor, it declares the relevant ones and ``find_tools``."""
+    its tools; elsewhere, where all declarations together exceed their floor, it declares the relevant ones and
+    ``find_tools``."""
     always: tuple[str, ...] = ()
-    """Names of tools that are declared whatever the step says."""
+    """Names of tools that are always declared."""
     least: int = Field(default=10, ge=1)
-    """Relevant tools that are declared at least, even past their floor. An agent with no more than these has them
-    all."""
+    """Smallest number of relevant tools that are declared, even beyond their floor. An agent with no more tools than
+    this has all of them declared."""
 
 
 _OFFLOAD_WINDOW, _LEAST_OFFLOAD_WINDOW = 16_000, 8_000
 
 
 class OffloadSettings(_Settings):
-    """Which tool results leave the prompt, and what stays of them."""
+    """Which tool results are offloaded: kept in the store, with an extract in their place in the prompt."""
 
     mode: Literal["auto", "off", "session", "request"] = "auto"
-    """``session`` puts an extract into the session's history in the place of a long result; ``request`` leaves the
-    history as it is and sends the extract. Either way the whole result goes to the store, and agents can read it.
-    ``auto`` does as ``request`` where a result is long for the agent's window: the three limits below are those of a
-    window of 16,000 tokens, and grow with it. It keeps off where ``record`` keeps no texts."""
+    """``session`` replaces a long result by an extract in the session's history; ``request`` leaves the history as it
+    is and sends the extract. Either way the whole result goes to the store, where agents can read it. ``auto`` acts
+    like ``request``, with the three limits below scaled to the agent's window: they are those for a window of 16,000
+    tokens. It is off where ``record`` keeps no texts."""
     threshold_tokens: int = Field(default=1_000, ge=1)
-    """Results up to this long stay as they are. So do longer ones that are as short without their envelope, escapes
-    and white space."""
+    """Results of up to this many tokens stay as they are. So do longer ones that are no longer than this without their
+    envelope, escapes and white space."""
     data_tokens: int = Field(default=4_000, ge=1)
-    """The same for tables, lists of paths or records, and JSON, where every row may be the one that is needed."""
+    """The threshold for tables, lists of paths or records, and JSON, where any row may be the one that is needed."""
     extract_tokens: int = Field(default=800, ge=40)
-    """The ceiling of an extract."""
+    """Most tokens of an extract."""
     tools: Mapping[str, str] = {}
     """Rules for single tools, by name: ``never``, ``threshold``, ``always`` (an extract, however short the result), or
-    the name of a registered extractor, which is asked above the threshold."""
+    the name of a registered extractor, which makes the extract of a result above the threshold."""
 
     def for_window(self, window: int) -> OffloadSettings:
-        """These settings with the limits of ``auto`` for a window in tokens; smaller ones than 8,000 have those of
-        8,000, since an address and what reads it take their tokens, too."""
+        """These settings with the limits that ``auto`` has for a window in tokens. Windows below 8,000 have the limits
+        of 8,000, since the address of a result and the tool that reads it take tokens as well."""
         factor = max(window, _LEAST_OFFLOAD_WINDOW) / _OFFLOAD_WINDOW
         names = ("threshold_tokens", "data_tokens", "extract_tokens")
         return self.model_copy(update={name: math.ceil(getattr(self, name) * factor) for name in names})
 
 
 class UsageSettings(_Settings):
-    """What the provider's reported usage decides."""
+    """How the usage that providers report is used."""
 
     anchor: bool = True
-    """Whether the estimate of a request stands on the usage that was reported for the one before, and on how counted
-    tokens became the provider's so far. Tokens by which that usage fell short of the count are then room for more,
-    tokens by which it passed the count take room."""
+    """Whether a request is estimated from the usage that was reported for the request before, and from the ratio of
+    reported to counted tokens so far. Where that usage was below the count, the difference may be used for more; where
+    it was above, the difference is kept free."""
     gate: float = Field(default=0.6, ge=0, le=1)
-    """Share of the window. While the usage reported in this invocation and what was added since stay under it, and
-    under the high-water mark, no cut is made, whatever the count says. 0 switches the gate off. It matters for marks
-    below the budget: a lower ``conversation.compact_at``, ``stable_prefix`` and ``summarize``. The default strategy
-    cuts only where the budget itself is passed, and reported usage is part of that budget (``anchor``), so there the
-    gate decides nothing."""
+    """Share of the window. While the usage reported in this invocation plus what was added since is below it, and below
+    the share at which the strategy cuts, no cut is made, whatever the count says. 0 turns the gate off. It matters
+    where cuts are made below the budget: with a lower ``conversation.compact_at``, ``stable_prefix`` or ``summarize``.
+    The default strategy cuts only where the budget is exceeded, and reported usage is part of that budget (``anchor``),
+    so there the gate decides nothing."""
     net_bytes_per_token: float = Field(default=3.6, ge=0)
     """Where nothing was reported yet in an invocation, requests of more bytes than this times the window are cut as if
-    they had passed the high-water mark. 0 switches the net off."""
+    they had exceeded ``conversation.compact_at``. 0 turns this off."""
 
 
 class TokenSettings(_Settings):
     """How tokens are counted."""
 
     counter: str = "auto"
-    """``auto`` takes the first counter that suits the model and works; a name takes that one: ``estimate``, ``file``,
-    ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was registered. One that
-    fails gives way to the next, at last to ``estimate``."""
+    """``auto`` takes the first counter that suits the model and works; a name takes that counter: ``estimate``,
+    ``file``, ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was
+    registered. Where a counter fails, the next one is used, in the end ``estimate``."""
     files: Mapping[str, str] = {}
     """Vocabulary files by model or family of models (``gemini``, ``openai``, ``claude``, …): a Hugging Face
     ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
@@ -408,20 +411,20 @@ class TokenSettings(_Settings):
 
 
 class Limit(_Settings):
-    """What may be used; None is no limit."""
+    """Limits of what may be used; None is no limit."""
 
     input_tokens: int | None = Field(default=None, ge=1)
-    """Tokens read, those that a cache served included."""
+    """Input tokens, those from a cache included."""
     output_tokens: int | None = Field(default=None, ge=1)
-    """Tokens answered, thoughts included."""
+    """Output tokens, thoughts included."""
     total_tokens: int | None = Field(default=None, ge=1)
-    """Both together."""
+    """Input and output tokens together."""
     cost_usd: float | None = Field(default=None, gt=0)
-    """US dollars, by the list prices of `genai-prices`. Calls of models without a price there are not in it."""
+    """US dollars, by the list prices of `genai-prices`. Calls of models without a price there do not count."""
 
     @cached_property
     def by_measure(self) -> Mapping[Measure, Amount]:
-        """What there is a limit on."""
+        """The limits that are set, by measure."""
         bounds: dict[Measure, Amount | None] = {
             "input": self.input_tokens,
             "output": self.output_tokens,
@@ -432,43 +435,43 @@ class Limit(_Settings):
 
 
 class LimitSettings(_Settings):
-    """Limits of what model calls use in all, and what happens where one is near or reached."""
+    """Limits of what model calls may use in total, and what happens where one is near or reached."""
 
     session: Limit = Limit()
     """For a session, from its first call on."""
     invocation: Limit = Limit()
-    """For an invocation: from one user message to the end of the run it started."""
+    """For an invocation, from one user message to the end of the run that it started."""
     agent: Limit = Limit()
     """For each agent in a session."""
     agents: Mapping[str, Limit] = {}
     """For single agents in a session, by agent name, in place of ``agent``."""
     on_budget: Literal["degrade", "warn", "stop", "raise"] = "degrade"
-    """``degrade`` packs economically from 80% of a limit on, and more so once a limit is reached; ``warn`` says so in
-    the log; ``stop`` answers in the model's place where the next call would pass a limit; ``raise`` ends the run
-    there."""
+    """``degrade`` uses the settings of the preset ``cost_first`` from 80% of a limit on, and cuts earlier once a limit
+    is reached; ``warn`` logs a warning; ``stop`` answers in the model's place where the next call would exceed a limit;
+    ``raise`` ends the run there."""
 
     def of_agent(self, name: str) -> Limit:
         return self.agents.get(name, self.agent)
 
     @cached_property
     def measures(self) -> frozenset[Measure]:
-        """What there are limits on, of whatever scope."""
+        """The measures that have a limit in any scope."""
         limits = (self.session, self.invocation, self.agent, *self.agents.values())
         return frozenset(measure for limit in limits for measure in limit.by_measure)
 
 
 class PackPolicy(_Settings):
-    """All settings of a pack. Immutable; `digest` identifies it in manifests."""
+    """All settings. Immutable; `digest` identifies a policy in manifests."""
 
     profile: Literal["chat", "coding", "research", "requirements", "test_cases"] = "chat"
-    """The kind of task whose ranges this policy starts from."""
+    """The kind of task; it sets the defaults of ``budget.shares``."""
     preset: Literal["balanced", "quality_first", "cost_first"] = "balanced"
-    """What to give up first where both cannot be had: nothing in particular, tokens, or detail. Combines with any
-    profile."""
+    """What to prefer where tokens and detail conflict: neither, detail (``quality_first``), or few tokens
+    (``cost_first``). Combines with any profile."""
     max_input_tokens: int | None = Field(default=None, ge=256)
-    """The window in tokens, whatever is known of the model. None takes the model's own."""
+    """The window in tokens, for any model. None takes the model's own."""
     windows: Mapping[str, int] = {}
-    """Windows in tokens by model name; they override what is known of a model."""
+    """Windows in tokens by model name; they override the known window of a model."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
     budget: BudgetSettings = BudgetSettings()
@@ -483,10 +486,10 @@ class PackPolicy(_Settings):
     tokens: TokenSettings = TokenSettings()
     limits: LimitSettings = LimitSettings()
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
-    """What happens when a plan has no step or no acceptance list, or a step does not fit: send it all the same with a
+    """What happens when a plan has no step or no acceptance list, or a step does not fit: send the request with a
     warning, raise, or answer in the model's place."""
     record: Literal["full", "hashes", "off"] = "full"
-    """``full`` keeps the texts, so that packs replay; ``hashes`` keeps none; ``off`` writes nothing."""
+    """``full`` records the texts, so that packs can be replayed; ``hashes`` records none; ``off`` writes nothing."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -496,10 +499,10 @@ class PackPolicy(_Settings):
 
     @classmethod
     def recorded(cls, settings: Mapping[str, Any]) -> PackPolicy:
-        """The policy of a recorded pack. Settings that are constants now are left out where they had those values.
+        """The policy of a recorded pack. Settings of earlier versions that are constants now are left out.
 
         Raises:
-            PolicyError: it cannot be read, or one of those settings had another value.
+            PolicyError: it cannot be read, or one of those settings has another value than the constant.
         """
         return cls(**_without_constants(settings))
 
@@ -540,11 +543,12 @@ class PackPolicy(_Settings):
         return PackPolicy.load(profile, **{**changed, "profile": profile})
 
     def economical(self, level: int) -> PackPolicy:
-        """This policy where a limit is near or reached: `cost_first` where that is tighter than what is set.
+        """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
+
+        Cached input costs as much as other input here, since limits count it in full.
 
         Args:
-            level: 0 changes nothing; each level after the first halves the water marks. Limits count cached input in
-                full, so here a cut pays whatever it takes from the cache.
+            level: 0 changes nothing; each level after the first halves ``compact_at`` and ``compact_to``.
         """
         if level == 0:
             return self
@@ -592,9 +596,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "budget": {"shares": {"evidence": (0.40, 0.70), "memory": (0.125, 0.325), "conversation": (0.05, 0.20)}}
     },
 }
-"""The settings in which each profile differs from the defaults; ranges as (low, high).
-
-The middles of ``research``, ``requirements`` and ``test_cases`` are those of the narrow ranges that they widen."""
+"""The settings in which each profile differs from the defaults; ranges as (low, high)."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -627,17 +629,17 @@ def _with_profile(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged(base, settings)
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``, mappings merged key by key."""
-    both = dict(base)
-    for key, value in over.items():
+def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``overrides`` on top of ``base``, mappings merged key by key."""
+    result = dict(base)
+    for key, value in overrides.items():
         if isinstance(value, BaseModel):
             value = value.model_dump()
-        below = both.get(key)
+        previous = result.get(key)
         if key == "conversation":  # an old name in one of them replaces the present name in the other
-            below, value = _renamed(below), _renamed(value)
-        both[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return both
+            previous, value = _renamed(previous), _renamed(value)
+        result[key] = merged(previous, value) if isinstance(previous, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
 def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
@@ -687,23 +689,23 @@ CONSTANTS: Mapping[str, Any] = {
     "tokens.timeout_seconds": 2.0,
     "usage.calibrate": True,
 }
-"""Settings of earlier versions that are constants now, and what they are. They stand beside the code that uses them."""
+"""Settings of earlier versions that are constants now, and their values. The constants are where they are used."""
 
 
 def _without_constants(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    left: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{path}{key}"
         if name in CONSTANTS and value == CONSTANTS[name]:
             continue
-        left[key] = _without_constants(value, f"{name}.") if isinstance(value, Mapping) else value
-    return left
+        remaining[key] = _without_constants(value, f"{name}.") if isinstance(value, Mapping) else value
+    return remaining
 
 
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
-    """The first fault in a sentence: field, value, file and cure."""
+    """The error for the first fault: field, value, file and cure."""
     first = error.errors()[0]
-    location = [str(piece) for piece in first["loc"]]
+    location = [str(key) for key in first["loc"]]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if name in CONSTANTS:
@@ -723,13 +725,15 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
 
 def _field_names(model: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
-        found = model.model_fields.get(step)
-        if found is None:
+        field = model.model_fields.get(step)
+        if field is None:
             return sorted(model.model_fields)
-        kind = found.annotation
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            kind = next((a for a in typing.get_args(kind) if isinstance(a, type) and issubclass(a, BaseModel)), None)
-        if kind is None:
+        annotation = field.annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            annotation = next(
+                (a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None
+            )
+        if annotation is None:
             return []
-        model = kind
+        model = annotation
     return sorted(model.model_fields)
