@@ -5,8 +5,8 @@
     state["tools"] = ["search_web", "file_read"]
     state["knowledge"] = {"notes": ["…"], "evidence": [{"uri": "artifact://…", "summary": "…"}]}
 
-Much of it is written by models. So each field is read for itself, in the spellings that models use: what fits is kept,
-what does not is reported by its place and ignored, and never stops a run. Fields that are not named here belong to the
+Much of it is written by models. So each field is read on its own, in the spellings that models use. A value that does
+not fit is ignored and its place reported; it never stops a run. Fields that are not defined here belong to the
 application and are left alone.
 """
 
@@ -36,14 +36,16 @@ _MOST_VALUES = 2_000
 _TOOLS_KEY = re.compile(
     r"(?:allowed|available|required|needed)?tools?(?:names?|list|set|scope|needed|required|touse)?|tool[sz]|to+l+s"
 )
-"""A key, folded, by which models name a list of tools; none of them may be taken for no list at all."""
+"""A key, folded, under which models give a list of tools. None of them may be overlooked, since a step without a list
+may use all tools."""
 _NAMES_TOOLS = re.compile(
     r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?tool[sz]?"""
     r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to[ _-]?use))?[^\w\n]{0,4}"""
     r"""(?:[:=](?!\s{0,4}(?:(?:None|null)\b|\[\]|\{\}|""|''))|$)"""
 )
-"""Where a text names tools after it: ``tools: …``, ``"tools": […]``, ``## Tools``, ``- **Allowed tools**:``."""
-_MEANT = {
+"""A place in a text where a list of tools begins: ``tools: …``, ``"tools": […]``, ``## Tools``,
+``- **Allowed tools**:``."""
+_SYNONYMS = {
     "description": "text", "title": "text", "instruction": "text", "instructions": "text", "content": "text",
     "summary": "text", "objective": "goal", "criteria": "acceptance", "checklist": "acceptance",
     "donewhen": "acceptance", "definitionofdone": "acceptance", "requirements": "acceptance",
@@ -51,22 +53,22 @@ _MEANT = {
     "questions": "open_questions", "stopconditions": "stop_when", "url": "uri", "timestamp": "time",
     "ttl": "ttl_seconds",
 }  # fmt: skip
-"""What other words for a field are likely to mean, folded."""
+"""Other words that models use for a field, folded, and the field."""
 _ITEM_TEXTS = (
     "description", "criterion", "criteria", "condition", "requirement", "check", "item", "title", "content", "summary",
     "name",
 )  # fmt: skip
-"""Keys, folded, under which models write the text of an acceptance item, the most telling first."""
+"""Keys, folded, under which models write the text of an acceptance item, the most likely first."""
 _STEP_NUMBER = re.compile(r"(?i)(?:step|task|number|no\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})\.?")
 _LONG_AGO = -62_135_596_800.0
 _CONTENT_NAME = re.compile(r"c\d+_[0-9a-f]{8}")
 
 WRITING = RLock()
-"""Held by whoever reads a key of a state and writes it back, so that no change made in this process is lost."""
+"""A lock for reading a key of a state and writing it back, so that no change made in this process is lost."""
 
 
 class SessionState(Protocol):
-    """What is used of a session's state: a dict is one, and ADK's ``State``."""
+    """The part of a session's state that is used here: a dict, or ADK's ``State``."""
 
     def get(self, key: str, default: Any = None, /) -> Any: ...
 
@@ -79,7 +81,7 @@ class _Shape(BaseModel):
     lists: ClassVar[Mapping[str, type[_Shape]]] = {}
     """The shapes of the items of lists."""
     short_for: ClassVar[str] = "text"
-    """The field that a text stands for, where there is nothing but a text."""
+    """The field that a plain text is read as, where it is given in the place of a mapping."""
 
 
 _Any = TypeVar("_Any", bound=_Shape)
@@ -97,10 +99,10 @@ Profile = Annotated[ProfileName | None, BeforeValidator(spellings.as_choice)]
 
 
 class AcceptanceShape(_Shape):
-    """One line of a checklist; a string stands for its text."""
+    """One item of a checklist; a string is read as its text."""
 
     id: Name = ""
-    """Name of the item; ``a1``, ``a2``, … by position where it has none."""
+    """Id of the item; ``a1``, ``a2``, … by position where it has none."""
     text: Text
     """What has to be true."""
     needs_evidence: Annotated[bool, BeforeValidator(spellings.as_flag)] = False
@@ -108,53 +110,53 @@ class AcceptanceShape(_Shape):
 
 
 class StepShape(_Shape):
-    """A step of the plan; a string stands for its text."""
+    """A step of the plan; a string is read as its text."""
 
     lists = {"acceptance": AcceptanceShape}
 
     id: Name = ""
-    """Name of the step. Among ``steps`` each needs one of its own."""
+    """Id of the step, unique among ``steps``."""
     text: Text = ""
     """What is to be done."""
     role: Text = ""
     """Who does it: Planner, Operator, Reviewer, or a name of your own."""
     acceptance: tuple[AcceptanceShape, ...] = ()
-    """When it is done."""
+    """The checklist: what has to be true for the step to be done."""
     tools: Names | None = None
-    """The tools it needs, by name. Where none of what is given names one, it has no tools, rather than all."""
+    """The tools it needs, by name. Where tools are given but none can be read, it has no tools, rather than all."""
     depends_on: Names = ()
-    """Names of the steps that have to be done before it."""
+    """Ids of the steps that have to be done before it."""
     status: Annotated[Literal["ready", "claimed", "done"], BeforeValidator(spellings.as_status)] = "ready"
-    """Where it stands on the task board."""
+    """Its status on the task board."""
     claimed_by: Name = ""
     """Who has claimed it, or did it."""
     notes: Lines = ()
     """Its working notes, kept with it when it is done. Steps that depend on it can read them."""
     expected_tool_calls: Count = None
-    """Tool calls that it is expected to take; the plan's where it does not say."""
+    """Number of tool calls that it is expected to take; without it, the plan's."""
     open_questions: Lines | None = None
-    """What is still to be clarified for it; the plan's where it does not say."""
+    """What is still to be clarified for it; without it, the plan's."""
     next: Lines = ()
-    """What comes after it; the plan's where it does not say."""
+    """What comes after it; without it, the plan's."""
     profile: Profile = None
-    """The policy profile for it; the plan's where it does not say."""
+    """The policy profile for it; without it, the plan's."""
 
 
 class ConstraintShape(_Shape):
-    """Limits of the work; a list of strings stands for ``notes``. The model is shown any other field as it stands."""
+    """Limits of the work; a list of strings is read as ``notes``. Any other field is shown to the model as it is."""
 
     short_for = "notes"
 
     token_budget: Count = None
-    """Tokens that the step may cost."""
+    """Tokens that the step may use."""
     latency_seconds: Annotated[
         float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)
     ] = None
     """Time that the step may take."""
     risk: Annotated[Literal["low", "medium", "high"] | None, BeforeValidator(spellings.as_risk)] = None
-    """What a mistake would cost."""
+    """How much harm a mistake would do."""
     notes: Lines = ()
-    """Anything else."""
+    """Any other limits."""
 
 
 class PlanShape(_Shape):
@@ -163,76 +165,76 @@ class PlanShape(_Shape):
     lists = {"steps": StepShape, "acceptance": AcceptanceShape}
 
     task_id: Name = ""
-    """Name of the task."""
+    """Id of the task."""
     task: Text = ""
     """The task in a line or two."""
     goal: Text = ""
-    """What the whole plan is for."""
+    """The goal of the whole plan."""
     step: StepShape | None = None
-    """The current step; it comes before the task board."""
+    """The current step; it takes precedence over the task board."""
     steps: tuple[StepShape, ...] = ()
     """The task board: all steps, in order."""
     current_step: Name = ""
-    """Name of the current one of ``steps``. Without it, it is the first claimed one, else the first ready one whose
-    dependencies are done."""
+    """Id of the current one of ``steps``. Without it, the current step is the first claimed one, else the first ready
+    one whose dependencies are done."""
     acceptance: tuple[AcceptanceShape, ...] = ()
-    """The current step's checklist, where the step does not carry it."""
+    """The current step's checklist, where the step has none."""
     role: Text = ""
-    """The current role, where the step does not carry it."""
+    """The current role, where the step has none."""
     constraints: ConstraintShape = ConstraintShape()
     """Limits of the work."""
     tools: Names | None = None
-    """Names of the step's tools, where the step does not name them."""
+    """Names of the step's tools, where the step names none."""
     expected_tool_calls: Count = None
-    """Tool calls that the step is expected to take."""
+    """Number of tool calls that the step is expected to take."""
     open_questions: Lines | None = None
     """What is still to be clarified."""
     next: Lines = ()
     """What comes after this step."""
     stop_when: Lines = ()
-    """Conditions that end it."""
+    """Conditions that end the plan."""
     profile: Profile = None
-    """The policy profile for this plan. It comes before the one that the policy has for an agent."""
+    """The policy profile for this plan. It takes precedence over the one that the policy has for an agent."""
 
 
 class NoteShape(_Shape):
-    """A working note; a string stands for its text."""
+    """A working note; a string is read as its text."""
 
     id: Name = ""
-    """Name of the note."""
+    """Id of the note."""
     text: Text
-    """What it says."""
+    """The note itself."""
     time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
     expires: Time | None = None
     """When it stops being true, seconds since 1970 UTC."""
     ttl_seconds: Annotated[float | None, Field(gt=0, allow_inf_nan=False), BeforeValidator(spellings.as_seconds)] = None
-    """How long it stays true after ``time``; without a time it is ignored."""
+    """How long it is true after ``time``; ignored without a ``time``."""
     step_id: Name = ""
-    """Name of the step that it belongs to; it expires once that one is done."""
+    """Id of the step that it belongs to; the note expires once that step is done."""
     kind: Kind = None
-    """``preference`` for a wish of the user that holds for every request; it stands first among the memories."""
+    """``preference`` for a preference of the user that applies to every request; it comes first among the memories."""
 
 
 class EvidenceShape(_Shape):
-    """A piece of proof; a string stands for its URI."""
+    """A piece of proof; a string is read as its URI."""
 
     short_for = "uri"
 
     id: Name = ""
-    """Name of the record."""
+    """Id of the record."""
     uri: Name = ""
-    """Where the whole of it is kept."""
+    """Address of its whole content."""
     summary: Text = ""
     """What it shows."""
     covers: Names = ()
-    """Ids of the acceptance items it proves."""
+    """Ids of the acceptance items that it proves."""
     time: Time | None = None
     """When it was made, seconds since 1970 UTC."""
     tokens: Count = None
-    """Tokens of the whole of it."""
+    """Tokens of its whole content."""
     hash: Name = ""
-    """Tagged hash of the whole of it, ``sha256:…``."""
+    """Tagged hash of its whole content, ``sha256:…``."""
 
 
 class KnowledgeShape(_Shape):
@@ -249,11 +251,11 @@ class KnowledgeShape(_Shape):
     notes: tuple[NoteShape, ...] = ()
     """Working notes."""
     memories: tuple[NoteShape, ...] = ()
-    """Memories that the application found itself."""
+    """Memories that the application itself provides."""
     decisions: tuple[NoteShape, ...] = ()
-    """What was decided, and why."""
+    """Decisions and their reasons."""
     entities: tuple[NoteShape, ...] = ()
-    """What is known of people, systems and other things by name."""
+    """Facts about people, systems and other things that have names."""
     evidence: tuple[EvidenceShape, ...] = ()
     """Evidence records."""
 
@@ -271,7 +273,7 @@ class StateShape(_Shape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A session's state as the pipeline reads it. ``problems`` name what was ignored, never what it held."""
+    """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
 
     step: Step = field(default_factory=Step)
     validity: Validity = "unplanned"
@@ -282,23 +284,23 @@ class Planned:
 
 
 def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
-    """The step and the candidates in a session's state. Each field is read for itself, so a wrong one costs no other.
+    """The step and the candidates in a session's state. Each field is read on its own, so a wrong one affects no other.
 
-    Where the step, its acceptance list or its tools are there and cannot be read, the plan is invalid; where the tools
-    cannot be read, alone or with what they stand in, the step has none.
+    Where the step, its acceptance list or its tools are given but cannot be read, the plan is invalid. Where the tools,
+    or a value that may hold them, cannot be read, the step has no tools.
 
     Args:
-        worker: who asks. A step that this one has claimed comes before what others have.
+        worker: the agent that asks. A step that it has claimed is preferred to steps that others have claimed.
     """
     problems = Problems()
     reading = read_plan(state.get("plan"), problems)
     tools = _tools(state.get("tools"), "tools", problems)
-    given = state.get("knowledge")
+    raw_knowledge = state.get("knowledge")
     knowledge = None
-    if given is not None and as_mapping(given) is None:
+    if raw_knowledge is not None and as_mapping(raw_knowledge) is None:
         problems.lose("knowledge", "it is not a mapping")
-    elif given is not None:
-        knowledge = read_shape(KnowledgeShape, given, "knowledge", problems)
+    elif raw_knowledge is not None:
+        knowledge = read_shape(KnowledgeShape, raw_knowledge, "knowledge", problems)
     knowledge = knowledge or KnowledgeShape()
     plan, faults = reading.plan, list(reading.faults)
     if plan is None:
@@ -307,18 +309,18 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
             validity="invalid" if faults else "unplanned",
             invalid_reason="; ".join(faults),
             candidates=unique(_candidates(knowledge)),
-            problems=problems.told,
+            problems=problems.messages,
         )
-    found = current_step(plan, worker)
-    current = found or StepShape()
+    active = current_step(plan, worker)
+    current = active or StepShape()
     skipped: list[str] = []
     if plan.step is None and not plan.current_step and current.status != "claimed":
-        # Nothing but its place made the step the current one: an unreadable one before it may be that.
-        at = reading.positions[plan.steps.index(found)] if found is not None else _MOST_ITEMS
-        skipped = [f"plan.steps.{unread}" for unread in reading.unread if unread < at]
+        # The step is current only by its position: an unreadable item before it may be the current one.
+        position = reading.positions[plan.steps.index(active)] if active is not None else _MOST_ITEMS
+        skipped = [f"plan.steps.{unread}" for unread in reading.unread if unread < position]
     step = _step(plan, current, tools)
     finished = bool(plan.steps) and plan.step is None and all(step.status == "done" for step in plan.steps)
-    unread = reading.closed or (skipped and found is None)
+    unread = reading.closed or (skipped and active is None)
     if step.tools is None and (unread or (not step.text and not finished and _lists_tools(state.get("plan")))):
         step = replace(step, tools=())
     if step.tools == () and any(place.endswith("tools") for place in problems.lost):
@@ -337,60 +339,61 @@ def read_state(state: Mapping[str, Any], worker: str = "") -> Planned:
         candidates=unique(
             [*_candidates(knowledge, done_steps(plan.steps)), *(_note_candidate(note, "note") for note in notes)]
         ),
-        problems=problems.told,
+        problems=problems.messages,
     )
 
 
 class Problems:
-    """What of a state was ignored or is unknown, in order: by its place, never by what stood there.
+    """What was ignored or is unknown in a state, in order. Messages name places, never values.
 
-    ``lost`` are the places of values that could not be read, or not whole.
+    ``lost`` are the places of values that could not be read, or not completely.
     """
 
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
-        self._told: dict[str, None] = {}
+        self._messages: dict[str, None] = {}
         self._unknown: set[tuple[type, str]] = set()
 
     @property
-    def told(self) -> tuple[str, ...]:
-        told = tuple(self._told)
-        more = len(told) - _MOST_PROBLEMS
-        return told if more <= 0 else (*told[:_MOST_PROBLEMS], f"state: {more} more problems")
+    def messages(self) -> tuple[str, ...]:
+        messages = tuple(self._messages)
+        excess = len(messages) - _MOST_PROBLEMS
+        return messages if excess <= 0 else (*messages[:_MOST_PROBLEMS], f"state: {excess} more problems")
 
-    def lose(self, place: str, reason: str, became: str = "was ignored") -> None:
+    def lose(self, place: str, reason: str, outcome: str = "was ignored") -> None:
         self.lost[place] = reason
-        self.note(f"state {place} {became}: {reason}")
+        self.note(f"state {place} {outcome}: {reason}")
 
     def note(self, text: str) -> None:
-        self._told[text] = None
+        self._messages[text] = None
 
-    def unknown(self, kind: type[_Shape], key: str, place: str, given: Collection[str]) -> None:
-        """Notes a key that is no field but near to one: of those that are given as well, only to one spelled alike.
+    def unknown(self, kind: type[_Shape], key: str, place: str, given_keys: Collection[str]) -> None:
+        """Reports a key that is not a field but resembles one, once for each kind of shape.
 
-        Others are the application's own. It is noted once for each kind of shape.
+        Where the field that it resembles is given as well, the spelling has to be close. All other keys are taken for
+        the application's own.
         """
         key = " ".join(key.split())[:_MOST_KEY]
         if (kind, key) in self._unknown or len(self._unknown) > _MOST_PROBLEMS:
             return
-        near = _nearest(kind, key)
-        if near and (near not in given or difflib.get_close_matches(folded(key), [folded(near)], cutoff=0.8)):
+        field = _likely_field(kind, key)
+        if field and (field not in given_keys or difflib.get_close_matches(folded(key), [folded(field)], cutoff=0.8)):
             self._unknown.add((kind, key))
-            beside = ", which is given as well" if near in given else ""
-            self.note(f"state {place}.{key} is unknown: did you mean {near!r}{beside}?")
+            beside = ", which is given as well" if field in given_keys else ""
+            self.note(f"state {place}.{key} is unknown: did you mean {field!r}{beside}?")
 
 
 @lru_cache(maxsize=500)
-def _nearest(kind: type[_Shape], key: str) -> str:
-    """The field that a key is likely to mean; empty where none is near."""
+def _likely_field(kind: type[_Shape], key: str) -> str:
+    """The field that a key is likely to mean; empty where none is similar."""
     names = {folded(name): name for name in kind.model_fields}
     if kind is PlanShape:
         names |= {folded(name): f"constraints.{name}" for name in ConstraintShape.model_fields if name != "notes"}
-    if (meant := _MEANT.get(folded(key), "")) in kind.model_fields:
-        return meant
+    if (synonym := _SYNONYMS.get(folded(key), "")) in kind.model_fields:
+        return synonym
     words = [word for word in map(folded, re.split(r"[\W_]+", key)) if len(word) > 3 and word in names]
-    near = difflib.get_close_matches(folded(key), names, n=1) or words
-    return names[near[0]] if near else ""
+    matches = difflib.get_close_matches(folded(key), names, n=1) or words
+    return names[matches[0]] if matches else ""
 
 
 # The plan.
@@ -400,8 +403,9 @@ def _nearest(kind: type[_Shape], key: str) -> str:
 class Reading:
     """A plan as far as it can be read, None where there is none.
 
-    ``faults`` say what is broken so that the step is not certain. ``closed`` is set where what is broken may have named
-    tools. ``positions`` are those of the steps in what was given, ``unread`` of the items that are no steps.
+    ``faults`` say what could not be read, which makes the current step uncertain. ``closed`` is set where that may have
+    named tools. ``positions`` are the indices in the given list of the steps, ``unread`` those of items that are no
+    steps.
     """
 
     plan: PlanShape | None = None
@@ -412,32 +416,34 @@ class Reading:
 
 
 def read_plan(value: object, problems: Problems) -> Reading:
-    """What can be read of a plan, field by field: a mapping, a model, a list of steps, or one of these as JSON text."""
+    """Reads a plan field by field: a mapping, a pydantic model, a list of steps, or one of these as JSON text."""
     if value is None:
         return Reading()
     fields, ends_early = _plan_fields(value)
     if fields is None:
         broken = spellings.looks_like_json(value) if isinstance(value, str) else bool(value) and isinstance(value, list)
         problems.lose("plan", "its JSON cannot be read" if isinstance(value, str) and broken else "it is not a mapping")
-        # What may have named tools keeps the scope closed; other words and numbers do not.
+        # A value that may have named tools allows none; other texts and numbers change nothing.
         return Reading(faults=("the plan cannot be read",) if value else (), closed=broken or _lists_tools(value))
     faults = []
     if ends_early:
         problems.note("state plan: its JSON text ends before it is complete")
         faults.append("the plan's JSON text is not complete")
-    plan = read_shape(PlanShape, fields, "plan", problems, apart="steps") or PlanShape()
-    placed, unread = _placed(StepShape, fields.get("steps"), "plan.steps", problems)
-    positions = tuple(at for at, _ in placed)
-    lost = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
-    faults += [f"{place} cannot be read" for place in lost]
-    plan = _linked(plan, [step for _, step in placed], positions, problems)
+    plan = read_shape(PlanShape, fields, "plan", problems, skip="steps") or PlanShape()
+    items, unread = _read_items(StepShape, fields.get("steps"), "plan.steps", problems)
+    positions = tuple(position for position, _ in items)
+    unreadable = [place for place in ("plan.step", "plan.steps") if place in problems.lost]
+    faults += [f"{place} cannot be read" for place in unreadable]
+    plan = _with_resolved_names(plan, [step for _, step in items], positions, problems)
     if "plan.current_step" in problems.lost:
         faults.append("plan.current_step names no step")
-    return Reading(plan=plan, faults=tuple(faults), closed=ends_early or bool(lost), positions=positions, unread=unread)
+    return Reading(
+        plan=plan, faults=tuple(faults), closed=ends_early or bool(unreadable), positions=positions, unread=unread
+    )
 
 
 def plan_mapping(value: object) -> dict[str, Any]:
-    """A plan as a mapping by the names of its fields, its steps a list of mappings; what is unknown stays as it is."""
+    """A plan as a mapping by field name, its steps as a list of mappings. Unknown fields stay as they are."""
     fields = dict(_plan_fields(value)[0] or {})
     if "steps" in fields:
         items = _raw_items(StepShape, fields["steps"]) or []
@@ -446,31 +452,31 @@ def plan_mapping(value: object) -> dict[str, Any]:
 
 
 def _lists_tools(plan: object) -> bool:
-    """Whether a plan without a step that can be read lists tools somewhere, by whatever name models give the list.
+    """Whether a plan without a readable step lists tools anywhere, under any name that models use for such a list.
 
-    Of what is large 2,000 values are looked at, and it is taken to list some in the rest.
+    At most 2,000 values are searched. A larger plan is assumed to list tools in the rest.
     """
-    left = [plan]
+    queue = [plan]
     for _ in range(_MOST_VALUES):
-        if not left:
+        if not queue:
             return False
-        value = left.pop()
+        value = queue.pop()
         if isinstance(value, str):
             if _NAMES_TOOLS.search(value):
                 return True
             value = spellings.as_json(value, whole=False)[0] if "{" in value or "[" in value else None
         fields = as_mapping(value)
-        for key, listed in fields.items() if fields is not None else ():
-            if _TOOLS_KEY.fullmatch(folded(str(key))) and listed not in (None, "", [], {}):
+        for key, item in fields.items() if fields is not None else ():
+            if _TOOLS_KEY.fullmatch(folded(str(key))) and item not in (None, "", [], {}):
                 return True
-            left.append(listed)
+            queue.append(item)
         if isinstance(value, (list, tuple)):
-            left += value[:_MOST_VALUES]
-    return bool(left)
+            queue += value[:_MOST_VALUES]
+    return bool(queue)
 
 
 def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any] | None, bool]:
-    """A plan's fields, be it ``wrapped`` under a key ``plan``, and whether it is a text that ends early."""
+    """A plan's fields, which may be wrapped in a key ``plan``, and whether its JSON text ends before it is complete."""
     ends_early = False
     if isinstance(value, str):
         value, ends_early = spellings.as_json(value, whole=False)
@@ -479,56 +485,61 @@ def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any]
     fields = as_mapping(value)
     if fields is None:
         return None, ends_early
-    named = _named(PlanShape, fields)
-    if wrapped and not PlanShape.model_fields.keys() & named.keys():
-        inside = next((item for key, item in fields.items() if folded(str(key)) == "plan"), None)
-        found, cut_off = _plan_fields(inside, wrapped=False)
-        if found is not None:
-            return found, ends_early or cut_off
-    return named, ends_early
+    by_name = _by_field_name(PlanShape, fields)
+    if wrapped and not PlanShape.model_fields.keys() & by_name.keys():
+        wrapped_value = next((item for key, item in fields.items() if folded(str(key)) == "plan"), None)
+        inner_fields, cut_off = _plan_fields(wrapped_value, wrapped=False)
+        if inner_fields is not None:
+            return inner_fields, ends_early or cut_off
+    return by_name, ends_early
 
 
-def _linked(plan: PlanShape, steps: list[StepShape], positions: Sequence[int], problems: Problems) -> PlanShape:
-    """A plan with its steps, whose current step and dependencies have the names that their steps have.
+def _with_resolved_names(
+    plan: PlanShape, steps: list[StepShape], positions: Sequence[int], problems: Problems
+) -> PlanShape:
+    """A plan with its steps, in which ``current_step`` and ``depends_on`` hold the ids of steps.
 
-    Models name a step by its number, its title, or its name in other capitals.
+    Models also refer to a step by its number, its text, or its id in another case.
     """
-    own, name = plan.step, plan.current_step
-    if own is not None and steps and not own.acceptance:
-        wanted = own.id if not own.text else own.text if not own.id else ""
-        if wanted and _find(wanted, steps, positions) is not None:
-            own, name = None, wanted
-    if name and own is None:
-        found = _find(name, steps, positions)
-        if found is None:
+    current, name = plan.step, plan.current_step
+    if current is not None and steps and not current.acceptance:
+        reference = current.id if not current.text else current.text if not current.id else ""
+        if reference and _find(reference, steps, positions) is not None:
+            current, name = None, reference
+    if name and current is None:
+        index = _find(name, steps, positions)
+        if index is None:
             problems.lose("plan.current_step", "no step has that name")
             name = ""
         else:
-            name = steps[found].id or name
-            steps[found] = steps[found].model_copy(update={"id": name})
-    for at, step in enumerate(steps):
+            name = steps[index].id or name
+            steps[index] = steps[index].model_copy(update={"id": name})
+    for position, step in enumerate(steps):
         if step.depends_on:
-            places = {other: _find(other, steps, positions) for other in step.depends_on}
-            names = [(steps[place].id or other) if place is not None else other for other, place in places.items()]
-            steps[at] = step.model_copy(update={"depends_on": tuple(names)})
+            indices = {dependency: _find(dependency, steps, positions) for dependency in step.depends_on}
+            names = [
+                (steps[index].id or dependency) if index is not None else dependency
+                for dependency, index in indices.items()
+            ]
+            steps[position] = step.model_copy(update={"depends_on": tuple(names)})
             if not {step.id for step in steps}.issuperset(names):
                 problems.note(
-                    f"state plan.steps.{positions[at]} never gets ready: it depends on a step that is not there"
+                    f"state plan.steps.{positions[position]} never gets ready: it depends on a step that is not there"
                 )
-    return plan.model_copy(update={"steps": tuple(steps), "step": own, "current_step": name})
+    return plan.model_copy(update={"steps": tuple(steps), "step": current, "current_step": name})
 
 
 def _find(name: str, steps: Sequence[StepShape], positions: Sequence[int]) -> int | None:
-    """The index of the step that a name means: its own, its text, or its number."""
-    wanted = folded(name)
+    """The index of the step that a name refers to: by its id, its text, or its number."""
+    folded_name = folded(name)
     ids = [step.id for step in steps]
-    for known, spelled in (
+    for candidates, spelling in (
         (ids, name),
-        ([folded(id) for id in ids], wanted),
-        ([folded(step.text) for step in steps], wanted),
+        ([folded(id) for id in ids], folded_name),
+        ([folded(step.text) for step in steps], folded_name),
     ):
-        if spelled and spelled in known:
-            return known.index(spelled)
+        if spelling and spelling in candidates:
+            return candidates.index(spelling)
     number = _STEP_NUMBER.fullmatch(name.strip())
     if number is None:
         head = name.split(":", 1)[0]
@@ -536,38 +547,38 @@ def _find(name: str, steps: Sequence[StepShape], positions: Sequence[int]) -> in
     numbers = [re.sub(r"\D", "", id[:_MOST_KEY]) for id in ids]
     if numbers.count(number[1]) == 1:
         return numbers.index(number[1])
-    place = int(number[1]) - 1
-    return positions.index(place) if place in positions else None
+    position = int(number[1]) - 1
+    return positions.index(position) if position in positions else None
 
 
 # Shapes, field by field.
 
 
-def _named(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """Fields under the names that a shape has for them, however these are capitalized or joined; others as they are."""
+def _by_field_name(kind: type[_Shape], fields: Mapping[Any, Any]) -> dict[str, Any]:
+    """Fields under the names that a shape has for them, whatever their case and separators; others as they are."""
     names = {folded(name): name for name in kind.model_fields}
-    named = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
+    result = {str(key): value for key, value in fields.items() if key in kind.model_fields and value is not None}
     for key, value in fields.items():
         if key not in kind.model_fields:
-            key, bare = str(key), folded(str(key))
-            name = names.get(bare) or names.get(f"{bare}s", key)
-            if name == key and "tools" in kind.model_fields and _TOOLS_KEY.fullmatch(bare):
+            key, folded_key = str(key), folded(str(key))
+            name = names.get(folded_key) or names.get(f"{folded_key}s", key)
+            if name == key and "tools" in kind.model_fields and _TOOLS_KEY.fullmatch(folded_key):
                 name = "tools"
-            named[key if name in named else name] = value
-    return named
+            result[key if name in result else name] = value
+    return result
 
 
 def _fields_of(kind: type[_Shape], value: object) -> dict[str, Any] | None:
-    """The fields of a value that stands for a shape, by their names; None where it stands for none."""
+    """The fields in a value, by their names in a shape; None where the value is neither a mapping nor a text."""
     if isinstance(value, str) and not spellings.looks_like_json(value):
         return {kind.short_for: value}
     fields = as_mapping(value)
-    return None if fields is None else _named(kind, fields)
+    return None if fields is None else _by_field_name(kind, fields)
 
 
-def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, apart: str = "") -> _Any | None:
-    """A shape with the fields that can be read, but for the one that is read ``apart``; None where it is none or lacks
-    the text that makes it one."""
+def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, skip: str = "") -> _Any | None:
+    """A shape with the fields that can be read, without the field ``skip``. None where the value is no mapping or text,
+    or lacks a required text."""
     fields = _fields_of(kind, value)
     if fields is None:
         problems.lose(place, "it is neither a mapping nor a text")
@@ -577,51 +588,51 @@ def read_shape(kind: type[_Any], value: object, place: str, problems: Problems, 
         if (key := next((texts[word] for word in _ITEM_TEXTS if word in texts), None)) is not None:
             problems.note(f"state {place} has no 'text': its {key!r} was read as that")
             fields = {"text": fields[key]} | {name: raw for name, raw in fields.items() if name not in ("text", key)}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, raw in fields.items():
-        where = f"{place}.{name}"
+        field_place = f"{place}.{name}"
         if name not in kind.model_fields:
             problems.unknown(kind, name, place, fields)
-        elif raw is None or name == apart:
+        elif raw is None or name == skip:
             continue
         elif name in kind.lists:
-            found[name] = tuple(shape for _, shape in _placed(kind.lists[name], raw, where, problems)[0])
+            values[name] = tuple(shape for _, shape in _read_items(kind.lists[name], raw, field_place, problems)[0])
         elif name == "tools":
-            found[name] = _tools(raw, where, problems)
+            values[name] = _tools(raw, field_place, problems)
         elif name == "step":
-            found[name] = read_shape(StepShape, raw, where, problems) if raw not in ("", {}) else None
+            values[name] = read_shape(StepShape, raw, field_place, problems) if raw not in ("", {}) else None
         elif name == "constraints":
-            found[name] = _constraints(raw, where, problems)
-        elif (read := _field(kind, name, raw, where, problems)) is not None:
-            found[name] = read
-    if (text := kind.model_fields.get("text")) and text.is_required() and not found.get("text", "").strip():
+            values[name] = _constraints(raw, field_place, problems)
+        elif (field_value := _field(kind, name, raw, field_place, problems)) is not None:
+            values[name] = field_value
+    if (text := kind.model_fields.get("text")) and text.is_required() and not values.get("text", "").strip():
         problems.lose(place, "it has no text")
         return None
-    return cast(_Any, kind.model_construct(None, **found))
+    return cast(_Any, kind.model_construct(None, **values))
 
 
 def _field(kind: type[_Shape], name: str, raw: object, place: str, problems: Problems) -> Any:
-    """One field's value, of a list the items that can be read, of a text as much as may be; None for nothing of it."""
+    """One field's value: of a list the items that can be read, a long text cut to its limit; None where unreadable."""
     try:
         return _adapter(kind, name).validate_python(raw)
     except ValidationError as error:
-        first = error.errors()[0]
+        fault = error.errors()[0]
     items = spellings.as_lines(raw)
-    if first["loc"] and isinstance(items, tuple):
-        kept = [_field(_Item, "text", item, f"{place}.{at}", problems) for at, item in enumerate(items)]
-        return _adapter(kind, name).validate_python([item for item in kept if item is not None]) or None
+    if fault["loc"] and isinstance(items, tuple):
+        read_items = [_field(_Item, "text", item, f"{place}.{index}", problems) for index, item in enumerate(items)]
+        return _adapter(kind, name).validate_python([item for item in read_items if item is not None]) or None
     # pydantic's messages say what was expected, not what was given.
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = fault["msg"].removeprefix("Value error, ")
     reason = f"{reason[:1].lower()}{reason[1:]}".replace("input should", "it should")
-    is_long = first["type"] == "string_too_long"
+    is_long = fault["type"] == "string_too_long"
     problems.lose(place, reason, "was cut" if is_long else "was ignored")
-    return _shown(raw) if is_long else None
+    return _as_text(raw) if is_long else None
 
 
 @lru_cache(maxsize=128)
 def _adapter(kind: type[_Shape], name: str) -> TypeAdapter[Any]:
-    found = kind.model_fields[name]
-    annotation: Any = Annotated[(found.annotation, Field(), *found.metadata)]
+    field = kind.model_fields[name]
+    annotation: Any = Annotated[(field.annotation, Field(), *field.metadata)]
     return TypeAdapter(annotation, config=ConfigDict(coerce_numbers_to_str=True))
 
 
@@ -631,70 +642,71 @@ class _Item(_Shape):
     text: Text
 
 
-def _shown(value: object) -> str:
-    """A value in its own words, as much of them as may be."""
+def _as_text(value: object) -> str:
+    """A value as text, cut to the longest allowed."""
     text = spellings.as_text(value)
     return (text if isinstance(text, str) else canonical_json(plain(value)))[:_MOST_TEXT]
 
 
-def _placed(
+def _read_items(
     kind: type[_Any], value: object, place: str, problems: Problems
 ) -> tuple[list[tuple[int, _Any]], tuple[int, ...]]:
-    """The items of a list that can be read, with their positions; and the positions of those that cannot."""
+    """The items of a list that can be read, with their indices; and the indices of those that cannot."""
     if means_nothing(value):
         return [], ()
     items = _raw_items(kind, value)
     if items is None:
         problems.lose(place, "it is not a list")
         return [], ()
-    most = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else _MOST_ITEMS
-    if len(items) > most:
-        end = "latest" if place.startswith("knowledge") else "first"
-        problems.note(f"state {place}: only the {most} {end} of {len(items)} entries were read")
-        items = items[-most:] if end == "latest" else items[:most]
-    found: list[tuple[int, _Any]] = []
+    limit = _MOST_ENTRIES if place in ("knowledge.decisions", "knowledge.entities") else _MOST_ITEMS
+    if len(items) > limit:
+        kept_end = "latest" if place.startswith("knowledge") else "first"
+        problems.note(f"state {place}: only the {limit} {kept_end} of {len(items)} entries were read")
+        items = items[-limit:] if kept_end == "latest" else items[:limit]
+    shapes: list[tuple[int, _Any]] = []
     unread = []
-    for at, item in enumerate(items):
-        where = f"{place}.{at}"
-        shape = read_shape(kind, item, where, problems)
-        if shape is None or (place == "plan.steps" and f"{where}.status" in problems.lost):
-            unread.append(at)
+    for index, item in enumerate(items):
+        item_place = f"{place}.{index}"
+        shape = read_shape(kind, item, item_place, problems)
+        if shape is None or (place == "plan.steps" and f"{item_place}.status" in problems.lost):
+            unread.append(index)
             continue
         if isinstance(shape, AcceptanceShape) and not shape.id and unread:
-            shape = shape.model_copy(update={"id": f"a{at + 1}"})
+            shape = shape.model_copy(update={"id": f"a{index + 1}"})
         if isinstance(shape, NoteShape) and shape.ttl_seconds is not None and shape.time is None:
-            problems.note(f"state {where}.ttl_seconds was ignored: the note has no time")
-        found.append((at, shape))
-    return found, tuple(unread)
+            problems.note(f"state {item_place}.ttl_seconds was ignored: the note has no time")
+        shapes.append((index, shape))
+    return shapes, tuple(unread)
 
 
 def _raw_items(kind: type[_Shape], value: object) -> list[Any] | None:
-    """The items of a list as they came; of a mapping each with its name, or the mapping itself where it is an item."""
+    """The items of a list as given; the values of a mapping with their keys, or the mapping itself where it is an
+    item."""
     fields = as_mapping(value)
-    if fields is not None and kind.short_for in _named(kind, fields):
+    if fields is not None and kind.short_for in _by_field_name(kind, fields):
         return [fields]
     if isinstance(value, str) and not spellings.looks_like_json(value):
         return list(spellings.bulleted(value)) if kind is AcceptanceShape else [value]
     items = spellings.as_items(value)
     if items is None:
         return None
-    found: list[Any] = []
+    result: list[Any] = []
     for name, item in items:
         if not name:
-            found.append(item)
+            result.append(item)
         elif isinstance(item, bool) and kind is AcceptanceShape:
-            found.append(name)  # what a checklist says by name is whether it is done
+            result.append(name)  # a checklist as a mapping: whether each item is done
         elif isinstance(item, str):
             is_note = issubclass(kind, NoteShape)
-            found.append({"text": f"{name}: {item}"} if is_note else {"id": name, kind.short_for: item})
+            result.append({"text": f"{name}: {item}"} if is_note else {"id": name, kind.short_for: item})
         else:
             fields = as_mapping(item)
-            found.append(item if fields is None else {"id": name, **fields})
-    return found
+            result.append(item if fields is None else {"id": name, **fields})
+    return result
 
 
 def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | None:
-    """The names of tools in whatever lists them; of a list that names none, none at all rather than no limit."""
+    """The names of tools in a list of any form. A list without readable names means no tools, rather than all."""
     names, unread = spellings.tool_names(value)
     if names == () and unread:
         problems.lose(place, "it names no tools, so that only those that no step leaves out are declared")
@@ -704,7 +716,7 @@ def _tools(value: object, place: str, problems: Problems) -> tuple[str, ...] | N
 
 
 def _constraints(value: object, place: str, problems: Problems) -> ConstraintShape:
-    """Limits, and beside them what is no field of theirs, or cannot be read as one, in the words that it came in."""
+    """Constraints from a mapping or a list. What is no field, or cannot be read as one, becomes a line of ``notes``."""
     limits: dict[str, Any] = {}
     lines: list[str] = []
     items = [("", value)] if as_mapping(value) is not None else spellings.as_items(value)
@@ -713,28 +725,28 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
     for _, item in items or ():
         fields = as_mapping(item)
         if fields is None:
-            lines += [] if means_nothing(item) else [_shown(item)]
+            lines += [] if means_nothing(item) else [_as_text(item)]
             continue
-        named = _named(ConstraintShape, fields)
-        labels = (named.get(key) for key in ("name", "type", "key", "constraint"))
+        values = _by_field_name(ConstraintShape, fields)
+        labels = (values.get(key) for key in ("name", "type", "key", "constraint"))
         label = next((label for label in labels if label and isinstance(label, str)), None)
-        content = next((named[key] for key in ("value", "text", "description", "limit") if key in named), None)
+        content = next((values[key] for key in ("value", "text", "description", "limit") if key in values), None)
         if label is not None and content is not None:
-            named = _named(ConstraintShape, {label: content})
-        for name, raw in named.items():
+            values = _by_field_name(ConstraintShape, {label: content})
+        for name, raw in values.items():
             if raw is None:
                 continue
             if name not in ConstraintShape.model_fields:
-                problems.unknown(ConstraintShape, name, place, named)
-                lines.append(f"{_shown(name)}: {_shown(raw)}")
+                problems.unknown(ConstraintShape, name, place, values)
+                lines.append(f"{_as_text(name)}: {_as_text(raw)}")
                 continue
-            found = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
-            if found is not None and name == "notes":
-                lines += found
-            elif found is not None:
-                limits[name] = found
+            limit = _field(ConstraintShape, name, raw, f"{place}.{name}", problems)
+            if limit is not None and name == "notes":
+                lines += limit
+            elif limit is not None:
+                limits[name] = limit
             elif not means_nothing(raw):
-                lines.append(f"{_shown(name)}: {_shown(raw)}")
+                lines.append(f"{_as_text(name)}: {_as_text(raw)}")
     return ConstraintShape.model_construct(None, **limits, notes=tuple(line for line in lines if line.strip()))
 
 
@@ -742,37 +754,37 @@ def _constraints(value: object, place: str, problems: Problems) -> ConstraintSha
 
 
 def current_step(plan: PlanShape, worker: str = "") -> StepShape | None:
-    """The step that the plan is at, None where none is left.
+    """The current step, None where none is left.
 
-    It is the plan's own ``step``; else one that the worker has claimed; else that of ``current_step``, the first
-    claimed one, or the first ready one whose dependencies are done.
+    It is the plan's ``step``; else a step that the worker has claimed; else the one that ``current_step`` names, the
+    first claimed one, or the first ready one whose dependencies are done.
     """
     if plan.step is not None:
         return plan.step
-    named = [step for step in plan.steps if plan.current_step and step.id == plan.current_step]
+    current = [step for step in plan.steps if plan.current_step and step.id == plan.current_step]
     claimed = [step for step in plan.steps if step.status == "claimed"]
-    own = [step for step in claimed if worker and step.claimed_by == worker]
-    if own:
-        return next((step for step in named if step in own), own[0])
-    return next(iter([*named, *claimed, *ready_steps(plan.steps)]), None)
+    own_steps = [step for step in claimed if worker and step.claimed_by == worker]
+    if own_steps:
+        return next((step for step in current if step in own_steps), own_steps[0])
+    return next(iter([*current, *claimed, *ready_steps(plan.steps)]), None)
 
 
 def done_steps(steps: Iterable[StepShape]) -> frozenset[str]:
-    """The names of the steps that are done."""
+    """The ids of the steps that are done."""
     return frozenset(step.id for step in steps if step.status == "done" and step.id)
 
 
 def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
-    """The steps that can be claimed: nobody has them, and all they depend on is done."""
+    """The steps that can be claimed: their status is ``ready`` and all steps they depend on are done."""
     done = done_steps(steps)
     return tuple(step for step in steps if step.status == "ready" and done.issuperset(step.depends_on))
 
 
 def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...]:
-    """A step's checklist, the plan's where the step carries none."""
+    """A step's checklist, or the plan's where the step has none."""
     return tuple(
-        AcceptanceItem(id=item.id or f"a{at}", text=item.text, needs_evidence=item.needs_evidence)
-        for at, item in enumerate(step.acceptance or plan.acceptance, start=1)
+        AcceptanceItem(id=item.id or f"a{number}", text=item.text, needs_evidence=item.needs_evidence)
+        for number, item in enumerate(step.acceptance or plan.acceptance, start=1)
     )
 
 
@@ -800,11 +812,11 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         open_questions=questions if questions is not None else plan.open_questions,
         next=step.next or plan.next,
         stop_when=plan.stop_when,
-        tools=next((named for named in (step.tools, plan.tools, tools) if named is not None), None),
+        tools=next((names for names in (step.tools, plan.tools, tools) if names is not None), None),
     )
 
 
-# What could enter a pack.
+# Candidates for a pack.
 
 
 def note_id(note: NoteShape, source: str = "note") -> str:
@@ -838,13 +850,13 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
         )
         for record in knowledge.evidence
     ]
-    return [*(_note_candidate(note, source, done) for source, found in notes.items() for note in found), *evidence]
+    return [*(_note_candidate(note, source, done) for source, listed in notes.items() for note in listed), *evidence]
 
 
 def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozenset()) -> Candidate:
-    """A note, which stops being true with its step, when it ``expires``, or by its time to live."""
-    lives = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
-    end = min((moment for moment in (note.expires, lives) if moment is not None), default=None)
+    """A note as a candidate. It expires with its step, at its time ``expires``, or after its ``ttl_seconds``."""
+    ttl_end = note.time + note.ttl_seconds if note.time is not None and note.ttl_seconds is not None else None
+    expires = min((time for time in (note.expires, ttl_end) if time is not None), default=None)
     return Candidate(
         id=note_id(note, source),
         layer="memory",
@@ -852,28 +864,28 @@ def _note_candidate(note: NoteShape, source: str, done: frozenset[str] = frozens
         text=note.text,
         digest=hash_text(note.text),
         time=note.time,
-        expires=_LONG_AGO if note.step_id in done else end,
+        expires=_LONG_AGO if note.step_id in done else expires,
         kind="standing" if note.kind == "preference" else "own",
     )
 
 
 def unique(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates with a name of their own each; one that says the same under the same name is left out."""
-    named: dict[str, Candidate] = {}
-    known: set[tuple[str, str]] = set()
+    """The candidates with unique ids. One with the same id and text as another is left out."""
+    by_name: dict[str, Candidate] = {}
+    seen: set[tuple[str, str]] = set()
     numbers: dict[str, int] = {}
     for candidate in candidates:
         name = f"{candidate.source}_{candidate.id}" if _CONTENT_NAME.fullmatch(candidate.id) else candidate.id
-        if (name, candidate.digest) in known:
+        if (name, candidate.digest) in seen:
             continue
-        known.add((name, candidate.digest))
+        seen.add((name, candidate.digest))
         number = numbers.get(candidate.id, 1)
-        while name in named and named[name].digest != candidate.digest:
+        while name in by_name and by_name[name].digest != candidate.digest:
             number += 1
             name = f"{candidate.id}_{number}"
         numbers[candidate.id] = number
-        named.setdefault(name, candidate if candidate.id == name else replace(candidate, id=name))
-    return tuple(named.values())
+        by_name.setdefault(name, candidate if candidate.id == name else replace(candidate, id=name))
+    return tuple(by_name.values())
 
 
 def state_schema() -> dict[str, Any]:
