@@ -111,6 +111,7 @@ class Offloader:
         self._window_of = window_of
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
+        self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
         self._shown: SharedLRU[object, Offloaded] = SharedLRU(512)
         self._digests: SharedLRU[object, str] = SharedLRU(512)
         self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
@@ -248,29 +249,30 @@ class Offloader:
             if (records or self._mode != "off") and not declare(request, readers):
                 conceal(request)
             return problems
-        limits = self._limits(window)
-        always = {name for name, rule in limits.tools.items() if rule == "always"}
+        threshold = self._limits(window).threshold_tokens
         kept = any(not record.window for record in records)
         long = [
             record
             for record in records
-            if record.window and (record.tokens > limits.threshold_tokens or record.source in always)
+            if record.window and (record.tokens > threshold or record.source in self._always)
         ]
-        before, names = request.contents, request.tools_dict.keys()
-        has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
-        can_come = (has_long_head and names - essential_names(request)) or names & always
-        wants = can_come and is_free(request.config)
-        if any(reader.name in names for reader in readers):
-            wants = False
-        elif records:
+        before, wants = request.contents, False
+        if not any(reader.name in request.tools_dict for reader in readers):
             shown = self._show(context, request, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
-            wants = wants or has_cut(context) or any(map(_names_evidence, chain(shown, request.contents)))
+            wants = bool(records) and (has_cut(context) or any(map(_names_evidence, chain(shown, request.contents))))
+            wants = wants or (self._can_come(request, window) and is_free(request.config))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
             if records:
                 conceal(request)
         return problems
+
+    def _can_come(self, request: LlmRequest, window: int) -> bool:
+        """Whether an agent has tools of its own whose results are likely to be long for what its head leaves."""
+        names = request.tools_dict.keys()
+        has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
+        return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
     def _show(
         self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]

@@ -173,7 +173,8 @@ class Ledgers:
             if events:
                 session.last = (events[-1].id, events[-1].timestamp)
             known = []
-            for _, ledger, limits, where in self._accounts(key, call.invocation, agent):
+            has_limits = self.limits.measures or self._own
+            for _, ledger, limits, where in self._accounts(key, call.invocation, agent) if has_limits else ():
                 if limits.measures and limits.on_budget == "degrade":
                     known.append(ledger.pressure(limits, invocation=where["invocation"], agent=agent))
         return max(filter(None, known), key=lambda pressure: pressure.level, default=None)

@@ -15,7 +15,7 @@ from aether_context.conversation import strategies_of
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Block, Layer, Outgoing, Pack, PackInput, Prefix, RunningHashes, Sent
-from aether_context.packing.allocation import spend
+from aether_context.packing.allocation import reallocate, spend
 from aether_context.packing.carryover import carry, measure
 from aether_context.packing.compaction import bring_within_window, compact, is_quiet, marks, settle
 from aether_context.packing.compression import allocate, allocation_of, compress, tighten
@@ -203,11 +203,14 @@ def extend_pack(
     if before.appended is None:
         signals = replace(signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
-    wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
-    try:
-        allocation = allocation_of(source, policy, signals=signals, measured=measured, wanted=wanted)
-    except StepTooLarge:
-        return None
+    if before.appended is not None:
+        allocation = reallocate(before.allocation, spoken, lending=policy.budget.lending, overcounted=draft.overcounted)
+    else:
+        wanted: dict[Layer, int] = {"evidence": used["evidence"], "memory": used["memory"], "conversation": spoken}
+        try:
+            allocation = allocation_of(source, policy, signals=signals, measured=measured, wanted=wanted)
+        except StepTooLarge:
+            return None
     fixed = sum(used.values()) - used["conversation"]
     counted = before.counted_tokens + sum(tokens)
     if spoken > allocation.budget - fixed:

@@ -277,10 +277,20 @@ def pack_id(identity: Identity, step: Step) -> str:
         moment = datetime.datetime.fromtimestamp(identity.last_event_time, datetime.UTC)
     except (OverflowError, OSError, ValueError):
         moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
-    names = [name for name in (step.task_id, step.step_id) if name]
-    parts = [re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names]
-    key = [identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation]
-    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *parts, short(fold([*key, str(identity.call)]))])
+    scope = _scope(identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation)
+    digits = short(fold([str(identity.call)], scope))
+    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *_words(step.task_id, step.step_id), digits])
+
+
+@lru_cache(maxsize=1_000)
+def _scope(*names: str) -> str:
+    return fold(names)
+
+
+@lru_cache(maxsize=1_000)
+def _words(*names: str) -> tuple[str, ...]:
+    """Names as they stand in a pack's id."""
+    return tuple(re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names if name)
 
 
 @lru_cache(maxsize=64)

@@ -96,11 +96,14 @@ class Counters:
         self._made: dict[tuple[str, str], TokenCounter] = {}
         self._failed: dict[tuple[str, str], tuple[float, str]] = {}
         """Until when a counter is passed over, and why; "" where nobody has asked for it."""
+        self._ready: dict[str, tuple[float, Pick]] = {}
+        """Until when a model has a counter: until one before it is tried again."""
         self._lock = threading.Lock()
 
     def ready(self, model: str) -> Pick | None:
         """The model's counter where it can be had at once; None where `pick` may have to load something."""
-        return self._first(model, load=False)
+        until, pick = self._ready.get(model, (-math.inf, None))
+        return pick if self._clock() < until else self._first(model, load=False)
 
     def pick(self, model: str) -> Pick:
         """The first counter in the model's chain that works."""
@@ -112,9 +115,11 @@ class Counters:
     def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
         """Passes over a counter that could not count, for a while."""
         self._failed[pick.offer, model] = self._clock() + RETRY_SECONDS, str(error)
+        self._ready.pop(model, None)
 
     def _first(self, model: str, *, load: bool) -> Pick | None:
         problems: list[str] = []
+        tried_again = math.inf
         for offer in self._chain(model):
             key = offer.name, model
             until, reason = self._failed.get(key, (-math.inf, ""))
@@ -125,11 +130,15 @@ class Counters:
                     if key not in self._made:
                         self._made[key] = _made(offer, model, self._settings)
                     counter, remote = self._made[key], offer.network == "always"
-                    return Pick(counter=counter, offer=offer.name, remote=remote, problems=tuple(problems))
+                    pick = Pick(counter=counter, offer=offer.name, remote=remote, problems=tuple(problems))
+                    self._ready[model] = tried_again, pick
+                    return pick
                 except AetherContextError as error:
                     asked_for = self._settings.counter != "auto" or offer.name == "file"
                     reason = str(error) if asked_for or not isinstance(error, MissingExtra) else ""
-                    self._failed[key] = self._clock() + RETRY_SECONDS, reason
+                    until = self._clock() + RETRY_SECONDS
+                    self._failed[key] = until, reason
+            tried_again = min(tried_again, until)
             if reason:
                 problems.append(reason)
         return None
