@@ -53,6 +53,12 @@ def estimate(family: str = "gemini") -> EstimateCounter:
     return EstimateCounter(family, (family,), accuracy="approximate")
 
 
+@given(st.text(st.sampled_from("ab \n.1…—’“日本語한ก🎉é"), max_size=30))
+def test_a_few_strange_characters_cost_what_they_cost_among_many(text):
+    many = [f"{text}…", *["日本語 한국어 — …" * 5] * 2]
+    assert tables.text_costs(many, ("gemini",))[:1] == tables.text_costs(many[:1], ("gemini",))
+
+
 @pytest.mark.parametrize("model", MODELS)
 @given(text=lively_text)
 @settings(max_examples=60)

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
@@ -258,9 +258,9 @@ class Offloader:
         ]
         before, wants = request.contents, False
         if not any(reader.name in request.tools_dict for reader in readers):
-            shown = self._show(context, request, long)
+            wants = self._show(context, request, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
-            wants = bool(records) and (has_cut(context) or any(map(_names_evidence, chain(shown, request.contents))))
+            wants = wants or (bool(records) and (has_cut(context) or any(map(_names_evidence, request.contents))))
             wants = wants or (self._can_come(request, window) and is_free(request.config))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
@@ -274,17 +274,15 @@ class Offloader:
         has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
-    def _show(
-        self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]
-    ) -> Sequence[types.Content]:
-        """Puts extracts into a request where the session's history holds the results themselves; gives the contents
-        that hold them.
+    def _show(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> bool:
+        """Puts extracts into a request where the session's history holds the results themselves; whether one of them
+        names an address.
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         What was shown at the call before is looked up while the history goes on from there.
         """
         if not records:
-            return ()
+            return False
         answering: dict[int, types.Content] = {}
         is_quoted = False
         for at, content in enumerate(request.contents):
@@ -314,7 +312,7 @@ class Offloader:
         request.contents = contents
         if is_quoted:
             self._requote(context, request, records)
-        return [answer.shown for answer in history.answers if answer.shown is not None]
+        return history.names_evidence
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:
         """Puts extracts into a request where it quotes what another agent's tools gave."""
@@ -410,6 +408,7 @@ class _History:
         self.has_media = any(record.piece for record in records)
         self.answers: list[_Answer] = []
         self.looked_up: set[str] = set()
+        self.names_evidence = False
         self._last: dict[str, EvidenceRecord] = {}
 
     def goes_on(self, records: Collection[EvidenceRecord], contents: Collection[types.Content]) -> bool:
@@ -436,6 +435,7 @@ class _History:
     def add(self, content: types.Content, shown: types.Content) -> None:
         """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
         is_changed = shown is not content
+        self.names_evidence |= is_changed and _names_evidence(shown)
         self.answers.append(
             _Answer(
                 content.role,

@@ -279,7 +279,9 @@ def pack_id(identity: Identity, step: Step) -> str:
         moment = datetime.datetime.fromtimestamp(0, datetime.UTC)
     scope = _scope(identity.app, identity.user, identity.session, identity.branch, identity.agent, identity.invocation)
     digits = short(fold([str(identity.call)], scope))
-    return "_".join(["pack", moment.strftime("%Y%m%dT%H%M%S.%fZ"), *_words(step.task_id, step.step_id), digits])
+    day = f"{moment.year:04}{moment.month:02}{moment.day:02}"
+    time = f"{day}T{moment.hour:02}{moment.minute:02}{moment.second:02}.{moment.microsecond:06}Z"
+    return "_".join(["pack", time, *_words(step.task_id, step.step_id), digits])
 
 
 @lru_cache(maxsize=1_000)

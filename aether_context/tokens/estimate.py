@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -55,6 +55,7 @@ _PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
 _PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
 PIECE, COMMON_PIECE = 1, 2
+_FEW, _MOST_PIECES = 32, 50_000
 _INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
 _REPEATED = np.uint32(0xC2B2AE3D)
 
@@ -75,6 +76,7 @@ class Table:
         letters: the class of each code point, uint8[2**16].
         pair_costs: `costs` for two ASCII characters, at first + 256 * second. uint32[2**15].
         pair_edges: what the second is to words, as `_edges` tells it, at the same place. uint8[2**15].
+        pieces: what `_piece_mix` gave for a wordless character between the two before and the two after it.
     """
 
     known: Bytes
@@ -82,6 +84,7 @@ class Table:
     letters: Bytes
     pair_costs: Ints
     pair_edges: Bytes
+    pieces: dict[bytes, int] = field(default_factory=dict)
 
 
 @functools.cache
@@ -182,7 +185,8 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     else:
         points = code_points(joined)
         folded = fold(points)
-        costs, edges = table.costs.take(_contexts(points, table.known)), _edges(points, table.letters)
+        costs = table.costs.take(_contexts(points, table.known, table.pieces))
+        edges = _edges(points, table.letters)
     sizes = np.fromiter(map(len, chunks), np.intp, len(chunks))
     lasts = sizes.cumsum() - _MARGIN
     firsts = lasts - sizes + _MARGIN
@@ -211,11 +215,20 @@ def _windows(data: bytes, kind: str, offset: int, count: int) -> Any:
     return np.ndarray((count,), kind, data, offset, (1,))
 
 
-def _contexts(points: Ints, known: Bytes) -> Ints:
+def _contexts(points: Ints, known: Bytes, pieces: dict[bytes, int] | None = None) -> Ints:
+    """The context of each character.
+
+    Args:
+        pieces: where those of a few wordless characters are kept; texts mostly have the same dashes and quotes.
+    """
     here, before = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
     mixed = _pair_mix(before, here)
     wordless = here >= WORDLESS
-    if wordless.any():
+    places = wordless.nonzero()[0]
+    if pieces is not None and len(places) <= _FEW:
+        for place in places.tolist():
+            mixed[place] = _piece(points[place + _BEFORE - 2 : place + _BEFORE + 3], known, pieces)
+    elif len(places):
         mixed[wordless] = _piece_mix(points, wordless, known)
     if (here == before).any():
         # 1 where a character ends five equal ones, 2 where the one 32 before is equal too, else 0.
@@ -235,6 +248,19 @@ def _bucket(mixed: Ints) -> Ints:
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
     bucket: Ints = mixed >> np.uint32(32 - COST_BITS)
     return bucket
+
+
+def _piece(around: Ints, known: Bytes, pieces: dict[bytes, int]) -> int:
+    """The context of a wordless character, given it between the two before and the two after it."""
+    key = around.tobytes()
+    found = pieces.get(key)
+    if found is None:
+        points = np.pad(around, (_BEFORE - 2, _AFTER - 2))
+        found = int(_piece_mix(points, np.ones(1, np.bool_), known)[0])
+        if len(pieces) >= _MOST_PIECES:
+            pieces.clear()
+        pieces[key] = found
+    return found
 
 
 def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
