@@ -1,7 +1,7 @@
-"""Whether an answer meets its step's checklist: what it cites, what checks say of it, and what a critic says.
+"""Whether an answer meets its step's checklist, by the URIs that it cites, by checks, and by a critic.
 
-An item that needs evidence is met where the answer cites an ``artifact://`` URI that stood in the request and proves
-it. A URI that never stood in the request is fabricated, and an answer with one is not accepted.
+An item that needs evidence is met where the answer cites an ``artifact://`` URI that was in the request and proves it.
+A URI that was not in the request is fabricated, and an answer that cites one is not accepted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ By: TypeAlias = Literal["evidence", "check", "critic", "nothing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one judge says of one item."""
+    """The judgement of one judge on one item."""
 
     passed: bool
     by: By
@@ -28,7 +28,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What came of one item; ``passed`` is None where nothing looked at it."""
+    """The result for one item; ``passed`` is None where nothing judged it."""
 
     item: AcceptanceItem
     passed: bool | None
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of an answer: a finding for each item, and the URIs that it cites."""
+    """The result for an answer: a finding for each item, and the URIs that it cites."""
 
     findings: tuple[Finding, ...]
     cited: tuple[str, ...] = ()
@@ -49,12 +49,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether no item failed and no URI is fabricated. Items that nothing looked at hold no answer back."""
+        """Whether no item failed and no URI is fabricated. Items that nothing judged do not count."""
         return not self.fabricated and all(finding.passed is not False for finding in self.findings)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What a repair has to bring, a line each; empty for an answer that passed."""
+        """What is missing or wrong, a line each; empty for an answer that passed."""
         failed = (
             f"{finding.item.id}: {finding.item.text} ({finding.reason})"
             for finding in self.findings
@@ -80,21 +80,21 @@ def examine(
     covers: Mapping[str, Collection[str]],
     judged: Mapping[str, Sequence[Judgement]],
 ) -> Verdict:
-    """Looks at an answer item by item.
+    """Judges an answer item by item.
 
     Args:
         shown: the texts of the request.
         covers: for each URI the ids of the items that its evidence proves; evidence that names none proves any.
-        judged: what checks and the critic say, by item.
+        judged: the judgements of checks and the critic, by item.
     """
-    # The texts are read at once: what makes an address unusual is looked for once, however many texts there are.
-    known = set(artifact_uris("\n".join(shown), covers)) if SCHEME in answer else set()
-    cited = tuple(dict.fromkeys(artifact_uris(answer, known)))
+    # One call for all texts: each call tests every known address for unusual characters.
+    request_uris = set(artifact_uris("\n".join(shown), covers)) if SCHEME in answer else set()
+    cited = tuple(dict.fromkeys(artifact_uris(answer, request_uris)))
     findings = []
     for item in items:
         judgements = list(judged.get(item.id, ()))
         if item.needs_evidence:
-            proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited if uri in known)
+            proven = any(not covers.get(uri) or item.id in covers[uri] for uri in cited if uri in request_uris)
             reason = "" if proven else "cites no artifact:// URI from the request that proves it"
             judgements.insert(0, Judgement(passed=proven, by="evidence", reason=reason))
         if not judgements:
@@ -102,5 +102,5 @@ def examine(
             continue
         worst = next((judgement for judgement in judgements if not judgement.passed), judgements[-1])
         findings.append(Finding(item=item, passed=worst.passed, by=worst.by, reason=worst.reason))
-    fabricated = tuple(uri for uri in cited if uri not in known)
+    fabricated = tuple(uri for uri in cited if uri not in request_uris)
     return Verdict(findings=tuple(findings), cited=cited, fabricated=fabricated)

@@ -1,13 +1,13 @@
-"""The task board: steps that go from ready to claimed to done, one worker a step, dependencies first.
+"""The task board: steps that go from ready to claimed to done, each by one worker, dependencies first.
 
-The board is ``state["plan"]["steps"]``. `TaskBoard` is a frozen view of it, and each change gives a new one;
-`change_plan` makes a change in a session's state:
+The board is ``state["plan"]["steps"]``. `TaskBoard` is a frozen view of it; a change returns a new one, and
+`change_plan` makes the change in a session's state:
 
     change_plan(state, lambda board: board.claim("draft", by="writer"))
 
-Of two workers of one process that share a state and claim the same step, one gets it and the other an error. Workers
-in different processes each have a copy of the session; there a SQL session service refuses the second one's event as
-stale, so that one runs again and then finds the step claimed.
+When two workers in one process share a state and claim the same step, one gets it and the other an error. Workers in
+different processes each have a copy of the session: a SQL session service refuses the second one's event as stale, and
+when that worker runs again it finds the step claimed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class TaskBoard:
 
     @classmethod
     def read(cls, plan: object) -> TaskBoard:
-        """The board in a plan as it stands in a session's state; None is an empty one.
+        """The board in a plan from a session's state; None is an empty one.
 
         Raises:
-            BoardError: it is not a plan, one of its steps cannot be read in all its fields, two steps share a name, or
-                dependencies are unknown or go in a circle.
+            BoardError: it is not a plan, a field of a step cannot be read, two steps have the same id, or dependencies
+                are unknown or circular.
         """
         problems = Problems()
         shape = PlanShape() if plan is None else read_plan(plan, problems).plan
@@ -74,34 +74,34 @@ class TaskBoard:
         Raises:
             BoardError: there is none.
         """
-        found = next((step for step in self.steps if step.id == name), None)
-        if found is None:
+        match = next((step for step in self.steps if step.id == name), None)
+        if match is None:
             known = _names(step.id for step in self.steps)
             raise BoardError(f"there is no step {name!r}: the steps are {known}", step=name)
-        return found
+        return match
 
     def ready(self) -> tuple[StepShape, ...]:
-        """Steps that can be claimed: nobody has them, and all they depend on is done."""
+        """The steps that can be claimed: their status is ``ready`` and all steps they depend on are done."""
         return ready_steps(self.steps)
 
     def waiting(self, name: str) -> tuple[str, ...]:
-        """Names of the steps that a step still waits for."""
+        """Ids of the unfinished steps that a step depends on."""
         done = done_steps(self.steps)
-        return tuple(other for other in self.step(name).depends_on if other not in done)
+        return tuple(dependency for dependency in self.step(name).depends_on if dependency not in done)
 
     def acceptance(self, name: str) -> tuple[AcceptanceItem, ...]:
         """The checklist of a step."""
         return acceptance_of(self.plan, self.step(name))
 
     def unproven(self, name: str, covered: Collection[str]) -> tuple[AcceptanceItem, ...]:
-        """Items of a step's checklist that need evidence and are not among the ids of those ``covered`` by some."""
+        """Items of a step's checklist that need evidence and whose ids are not among those ``covered`` by evidence."""
         return tuple(item for item in self.acceptance(name) if item.needs_evidence and item.id not in covered)
 
     def add(self, step: StepShape | Mapping[str, object]) -> TaskBoard:
         """The board with one more step at its end.
 
         Raises:
-            BoardError: it is not a step, its name is taken, or it depends on a step that is not there.
+            BoardError: it is not a step, its id is taken, or it depends on a step that does not exist.
         """
         problems = Problems()
         added = step if isinstance(step, StepShape) else read_shape(StepShape, step, "step", problems)
@@ -113,10 +113,10 @@ class TaskBoard:
         return replace(self, plan=self.plan.model_copy(update={"steps": steps}))
 
     def claim(self, name: str, by: str) -> TaskBoard:
-        """The board with a step taken by a worker, and made the plan's current one. Claiming one's own again is fine.
+        """The board with a step claimed by a worker and made the plan's current one. A worker may claim its step again.
 
         Raises:
-            BoardError: somebody else has it, it is done, or it waits for another step.
+            BoardError: another worker has claimed it, it is done, or a step it depends on is not.
         """
         step, waiting = self.step(name), self.waiting(name)
         problem = ""
@@ -130,26 +130,26 @@ class TaskBoard:
             ready = _names(step.id for step in self.ready()) if self.ready() else ""
             advice = f"claim one of {ready}" if ready else "no step can be claimed now"
             raise BoardError(f"step {name!r} {problem}: {advice}", step=name)
-        return self._with(step.model_copy(update={"status": "claimed", "claimed_by": by}))
+        return self._with_step(step.model_copy(update={"status": "claimed", "claimed_by": by}))
 
     def release(self, name: str, by: str) -> TaskBoard:
         """The board with a claimed step ready again.
 
         Raises:
-            BoardError: the worker does not have it.
+            BoardError: the worker has not claimed it.
         """
         step = self._claimed(name, by)
-        return self._with(step.model_copy(update={"status": "ready", "claimed_by": ""}))
+        return self._with_step(step.model_copy(update={"status": "ready", "claimed_by": ""}))
 
     def complete(self, name: str, by: str, notes: Sequence[str] = ()) -> TaskBoard:
-        """The board with a step done and working notes kept with it.
+        """The board with a step done, and working notes added to it.
 
         Raises:
-            BoardError: the worker does not have it.
+            BoardError: the worker has not claimed it.
         """
         step = self._claimed(name, by)
-        more = (notes,) if isinstance(notes, str) else notes
-        return self._with(step.model_copy(update={"status": "done", "notes": _merged(step.notes, more)}))
+        new_notes = (notes,) if isinstance(notes, str) else notes
+        return self._with_step(step.model_copy(update={"status": "done", "notes": _merged(step.notes, new_notes)}))
 
     def _claimed(self, name: str, by: str) -> StepShape:
         step = self.step(name)
@@ -161,8 +161,8 @@ class TaskBoard:
             raise BoardError(f"step {name!r} is claimed by {step.claimed_by!r}, not by {by!r}", step=name)
         raise BoardError(f"step {name!r} is not claimed: claim it first", step=name)
 
-    def _with(self, changed: StepShape) -> TaskBoard:
-        """The board with a step changed; a claimed one becomes the current one, another one stops being it."""
+    def _with_step(self, changed: StepShape) -> TaskBoard:
+        """The board with a changed step. A claimed step becomes the current one; any other stops being it."""
         steps = tuple(changed if step.id == changed.id else step for step in self.steps)
         current = self.plan.current_step
         if changed.status == "claimed":
@@ -173,13 +173,13 @@ class TaskBoard:
 
 
 def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -> TaskBoard:
-    """Reads the board from a state, changes it and writes it back, before anybody else in this process can.
+    """Reads the board from a state, changes it and writes it back, under a lock of this process.
 
     Working notes in ``state["knowledge"]`` that belong to a step which is done now move to that step. Both keys are
-    assigned anew, and what this package does not know in them stays as it is.
+    assigned anew; fields in them that this package does not know stay as they are.
 
     Args:
-        change: gives the changed board; it must not wait for another change.
+        change: returns the changed board; it must not wait for another change.
 
     Returns:
         The board as it is in the state.
@@ -188,30 +188,30 @@ def change_plan(state: SessionState, change: Callable[[TaskBoard], TaskBoard]) -
         BoardError: the plan is no board, or the change is not allowed; the state is then as it was.
     """
     with WRITING:
-        given = state.get("plan")
-        before = TaskBoard.read(given)
+        raw_plan = state.get("plan")
+        before = TaskBoard.read(raw_plan)
         after = change(before)
         done = done_steps(after.steps) - done_steps(before.steps)
         knowledge = state.get("knowledge")
         notes = knowledge.get("notes") if done and isinstance(knowledge, Mapping) else ()
-        kept: list[object] = []
+        kept_notes: list[object] = []
         moved: dict[str, list[str]] = {}
         for item in notes if isinstance(notes, (list, tuple)) else ():
             note = valid(_NOTE, item)
             if note is None or note.step_id not in done:
-                kept.append(item)
+                kept_notes.append(item)
             else:
                 moved.setdefault(note.step_id, []).append(note.text)
         steps = tuple(
             step.model_copy(update={"notes": _merged(step.notes, moved[step.id])}) if step.id in moved else step
             for step in after.steps
         )
-        plan = _raw(given, before.plan, after.plan.model_copy(update={"steps": steps}))
+        plan = _as_json(raw_plan, before.plan, after.plan.model_copy(update={"steps": steps}))
         board = TaskBoard.read(plan)
-        if plan != given:
+        if plan != raw_plan:
             state["plan"] = plan
         if moved and isinstance(knowledge, Mapping):
-            state["knowledge"] = {**knowledge, "notes": kept}
+            state["knowledge"] = {**knowledge, "notes": kept_notes}
         return board
 
 
@@ -223,7 +223,7 @@ def _check(steps: Sequence[StepShape]) -> None:
         if count > 1:
             raise BoardError(f"{count} steps are named {name!r}: give each a name of its own", step=name)
     for step in steps:
-        if unknown := [other for other in step.depends_on if other not in counts]:
+        if unknown := [dependency for dependency in step.depends_on if dependency not in counts]:
             raise BoardError(
                 f"step {step.id!r} depends on {_names(unknown)}, not on the board: its steps are {_names(counts)}",
                 step=step.id,
@@ -235,24 +235,24 @@ def _check(steps: Sequence[StepShape]) -> None:
         raise BoardError(f"steps {_names(circle)} wait for each other", step=circle[0]) from error
 
 
-def _merged(notes: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    """Both in order, each text once."""
-    return tuple(dict.fromkeys([*notes, *more]))
+def _merged(notes: Sequence[str], new_notes: Sequence[str]) -> tuple[str, ...]:
+    """Both lists of notes in order, each text once."""
+    return tuple(dict.fromkeys([*notes, *new_notes]))
 
 
-def _raw(plan: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
-    """A plan as it stands in a state, with what changed of it as plain JSON."""
+def _as_json(plan: object, before: PlanShape, after: PlanShape) -> dict[str, Any]:
+    """A plan from a state as plain JSON, with the changed fields replaced."""
     raw = plan_mapping(plan)
-    known = {step.id: (step, item) for step, item in zip(before.steps, raw.get("steps") or (), strict=True)}
+    known_steps = {step.id: (step, item) for step, item in zip(before.steps, raw.get("steps") or (), strict=True)}
     steps = []
     for step in after.steps:
-        if step.id in known:
-            old, item = known[step.id]
-            steps.append({**item, **_difference(old, step)})
+        if step.id in known_steps:
+            before_step, item = known_steps[step.id]
+            steps.append({**item, **_difference(before_step, step)})
         else:
             steps.append(step.model_dump(mode="json", exclude_defaults=True))
     changed = _difference(before.model_copy(update={"steps": ()}), after.model_copy(update={"steps": ()}))
-    return {**raw, **changed, **({"steps": steps} if steps or known else {})}
+    return {**raw, **changed, **({"steps": steps} if steps or known_steps else {})}
 
 
 def _difference(before: BaseModel, after: BaseModel) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Notes, decisions, entities and evidence in a session's state, as `aether_context.state.read_state` finds them.
+"""Writes notes, decisions, entities and evidence into a session's state, where `aether_context.state.read_state` reads
+them.
 
     add_note(state, "The changelog starts at 1.7.", time=now, ttl_seconds=3600)
     add_decision(state, "Tables, not lists", reason="the reviewers compare rows", time=now)
     add_evidence(state, uri="artifact://tasks/42/report.md", summary="14 commits touch the API", covers=["a1"])
 
-``state["knowledge"]`` is assigned anew each time, as plain JSON: a session records assignments, and it keeps each value
-whole, so notes and summaries are to be short. What is not known here stays as it is.
+``state["knowledge"]`` is assigned anew each time, as plain JSON, since a session records assignments. It records each
+value whole, so notes and summaries should be short. Unknown fields stay as they are.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def add_note(
     ttl_seconds: float | None = None,
     step_id: str | None = None,
 ) -> NoteShape:
-    """Writes a working note; one of the same name is replaced.
+    """Writes a working note; one with the same id is replaced.
 
     Args:
-        id: its name; without one it is named by its text.
+        id: its id; by default one made from its text.
         time: when it was made, seconds since 1970 UTC.
-        ttl_seconds: how long it stays true after that time.
-        step_id: the step it belongs to. When that step is done the note moves to it and leaves later packs.
+        ttl_seconds: how long it is true after that time.
+        step_id: the step it belongs to. When that step is done, the note moves to it and is in no later pack.
 
     Returns:
         The note as it is in the state.
@@ -63,7 +64,7 @@ def add_note(
         KnowledgeError: the text is empty or too long, a time to live has no time to count from, or the step is not in
             the plan or is done.
     """
-    _check_given("a note", text=text)
+    _check_not_empty("a note", text=text)
     if ttl_seconds is not None and time is None:
         raise KnowledgeError("ttl_seconds counts from the note's time: give time, too", field="ttl_seconds")
     note = _shape(NoteShape, "note", id=id, text=text, time=time, ttl_seconds=ttl_seconds, step_id=step_id)
@@ -72,47 +73,47 @@ def add_note(
         if note.step_id:
             plan = _plan(state)
             steps = (*plan.steps, *([plan.step] if plan.step is not None else []))
-            known = dict.fromkeys(step.id for step in steps if step.id)
-            if note.step_id not in known:
-                names = ", ".join(map(repr, known)) or "none"
+            step_ids = dict.fromkeys(step.id for step in steps if step.id)
+            if note.step_id not in step_ids:
+                names = ", ".join(map(repr, step_ids)) or "none"
                 raise KnowledgeError(f"there is no step {note.step_id!r}: the steps are {names}", field="step_id")
             if note.step_id in done_steps(plan.steps):
                 raise KnowledgeError(
                     f"step {note.step_id!r} is done: leave step_id out, or name an open step", field="step_id"
                 )
-        _put(state, "notes", note, _name_of_note)
+        _put_item(state, "notes", note, _name_of_note)
     return note
 
 
 def add_decision(state: SessionState, text: str, *, reason: str = "", time: float | None = None) -> NoteShape:
-    """Writes what was decided into the log of decisions; it outlives the step that it was made in.
+    """Writes a decision into the log of decisions. It is kept when the step that it was made in is done.
 
     Raises:
         KnowledgeError: the text is empty or too long.
     """
-    _check_given("a decision", text=text)
-    whole = f"{text} (because: {reason})" if reason.strip() else text
-    decision = _shape(NoteShape, "decision", text=whole, time=time)
+    _check_not_empty("a decision", text=text)
+    decision_text = f"{text} (because: {reason})" if reason.strip() else text
+    decision = _shape(NoteShape, "decision", text=decision_text, time=time)
     decision = decision.model_copy(update={"id": note_id(decision, "decision")})
-    _put(state, "decisions", decision, _name_of_note)
+    _put_item(state, "decisions", decision, _name_of_note)
     return decision
 
 
 def add_entity(state: SessionState, name: str, text: str, *, time: float | None = None) -> NoteShape:
-    """Writes what is known of somebody or something; it takes the place of what was known under that name.
+    """Writes facts about somebody or something, in the place of earlier ones under that name.
 
     Raises:
-        KnowledgeError: name or text is empty, or they are too long.
+        KnowledgeError: name or text is empty or too long.
     """
-    _check_given("an entity", name=name, text=text)
+    _check_not_empty("an entity", name=name, text=text)
     id = f"entity_{short(hash_text(name.strip().casefold()))}"
     entity = _shape(NoteShape, "entity", id=id, text=f"{name.strip()}: {text}", time=time)
-    _put(state, "entities", entity, _name_of_note)
+    _put_item(state, "entities", entity, _name_of_note)
     return entity
 
 
 def find_note(state: SessionState, id: str) -> NoteShape:
-    """The working note of that name: one of the task, or one kept with a step.
+    """The working note with that id: one of the task, or one kept with a step.
 
     Raises:
         KnowledgeError: there is none.
@@ -127,18 +128,18 @@ def find_note(state: SessionState, id: str) -> NoteShape:
 
 
 def remove_note(state: SessionState, id: str) -> None:
-    """Takes a working note away.
+    """Removes a working note.
 
     Raises:
-        KnowledgeError: there is none of that name.
+        KnowledgeError: there is none with that id.
     """
     with WRITING:
         knowledge = _knowledge(state)
         notes = _list(knowledge, "notes")
-        kept = [note for note in notes if _name_of_note(note) != id]
-        if len(kept) == len(notes):
+        remaining = [note for note in notes if _name_of_note(note) != id]
+        if len(remaining) == len(notes):
             raise _no_note(id, notes)
-        state["knowledge"] = {**knowledge, "notes": kept}
+        state["knowledge"] = {**knowledge, "notes": remaining}
 
 
 def add_evidence(
@@ -152,15 +153,15 @@ def add_evidence(
     id: str | None = None,
     counter: TokenCounter | None = None,
 ) -> EvidenceShape:
-    """Writes an evidence record; one of the same name is replaced.
+    """Writes an evidence record; one with the same id is replaced.
 
     Args:
-        uri: where the whole of it is kept.
+        uri: address of its whole content.
         summary: what it shows, in a line or two.
         covers: ids of the acceptance items that it proves.
         time: when it was made, seconds since 1970 UTC.
-        text: the whole of it. It is not kept; its hash and its tokens are.
-        id: its name; without one it is named by address and summary.
+        text: its whole content, of which only the hash and the number of tokens are kept.
+        id: its id; by default one made from address and summary.
         counter: counts the tokens; the built-in estimate for an unknown model by default.
 
     Returns:
@@ -169,52 +170,52 @@ def add_evidence(
     Raises:
         KnowledgeError: address or summary is missing or too long, or ``covers`` names an item that no checklist has.
     """
-    _check_given("evidence", uri=uri, summary=summary)
-    whole: dict[str, Any] = {}
+    _check_not_empty("evidence", uri=uri, summary=summary)
+    measured: dict[str, Any] = {}
     if text is not None:
-        whole = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
+        measured = {"hash": hash_text(text), "tokens": (counter or counter_for("")).count(text)}
     items = (covers,) if isinstance(covers, str) else tuple(covers)
-    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=items, time=time, **whole)
+    record = _shape(EvidenceShape, "evidence", id=id, uri=uri, summary=summary, covers=items, time=time, **measured)
     record = record.model_copy(update={"id": evidence_id(record)})
     with WRITING:
         plan = _plan(state)
         current = current_step(plan)
         # Items of the current step's checklist, then those of the other steps'.
         steps = [*([current] if current is not None else []), *plan.steps]
-        known = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
-        unknown = [item for item in record.covers if item not in known]
-        if unknown and known:
-            names = ", ".join(map(repr, known))
+        item_ids = dict.fromkeys(item.id for step in steps for item in acceptance_of(plan, step))
+        unknown = [item for item in record.covers if item not in item_ids]
+        if unknown and item_ids:
+            names = ", ".join(map(repr, item_ids))
             raise KnowledgeError(f"no acceptance item is named {unknown[0]!r}: covers takes {names}", field="covers")
         if unknown:
             raise KnowledgeError("the plan has no acceptance items: leave covers empty", field="covers")
-        _put(state, "evidence", record, _name_of_evidence)
+        _put_item(state, "evidence", record, _name_of_evidence)
     return record
 
 
 def covered(state: SessionState) -> frozenset[str]:
     """Ids of the acceptance items that some evidence record in the state covers."""
-    found = read_state({"knowledge": state.get("knowledge")}).candidates
-    return frozenset(item for candidate in found for item in candidate.covers)
+    candidates = read_state({"knowledge": state.get("knowledge")}).candidates
+    return frozenset(item for candidate in candidates for item in candidate.covers)
 
 
 def _plan(state: SessionState) -> PlanShape:
     return read_plan(state.get("plan"), Problems()).plan or PlanShape()
 
 
-def _check_given(what: str, **texts: str) -> None:
+def _check_not_empty(subject: str, **texts: str) -> None:
     for field, text in texts.items():
         if not text.strip():
-            raise KnowledgeError(f"{what} needs a {field}: give one that says something", field=field)
+            raise KnowledgeError(f"{subject} needs a {field}: give one that says something", field=field)
 
 
-def _shape(kind: type[_Shape], what: str, **fields: Any) -> _Shape:
+def _shape(kind: type[_Shape], subject: str, **fields: Any) -> _Shape:
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else None
-        raise KnowledgeError(f"{what}: {field}: {first['msg']}", field=field) from error
+        fault = error.errors()[0]
+        field = str(fault["loc"][0]) if fault["loc"] else None
+        raise KnowledgeError(f"{subject}: {field}: {fault['msg']}", field=field) from error
 
 
 def _knowledge(state: SessionState) -> dict[str, Any]:
@@ -231,8 +232,8 @@ def _list(knowledge: Mapping[str, Any], name: str) -> list[Any]:
     return list(items or ())
 
 
-def _put(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[object], str]) -> None:
-    """Replaces the item of the same name in a list, or adds one at its end."""
+def _put_item(state: SessionState, key: str, shape: BaseModel, name_of: Callable[[object], str]) -> None:
+    """Replaces the item with the same id in a list, or adds one at its end."""
     with WRITING:
         knowledge = _knowledge(state)
         value = shape.model_dump(mode="json", exclude_defaults=True)

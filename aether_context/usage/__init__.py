@@ -1,6 +1,6 @@
-"""What model calls have used, what they may still use, and what the next ones will: pure accounts, without ADK.
+"""The token ledger: what model calls used, what they may still use, and what the next call is expected to use.
 
-Limits are given with each question and never kept, so they can change between two calls.
+It does not depend on ADK. Limits are passed with each call and not kept, so they can change at any time.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class CallUsage:
     """What one model call used.
 
     Attributes:
-        input_tokens: all that was read, cached tokens and the results of tools that the provider ran included.
-        output_tokens: all that was answered, thoughts included.
-        cached_tokens: of the input, what the provider's cache served; None where the provider did not say.
-        cache_write_tokens: of the input, what the provider wrote into its cache and says so.
-        estimate: the input as it was estimated before the call; None where it was not.
-        input_estimated: whether the provider reported no input, so that the estimate stands for it.
-        output_estimated: whether the output is counted from the answer's text, likewise.
+        input_tokens: the whole input, cached tokens and the results of tools that the provider ran included.
+        output_tokens: the whole output, thoughts included.
+        cached_tokens: the part of the input that the provider's cache served; None where it did not report that.
+        cache_write_tokens: the part of the input that the provider reported as written into its cache.
+        estimate: the input as estimated before the call; None where it was not estimated.
+        input_estimated: whether the provider reported no input, and ``input_tokens`` is the estimate.
+        output_estimated: whether the provider reported no output, and ``output_tokens`` is counted from the answer.
         cost_usd: None where the price is unknown.
-        system_tokens, tool_tokens, formatting_tokens: of the estimate, what the system instruction, the declarations,
-            and the framing of messages and calls take.
+        system_tokens, tool_tokens, formatting_tokens: the parts of the estimate for the system instruction, the
+            declarations, and the framing of messages and calls.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
@@ -62,13 +62,13 @@ class CallUsage:
     formatting_tokens: int = 0
 
     def least_zero(self) -> CallUsage:
-        """The call without negative amounts: what a provider reports wrongly never makes an account smaller."""
+        """The call with 0 for negative amounts, so that a wrong report never makes an account smaller."""
         names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "cost_usd")
         amounts = {name: value * 0 for name in names if (value := getattr(self, name)) is not None and value < 0}
         return replace(self, **amounts) if amounts else self
 
     def priced(self, model: str, time: float) -> CallUsage:
-        """The call with what it cost the model at a time, in seconds since 1970 UTC."""
+        """The call with its cost by the model's prices at a time, in seconds since 1970 UTC."""
         prices = prices_of(model, time)
         if prices is None:
             return self
@@ -82,44 +82,44 @@ class CallUsage:
 
     @classmethod
     def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:
-        """A call, not yet priced, from the outcome on record beside its pack; None where it came to nothing.
+        """A call, without its cost, from the outcome recorded with its pack; None where the call failed without usage.
 
         Args:
-            estimate: the tokens of its request, which stand for the input where no provider reported it.
+            estimate: the tokens of its request, used where the provider reported no input.
         """
         names = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "tool_use_tokens")
-        read, written, cached, cache_written, tool_use = (
+        input_tokens, output_tokens, cached_tokens, cache_written, tool_use = (
             value if type(value := outcome.get(name)) is int and 0 <= value <= _MOST else None for name in names
         )
-        if read is None and outcome.get("error_code") is not None:
+        if input_tokens is None and outcome.get("error_code") is not None:
             return None
         return cls(
-            input_tokens=(estimate if read is None else read) + (tool_use or 0),
-            output_tokens=written or 0,
-            cached_tokens=cached,
+            input_tokens=(estimate if input_tokens is None else input_tokens) + (tool_use or 0),
+            output_tokens=output_tokens or 0,
+            cached_tokens=cached_tokens,
             cache_write_tokens=cache_written or 0,
             estimate=estimate,
-            input_estimated=read is None,
-            output_estimated=written is None,
+            input_estimated=input_tokens is None,
+            output_estimated=output_tokens is None,
         )
 
     @classmethod
     def from_record(cls, value: object) -> CallUsage | None:
-        """A call from its JSON, as events once carried it; None where it is not that of a call."""
+        """A call from its JSON, as events of earlier versions carry it; None where it is not valid."""
         return valid(_CALL, value)
 
 
 class Totals(NamedTuple):
     """Sums over calls.
 
-    Their record is a list of the numbers in this order, for which see `record`.
+    They are recorded as a list of the numbers in this order, see `record`.
 
     Attributes:
-        cached_tokens: of `known_cache_tokens`, what a cache served.
-        known_cache_tokens: input of the calls whose provider said how much its cache served.
-        cost_usd: of the calls whose price is known.
-        unpriced_calls: the others.
-        estimated_inputs, estimated_outputs: calls whose input or output no provider reported.
+        cached_tokens: the part of `known_cache_tokens` that a cache served.
+        known_cache_tokens: input of the calls whose provider reported how much its cache served.
+        cost_usd: cost of the calls whose price is known.
+        unpriced_calls: number of calls whose price is unknown.
+        estimated_inputs, estimated_outputs: number of calls whose input or output the provider did not report.
     """
 
     calls: _Tokens = 0
@@ -160,7 +160,7 @@ class Totals(NamedTuple):
 
     @property
     def cached_share(self) -> float | None:
-        """Cached tokens over the input of which it is known; None where it is of none."""
+        """Cached tokens over `known_cache_tokens`; None where that is 0."""
         return self.cached_tokens / self.known_cache_tokens if self.known_cache_tokens else None
 
     @property
@@ -170,9 +170,14 @@ class Totals(NamedTuple):
 
     @property
     def amounts(self) -> dict[Measure, Amount]:
-        """What was used, by measure."""
-        read, answered = self.input_tokens, self.output_tokens
-        return {"input": read, "output": answered, "total": read + answered, "cost": self.cost_usd}
+        """The used tokens and cost, by measure."""
+        input_tokens, output_tokens = self.input_tokens, self.output_tokens
+        return {
+            "input": input_tokens,
+            "output": output_tokens,
+            "total": input_tokens + output_tokens,
+            "cost": self.cost_usd,
+        }
 
     def plus(self, other: Totals) -> Totals:
         return Totals._make(map(operator.add, self, other))
@@ -181,14 +186,14 @@ class Totals(NamedTuple):
         return Totals._make(map(operator.sub, self, other))
 
     def larger(self, other: Totals) -> Totals:
-        """The larger of each number: what is known from two sides of the same calls."""
+        """The larger of each number, to combine two accounts of the same calls."""
         return Totals._make(map(max, self, other))
 
     def record(self) -> list[JSON]:
-        """The sums as a list of numbers in their order, without zeros at its end; the first one always stands there.
+        """The sums as a list of numbers in their order, without zeros at its end, but never empty.
 
-        The input of which the provider did not say how much its cache served, mostly none, stands for
-        `known_cache_tokens`.
+        In the place of `known_cache_tokens` it holds the input for which no cache usage is known, since that is mostly
+        0.
         """
         unknown = self._replace(known_cache_tokens=self.input_tokens - self.known_cache_tokens)
         values: list[JSON] = [float(value) if isinstance(value, Decimal) else value for value in unknown]
@@ -198,11 +203,13 @@ class Totals(NamedTuple):
 
     @classmethod
     def from_record(cls, value: object) -> Totals | None:
-        """Sums from their record, or from the names and numbers that were it once; None where it is neither."""
+        """Sums from their record, or from a mapping as earlier versions wrote it; None where it is neither."""
         if isinstance(value, list) and len(value) <= len(cls._fields):
             fields = dict(zip(cls._fields, value, strict=False))
-            read, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
-            fields["known_cache_tokens"] = read - unknown if type(read) is type(unknown) is int else None
+            input_tokens, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
+            fields["known_cache_tokens"] = (
+                input_tokens - unknown if type(input_tokens) is type(unknown) is int else None
+            )
             return valid(_TOTALS, fields)
         if not isinstance(value, Mapping):
             return None
@@ -214,12 +221,12 @@ _CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals, config=ConfigDict(d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """How close estimates came to what providers reported; None where there is nothing to compare.
+    """How close estimates came to what providers reported. Values are None where there is nothing to compare.
 
     Attributes:
-        p50, p95: of the absolute errors, as shares of what was reported.
-        bias: all that was estimated over all that was reported, less one: negative where estimates are low.
-        under: the share of calls whose estimate was low by more than one percent.
+        p50, p95: percentiles of the absolute error, as a share of what was reported.
+        bias: sum of the estimates over the sum of the reports, minus 1: negative where estimates are low.
+        under: share of the calls whose estimate was low by more than one percent.
     """
 
     calls: int
@@ -230,7 +237,7 @@ class Accuracy:
 
 
 def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
-    """The accuracy of (estimated, reported) tokens. Pairs of which nothing was reported are left out."""
+    """The accuracy of (estimated, reported) tokens. Pairs in which 0 tokens are reported are left out."""
     known = [(estimated, reported) for estimated, reported in pairs if reported > 0]
     if not known:
         return Accuracy(calls=0)
@@ -246,7 +253,7 @@ def accuracy(pairs: Sequence[tuple[int, int]]) -> Accuracy:
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of values that ascend; there is at least one."""
+    """The nearest-rank percentile of ascending values, of which there is at least one."""
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
 
 
@@ -260,7 +267,7 @@ class Estimate:
 
     @property
     def amounts(self) -> dict[Measure, Amount]:
-        """The estimate by measure, what is unknown as 0."""
+        """The estimate by measure; unknown values are 0."""
         output = self.output_tokens or 0
         cost = self.cost_usd or Decimal(0)
         return {"input": self.input_tokens, "output": output, "total": self.input_tokens + output, "cost": cost}
@@ -268,7 +275,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """One measure of an account. ``limit`` is None where there is none."""
+    """One measure of an account: what is used of its limit, which is None where there is none."""
 
     limit: Amount | None
     used: Amount
@@ -284,7 +291,7 @@ class Gauge:
 class TokenBudget:
     """One account with its limits. ``name`` is the invocation's or agent's, empty for the session.
 
-    ``cost`` is approximate where a call has no known price: that call is not in it.
+    ``cost`` is approximate where a call's price is unknown: it does not include that call.
     """
 
     scope: Scope
@@ -298,7 +305,7 @@ class TokenBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """How near an account is to a limit. ``level`` is 1 where it is near and 2 where it is reached."""
+    """A limit that an account is near to, with ``level`` 1, or has reached, with ``level`` 2."""
 
     level: Literal[1, 2]
     scope: Scope
@@ -308,7 +315,7 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The three budgets that a call falls under, at one moment."""
+    """The budgets of a call's session, invocation and agent at one moment."""
 
     session: TokenBudget
     invocation: TokenBudget
@@ -317,7 +324,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
-    """All accounts of a session. ``accuracy`` is that of the latest 256 calls, ``recent`` that of the latest 20."""
+    """All accounts of a session. ``accuracy`` is over the latest 256 calls, ``recent`` over the latest 20."""
 
     session: TokenBudget
     invocations: tuple[TokenBudget, ...]
@@ -329,7 +336,7 @@ class LedgerReport:
 
 @dataclass(slots=True)
 class _Open:
-    """A call that began. ``counted`` is what was tracked of it so far."""
+    """A call that began. ``counted`` is the usage that was tracked for it so far."""
 
     invocation: str
     agent: str
@@ -338,31 +345,31 @@ class _Open:
 
 
 def _accounts() -> dict[Scope, LRUCache[str, Any]]:
-    """What is kept by scope and name; of a scope the longest unused are forgotten first."""
+    """Empty accounts by scope and name. Of each scope, those not used for longest are forgotten first."""
     return {"session": LRUCache(1), "invocation": LRUCache(64), "agent": LRUCache(1_024)}
 
 
 class TokenLedger:
-    """What one session has used. Memory is bounded: old invocations are forgotten, the session's own account is not.
+    """What one session has used. Memory is bounded: accounts of old invocations are forgotten, the session's is not.
 
     Not safe to use from several threads at once.
     """
 
     def __init__(self) -> None:
         self._spent: dict[Scope, LRUCache[str, Totals]] = _accounts()
-        # What history told: totals, or a record of them that is read only where another process's calls follow.
-        self._told: dict[Scope, LRUCache[str, JSON]] = _accounts()
+        # Totals from the session's history, or a record of them, which is read only when it is needed.
+        self._from_history: dict[Scope, LRUCache[str, JSON]] = _accounts()
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
         self._pairs: deque[tuple[int, int]] = deque(maxlen=256)
         self._outputs: deque[int] = deque(maxlen=256)
 
     def estimate(self, input_tokens: int, *, output_limit: int | None = None, prices: Prices | None = None) -> Estimate:
-        """What a call will use.
+        """What a call is expected to use.
 
         Args:
             input_tokens: the estimate of the request.
-            output_limit: the most that it lets the model answer; without one the session's p90 is expected.
-            prices: the model's; all input is priced as if no cache served any of it.
+            output_limit: the request's limit of output tokens; without one the session's p90 is expected.
+            prices: the model's prices; all input is priced as uncached.
         """
         output = output_limit if output_limit is not None else self.output_p90
         cost = prices.cost(input_tokens=input_tokens, output_tokens=output or 0) if prices is not None else None
@@ -370,157 +377,158 @@ class TokenLedger:
 
     @property
     def output_p90(self) -> int | None:
-        """The p90 of the latest 256 answers, None before the first."""
+        """The p90 of the output tokens of the latest 256 calls, None before the first."""
         return int(_percentile(sorted(self._outputs), 0.9)) if self._outputs else None
 
     def check(
         self, planned: Estimate, limits: LimitSettings, *, invocation: str, agent: str, branch: str = ""
     ) -> BudgetExceededError | None:
-        """The error that names the limit which a call would pass by most, as a share of it; None where it passes none.
+        """The error for the limit that a call would exceed by the largest share; None where it exceeds none.
 
-        A limit of which nothing is left is passed by any call. What other calls of the invocation that are under way
-        are expected to take is counted as used.
+        Any call exceeds a limit that is used up. The estimates of other calls of the invocation that are under way
+        count as used.
         """
         under_way = [
             (call.agent, call.planned.amounts)
             for slot, call in self._open.items()
             if slot != (branch, agent) and call.planned is not None and call.invocation == invocation
         ]
-        amounts, worst, error = planned.amounts, 0.0, None
+        amounts, worst_share, error = planned.amounts, 0.0, None
         for scope, name, measure, limit, used in self._bounds(limits, invocation, agent):
-            wanted = amounts[measure]
+            needed = amounts[measure]
             for caller, expected in under_way:
                 if scope != "agent" or caller == agent:
                     used += expected[measure]
-            share = float((used + wanted) / limit)
-            if (used >= limit or used + wanted > limit) and share > worst:
-                worst = share
+            share = float((used + needed) / limit)
+            if (used >= limit or used + needed > limit) and share > worst_share:
+                worst_share = share
                 error = BudgetExceededError(
-                    scope=scope, name=name, measure=measure, limit=limit, used=used, planned=wanted
+                    scope=scope, name=name, measure=measure, limit=limit, used=used, planned=needed
                 )
         return error
 
     def pressure(self, limits: LimitSettings, *, invocation: str, agent: str) -> Pressure | None:
-        """The limit of which the largest share is used, where that is 80% or more.
+        """The limit with the largest used share, where that is 80% or more; None otherwise.
 
-        It looks at what was used, not at what is planned, so that it only grows while an account does.
+        Planned calls do not count, so that the share never falls.
         """
-        most, pressure = 0.0, None
+        largest_share, pressure = 0.0, None
         for scope, _, measure, limit, used in self._bounds(limits, invocation, agent):
             share = float(used / limit)
-            if share >= 0.8 and share > most:
-                most = share
+            if share >= 0.8 and share > largest_share:
+                largest_share = share
                 pressure = Pressure(level=2 if share >= 1 else 1, scope=scope, measure=measure, limit=limit)
         return pressure
 
     def begin(self, planned: Estimate | None, *, invocation: str, agent: str, branch: str = "") -> None:
-        """A call is made: until it is tracked or fails, its estimate is held against the limits of the others."""
-        self._open.pop((branch, agent), None)  # to the end: a look at all of them counts as a use, in their order
+        """Records that a call is made. Until it is tracked or fails, its estimate counts in the checks of other
+        calls."""
+        self._open.pop((branch, agent), None)  # moves it to the end: `check` touches all entries, in their order
         self._open[branch, agent] = _Open(invocation=invocation, agent=agent, planned=planned)
 
     def track(self, call: CallUsage, *, invocation: str, agent: str, branch: str = "") -> None:
-        """Books what a call used. A second report of the same call takes the place of the first.
+        """Adds what a call used to its accounts. A second report of the same call replaces the first.
 
-        A negative amount is none. Input that was reported once is not taken back by a lower report of the same call.
+        Negative amounts count as 0. A lower input in the second report is ignored.
         """
         call = call.least_zero()
-        change, before = Totals.of(call), None
+        change, previous = Totals.of(call), None
         if (opened := self._opened(invocation, agent, branch)) is not None:
-            if (before := opened.counted) is not None:
-                if not before.input_estimated and call.input_tokens < before.input_tokens:
-                    call = replace(call, input_tokens=before.input_tokens)
-                change = Totals.of(call).minus(Totals.of(before))
+            if (previous := opened.counted) is not None:
+                if not previous.input_estimated and call.input_tokens < previous.input_tokens:
+                    call = replace(call, input_tokens=previous.input_tokens)
+                change = Totals.of(call).minus(Totals.of(previous))
             opened.counted, opened.planned = call, None
         for scope, name in _names(invocation, agent):
             self._spent[scope][name] = self._totals(scope, name).plus(change)
-        if before is not None:
+        if previous is not None:
             with suppress(ValueError):
-                self._outputs.remove(before.output_tokens)
-            if before.estimate is not None and not before.input_estimated:
+                self._outputs.remove(previous.output_tokens)
+            if previous.estimate is not None and not previous.input_estimated:
                 with suppress(ValueError):
-                    self._pairs.remove((before.estimate, before.input_tokens))
+                    self._pairs.remove((previous.estimate, previous.input_tokens))
         self._observe(call)
 
     def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
-        """What is booked of the call that began last; None before its first report."""
+        """The tracked usage of the call that began last; None before its first report."""
         opened = self._opened(invocation, agent, branch)
         return opened.counted if opened is not None else None
 
     def fail(self, *, invocation: str, agent: str, branch: str = "") -> None:
-        """A call came to nothing that was paid for: nothing is held for it any more."""
+        """Records that a call failed without usage: its estimate no longer counts."""
         if (opened := self._opened(invocation, agent, branch)) is not None:
             opened.planned = None
 
     def recall(self, call: CallUsage, standing: JSON = None, *, invocation: str, agent: str) -> None:
-        """Takes in a call from the session's history, made by this process or another one.
+        """Adds a call from the session's history, made by this process or another one.
 
-        The accounts become the larger of what this ledger booked and what history tells, so that history can never
-        make them smaller.
+        Each account becomes the larger of what this ledger tracked and what the history says, so that history never
+        makes it smaller.
 
         Args:
-            standing: the totals that were recorded with the call, as `standing` gives them. Without them the call is
-                added to what earlier ones told.
+            standing: the totals that were recorded with the call, as `standing` returns them. Without them the call is
+                added to the history's totals so far.
         """
-        spent, records = self._totals("session", ""), _by_scope(standing)
+        session, records = self._totals("session", ""), _by_scope(standing)
         recorded = Totals.from_record(records.get("session"))
-        if recorded is not None and recorded.calls <= spent.calls and recorded.total_tokens <= spent.total_tokens:
+        if recorded is not None and recorded.calls <= session.calls and recorded.total_tokens <= session.total_tokens:
             self.confirm(standing, invocation=invocation, agent=agent)
             return
         call = call.least_zero()
         for scope, name in _names(invocation, agent):
             recorded = Totals.from_record(records.get(scope))
-            told = self._told[scope].get(name)
-            told = told if isinstance(told, Totals) else Totals.from_record(told) or _NOTHING
-            told = told.larger(recorded) if recorded is not None else told.plus(Totals.of(call))
-            self._told[scope][name] = told
-            self._spent[scope][name] = self._totals(scope, name).larger(told)
-        if self._totals("session", "").total_tokens > spent.total_tokens:
+            history = self._from_history[scope].get(name)
+            history = history if isinstance(history, Totals) else Totals.from_record(history) or _NOTHING
+            history = history.larger(recorded) if recorded is not None else history.plus(Totals.of(call))
+            self._from_history[scope][name] = history
+            self._spent[scope][name] = self._totals(scope, name).larger(history)
+        if self._totals("session", "").total_tokens > session.total_tokens:
             self._observe(call)
 
     def confirm(self, standing: JSON, *, invocation: str, agent: str) -> None:
-        """The session's history tells of a call that is booked; what it tells of later ones comes on top."""
+        """Notes the recorded totals of a call that this ledger tracked; later calls in the history are added to
+        them."""
         records = _by_scope(standing)
         for scope, name in _names(invocation, agent):
-            self._told[scope][name] = records.get(scope)
+            self._from_history[scope][name] = records.get(scope)
 
     def budget(self, scope: Scope, name: str, limits: LimitSettings) -> TokenBudget:
         """One account with its limits."""
         totals = self._totals(scope, name)
         limit, estimated = _limit(limits, scope, name).by_measure, totals.estimated_inputs + totals.estimated_outputs
-        vague_calls: dict[Measure, int] = {
+        approximate_calls: dict[Measure, int] = {
             "input": totals.estimated_inputs,
             "output": totals.estimated_outputs,
             "total": estimated,
             "cost": estimated + totals.unpriced_calls,
         }
         gauges = {
-            measure: Gauge(limit=limit.get(measure), used=used, approximate=vague_calls[measure] > 0)
+            measure: Gauge(limit=limit.get(measure), used=used, approximate=approximate_calls[measure] > 0)
             for measure, used in totals.amounts.items()
         }
         return TokenBudget(scope=scope, name=name, totals=totals, **gauges)
 
     def snapshot(self, limits: LimitSettings, *, invocation: str, agent: str) -> Snapshot:
-        """The budgets that a call of this agent in this invocation falls under."""
+        """The budgets that apply to a call of this agent in this invocation."""
         return Snapshot(**{scope: self.budget(scope, name, limits) for scope, name in _names(invocation, agent)})
 
     def standing(self, *, invocation: str, agent: str) -> list[JSON]:
-        """The totals that a call of this agent in this invocation stands in: a record each of session, invocation and
-        agent.
+        """The records of the totals of session, invocation and agent, to be kept with a call of this agent.
 
-        A record that equals the session's is empty, and left out at the end. What was overhead stands in the session's
-        alone.
+        A record that equals the session's is empty, or left out at the end of the list. The tokens of system
+        instruction, declarations and framing are in the session's record alone.
         """
-        session, *others = (self._totals(scope, name) for scope, name in _names(invocation, agent))
+        session, *other_totals = (self._totals(scope, name) for scope, name in _names(invocation, agent))
         records: list[JSON] = [session.record()]
-        for totals in others:
-            lean = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
-            records.append([] if totals == session else lean.record())
+        for totals in other_totals:
+            without_overhead = totals._replace(system_tokens=0, tool_tokens=0, formatting_tokens=0)
+            records.append([] if totals == session else without_overhead.record())
         while not records[-1] and len(records) > 1:
             records.pop()
         return records
 
     def report(self, limits: LimitSettings) -> LedgerReport:
-        """All accounts, invocations by age, agents by name."""
+        """All accounts; invocations from the oldest to the newest, agents by name."""
         pairs = list(self._pairs)
         return LedgerReport(
             session=self.budget("session", "", limits),
@@ -535,14 +543,14 @@ class TokenLedger:
         return self._spent[scope].get(name, _NOTHING)
 
     def _opened(self, invocation: str, agent: str, branch: str) -> _Open | None:
-        """The call that an agent began last, where that was in this invocation."""
+        """The call that an agent began last, None where that was in another invocation."""
         opened = self._open.get((branch, agent))
         return opened if opened is not None and opened.invocation == invocation else None
 
     def _bounds(
         self, limits: LimitSettings, invocation: str, agent: str
     ) -> Iterator[tuple[Scope, str, Measure, Amount, Amount]]:
-        """The limits that a call falls under, and what is used of each."""
+        """The limits that apply to a call, with what is used of each."""
         for scope, name in _names(invocation, agent):
             if bounds := _limit(limits, scope, name).by_measure:
                 used = self._totals(scope, name).amounts
@@ -550,7 +558,7 @@ class TokenLedger:
                     yield scope, name, measure, limit, used[measure]
 
     def _observe(self, call: CallUsage) -> None:
-        """Takes a call into what is expected of the next ones."""
+        """Uses a call for the accuracy of estimates and the expected output of the next calls."""
         if call.estimate is not None and not call.input_estimated:
             self._pairs.append((call.estimate, call.input_tokens))
         self._outputs.append(call.output_tokens)
@@ -564,7 +572,7 @@ def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
 
 
 def _by_scope(standing: JSON) -> Mapping[str, JSON]:
-    """The records of a standing by scope, which were names once; none where it is no standing."""
+    """The records in a value of `TokenLedger.standing` by scope; a mapping is as earlier versions wrote it."""
     if isinstance(standing, Mapping):
         return standing
     if not isinstance(standing, list) or not standing:

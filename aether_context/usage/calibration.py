@@ -1,8 +1,9 @@
-"""From counted tokens to the provider's: an anchor on the last reported usage, and a ratio learned from its growth.
+"""Estimates the provider's tokens from counted ones, by an offset and a ratio learned from reported usage.
 
-A provider reports one number a call, the tokens of the whole request. What it counts beyond the count here (its own
-framing, instructions that a host adds later) is the anchor's offset; how many tokens it reports for a counted one is
-learned from growth alone, request against request, since totals hold what was never seen here.
+A provider reports one number per call, the tokens of the whole request. The offset comes from the last report, the
+*anchor*: it covers what is not counted here, such as the provider's framing or instructions that the host adds later.
+The ratio of reported to counted tokens is learned from the growth between two requests, since the totals include what
+is not counted here.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from pydantic import Field, Strict, TypeAdapter
 from aether_context.pack import Calibration
 
 _LEAST, _MOST = 0.6, 1.7
-"""Bounds of a ratio: whatever is reported, or written into a session's state, distorts no estimate beyond them."""
+"""Bounds of a ratio, which also hold for wrong reports and for what is written into a session's state."""
 
 _PRIOR_TOKENS = 1_000
 _MEMORY_TOKENS = 50_000
-"""Counted tokens that the first ratio, 1, stands for, and those after which what was learned is forgotten."""
+"""Weights in counted tokens: that of the initial ratio, 1, and the most that what was learned before can have."""
 
 _LARGEST_GROWTH = 60_000
 
 _LEAST_BELIEVED = 0.25
-"""The share of the count under which a report is not one of the whole request; digits alone are counted four times as
-many as a provider may report."""
+"""A report below this share of the count is not believed to be of the whole request. It is this low since of digits
+four times as many tokens may be counted as a provider reports."""
 
 Count = Annotated[int, Strict(), Field(ge=0, lt=10**12)]
 
@@ -35,7 +36,7 @@ Count = Annotated[int, Strict(), Field(ge=0, lt=10**12)]
 class TokenRatio:
     """Reported tokens per counted one: a running mean over the latest 50,000 counted tokens that requests grew by.
 
-    ``counted_tokens`` are those that ``value`` stands for. ``samples`` counts what was learned from.
+    ``counted_tokens`` is the weight of ``value``. ``samples`` is the number of requests that it was learned from.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
@@ -47,8 +48,8 @@ class TokenRatio:
     def learned(self, counted: int, reported: int) -> TokenRatio:
         """The ratio after a request grew by so many counted and reported tokens.
 
-        A growth counts for at most 1.5 times what was expected of it, and for at least the inverse. A request that
-        shrank and growth beyond 60,000 tokens teach nothing.
+        The reported growth is clipped to between 2/3 and 1.5 times the expected one. A request that shrank, and growth
+        beyond 60,000 tokens, leave the ratio as it is.
         """
         if not 0 < counted <= _LARGEST_GROWTH or not 0 <= reported <= _LARGEST_GROWTH:
             return self
@@ -56,25 +57,25 @@ class TokenRatio:
         clipped = min(max(reported, expected / 1.5), expected * 1.5)
         value = (self.value * self.counted_tokens + clipped) / (self.counted_tokens + counted)
         return TokenRatio(
-            # Rounded, so that it is the same after it was read back from a session's state.
+            # Rounded, so that it stays the same when it is read back from a session's state.
             value=round(min(_MOST, max(_LEAST, value)), 6),
             counted_tokens=min(_MEMORY_TOKENS, self.counted_tokens + counted),
             samples=self.samples + 1,
         )
 
-    def moved(self, before: TokenRatio | None) -> bool:
-        """Whether an estimate would now differ by a percent from what it was."""
-        return abs(self.value - (before or TokenRatio()).value) > 0.01
+    def moved(self, previous: TokenRatio | None) -> bool:
+        """Whether estimates differ by more than a percent from those with the ratio before."""
+        return abs(self.value - (previous or TokenRatio()).value) > 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageAnchor:
-    """A usage that a provider reported for a request that was sent here, and what was counted of it.
+    """The usage that a provider reported for a request, and the tokens that were counted of it.
 
-    ``epoch`` is the number of the request's epoch; growth is learned from within one only. ``doubted`` is a report so
-    far off, with its count, that it is believed only when the next one confirms it: a sum over several calls, or of
-    another request. ``whole`` says that every report since the first one was of a whole request, as far as can be
-    told: none of them fell while requests grew.
+    ``epoch`` is the number of the request's epoch; growth is learned within one epoch only. ``doubted`` is a later
+    report, with its count, that was so far off that it is believed only when the next one confirms it: it may be a sum
+    over several calls, or of another request. ``whole`` says that all reports seem to be of whole requests: none of
+    them fell while the requests grew.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, object]] = {"defer_build": True}
@@ -88,13 +89,13 @@ class UsageAnchor:
 
     @property
     def beyond(self) -> int:
-        """Tokens by which the report passed the count."""
+        """Tokens by which the report exceeds the count."""
         return self.reported - self.counted
 
     def overcounted(self, epoch: int) -> int:
-        """Tokens by which the report fell short of the count, half of them where an epoch began since.
+        """Tokens by which the report is below the count, half of them where a new epoch began since.
 
-        0 where it fell so short that it is not believed: some report only what their cache did not hold.
+        0 where it is so low that it is not believed: some providers report only uncached tokens.
         """
         if self.reported < (_LEAST_BELIEVED if self.whole else _LEAST) * self.counted:
             return 0
@@ -102,7 +103,7 @@ class UsageAnchor:
 
 
 RATIO, ANCHOR = TypeAdapter(TokenRatio), TypeAdapter(UsageAnchor)
-"""How both are written to state, events and the store, and read."""
+"""They read and write both in state, events and the store."""
 
 
 def report(
@@ -112,9 +113,9 @@ def report(
     fresh = UsageAnchor(model=model, epoch=epoch, counted=counted, reported=reported, whole=True)
     if anchor is None or anchor.model != model:
         return fresh, ratio
-    # A larger request with under three quarters of the report before: one of its uncached tokens.
-    fell = counted >= anchor.counted and reported < 0.75 * anchor.reported
-    fresh = replace(fresh, whole=anchor.whole and not fell)
+    # The request is larger and its report less than three quarters of the one before: only uncached tokens.
+    is_partial = counted >= anchor.counted and reported < 0.75 * anchor.reported
+    fresh = replace(fresh, whole=anchor.whole and not is_partial)
     if not _follows(anchor.reported, anchor.counted, counted, reported):
         confirmed = anchor.doubted is not None and _follows(*anchor.doubted, counted, reported, closeness=4)
         return (fresh if confirmed else replace(anchor, doubted=(reported, counted))), ratio
@@ -126,7 +127,7 @@ def report(
 def calibration(
     anchor: UsageAnchor | None, ratio: TokenRatio, *, model: str, epoch: int, here: bool, unseen: int
 ) -> Calibration | None:
-    """What a pack is estimated by; None where nothing is known.
+    """The calibration that a pack is estimated by; None where nothing is known.
 
     Args:
         epoch: the number of the epoch that the request belongs to, or begins after.
@@ -148,11 +149,14 @@ def calibration(
 
 
 def estimated(calibration: Calibration, counted: int) -> int:
-    """Tokens that a provider would report for a request of so many; never under a quarter of the count."""
+    """Tokens that a provider is expected to report for ``counted`` tokens; at least a quarter of these."""
     return max(int(_LEAST_BELIEVED * counted), round(calibration.offset + calibration.ratio * counted))
 
 
-def _follows(before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
-    """Whether a report follows from the one before it and what was added since, within a half or 8,000 tokens."""
-    expected = before + counted - counted_before
+def _follows(reported_before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
+    """Whether a report is what the one before and the counted growth since lead to expect.
+
+    The difference may be half of the expected tokens, or 8,000 where that is more, divided by ``closeness``.
+    """
+    expected = reported_before + counted - counted_before
     return closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))

@@ -1,7 +1,7 @@
-"""What tokens cost, from the public list of the `genai-prices` package, which is installed and needs no network.
+"""Prices of tokens, from the list in the `genai-prices` package, without network.
 
-A model that the list does not know, or that is not paid by tokens alone, has no price here: what it costs is unknown,
-not zero. Rates are those of text; some providers take more for audio and images.
+A model that is not in the list, or that is not priced by tokens alone, has no price here: its cost is unknown, not
+zero. Rates are those for text; some providers charge more for audio and images.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """One model's rates at one moment, in US dollars for a million tokens; some are tiers by the size of the input.
+    """One model's rates at one moment, in US dollars per million tokens. Some have tiers by the size of the input.
 
     Attributes:
-        cached: for input that the provider's cache served; None where it costs what other input does.
-        cache_write: for input that the provider wrote into its cache; None likewise.
+        cached: for input that the provider's cache served; None where it costs as much as other input.
+        cache_write: for input that the provider wrote into its cache; None as for ``cached``.
     """
 
     input: Rate
@@ -40,32 +40,32 @@ class Prices:
         """US dollars for one call.
 
         Args:
-            input_tokens: all input, what was read from and written to the cache included.
-            output_tokens: all output, thoughts included.
+            input_tokens: the whole input, tokens read from and written to the cache included.
+            output_tokens: the whole output, thoughts included.
         """
-        read = min(cached_tokens, input_tokens)
-        written = min(cache_write_tokens, input_tokens - read)
+        cached = min(cached_tokens, input_tokens)
+        cache_written = min(cache_write_tokens, input_tokens - cached)
         parts = (
-            (self.input, input_tokens - read - written),
-            (self.input if self.cached is None else self.cached, read),
-            (self.input if self.cache_write is None else self.cache_write, written),
+            (self.input, input_tokens - cached - cache_written),
+            (self.input if self.cached is None else self.cached, cached),
+            (self.input if self.cache_write is None else self.cache_write, cache_written),
             (self.output, output_tokens),
         )
         return sum((_rate(rate, input_tokens) * tokens for rate, tokens in parts), Decimal(0)) / 1_000_000
 
 
 def _rate(rate: Rate, input_tokens: int) -> Decimal:
-    """The rate that applies to a call: that of the highest tier which its input passes."""
+    """The rate of the highest tier whose start the input exceeds."""
     if isinstance(rate, Decimal):
         return rate
     return next((tier.price for tier in reversed(rate.tiers) if input_tokens > tier.start), rate.base)
 
 
 def prices_of(model: str, time: float = 0.0) -> Prices | None:
-    """The rates of a model, of its maker where its name has no provider; None where the list has none.
+    """The rates of a model, those of its maker where its name has no provider; None where the list has none.
 
     Args:
-        time: when it is called, seconds since 1970 UTC; some rates depend on the day or the hour.
+        time: time of the call, seconds since 1970 UTC; some rates depend on the day or the hour.
     """
     return _prices(model, int(time // 60))
 
@@ -91,10 +91,10 @@ def _prices(model: str, minute: int) -> Prices | None:
 
 
 def cached_share(model: str, time: float = 0.0) -> float | None:
-    """The price of input that a provider's cache serves, as a share of that of other input; None where unknown.
+    """The price of cached input as a share of that of other input; None where unknown.
 
     Args:
-        time: seconds since 1970 UTC; the price is that of the day's beginning.
+        time: seconds since 1970 UTC; the price is that at the beginning of the day.
     """
     prices = prices_of(model, time // 86_400 * 86_400)
     if prices is None or prices.cached is None:
