@@ -464,7 +464,7 @@ def _lists_tools(plan: object) -> bool:
         if isinstance(value, str):
             if _NAMES_TOOLS.search(value):
                 return True
-            value = spellings.as_json(value, whole=False)[0] if "{" in value or "[" in value else None
+            value = spellings.as_json(value, only_json=False)[0] if "{" in value or "[" in value else None
         fields = as_mapping(value)
         for key, item in fields.items() if fields is not None else ():
             if _TOOLS_KEY.fullmatch(folded(str(key))) and item not in (None, "", [], {}):
@@ -479,7 +479,7 @@ def _plan_fields(value: object, *, wrapped: bool = True) -> tuple[dict[str, Any]
     """A plan's fields, which may be wrapped in a key ``plan``, and whether its JSON text ends before it is complete."""
     ends_early = False
     if isinstance(value, str):
-        value, ends_early = spellings.as_json(value, whole=False)
+        value, ends_early = spellings.as_json(value, only_json=False)
     if isinstance(value, (list, tuple)) and value:
         value = {"steps": value}
     fields = as_mapping(value)

@@ -1,4 +1,4 @@
-"""Shorter text that never paraphrases: lines of a long text, and summaries made of a conversation's own lines."""
+"""Shortens texts without paraphrasing: lines of a long text, sentences of a short one, a conversation's own lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aether_context.pack import Content, SummaryRequest
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
 _FEW_WORDS = 64
-"""So many words are looked for one by one before a line is taken apart; of more each would cost a pass over it."""
+"""Up to this many query words are first searched for in a line one by one, before it is split into words."""
 LONG_LINE, PIECE = 2_000, 400
 
 
@@ -24,10 +24,10 @@ class Counts(Protocol):
 
 
 class CountsAhead(Counts, Protocol):
-    """One that can be told what it is likely to be asked."""
+    """A counter that can count many texts in advance."""
 
     def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts texts in one pass that are likely to be asked for one by one, where that is the cheaper way."""
+        """Counts in one pass the texts that are likely to be counted one by one, where that is cheaper."""
 
 
 # Lines of a long text.
@@ -36,33 +36,38 @@ class CountsAhead(Counts, Protocol):
 def extract(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> str:
     """The head, the tail and the most relevant lines of a text, within a budget.
 
-    Half of the budget goes to lines that share rare words with ``query``, the other half to the head and the tail,
-    two to one. Lines of more than 2,000 characters are taken in pieces of 400. Every gap leaves a note with the
-    numbers of the missing lines. A text that fits comes back as it is.
+    Half of the budget goes to lines that share rare words with ``query``, the other half to the head and the tail, two
+    to one. Lines of more than 2,000 characters are split into pieces of 400. In each gap a note gives the numbers of
+    the missing lines. A text that fits is returned unchanged.
 
     Args:
-        max_tokens: ceiling for the result, notes included. Under about 30 nothing but a note fits.
+        max_tokens: the most tokens of the result, notes included. Below about 30 only a note fits.
     """
-    whole = counter.count(text)
-    if whole <= max_tokens:
+    total_tokens = counter.count(text)
+    if total_tokens <= max_tokens:
         return text
     lines = lines_of(text)
-    per_character = whole / max(1, len(text))
+    per_character = total_tokens / max(1, len(text))
     cost = [len(line) * per_character + 1 for line in lines]
     rankings = [(0.5, most_relevant(lines, query))]
-    found = fitting(
+    result = fitting(
         lambda budget: pick(cost, rankings, budget),
         lambda chosen: with_gaps(lines, range(len(lines)), len(lines), chosen, f" of {len(lines)} left out"),
         max_tokens=max_tokens,
         counter=counter,
     )
-    return found[0] if found is not None else f"[{len(lines)} lines left out]"
+    return result[0] if result is not None else f"[{len(lines)} lines left out]"
 
 
 def fitting(
     choose: Callable[[float], set[int]], render: Callable[[set[int]], str], *, max_tokens: int, counter: Counts
 ) -> tuple[str, set[int]] | None:
-    """The text of what is chosen for the largest budget whose text fits, with that choice; None where none does."""
+    """Lowers the budget until the text rendered from the choice fits; returns both, None where none fits.
+
+    Args:
+        choose: the indices of lines for a budget in tokens.
+        render: the text of chosen lines.
+    """
     budget = float(max_tokens)
     while budget >= 8:
         chosen = choose(budget)
@@ -94,72 +99,74 @@ def pick(
     note: float = 14.0,
     first_whole: bool = False,
 ) -> set[int]:
-    """Lines by each ranking for its share of the budget; the head and the tail, two to one, for the rest.
+    """Chooses lines: for each ranking within its share of the budget, then head and tail, two to one, with the rest.
 
     Args:
         cost: tokens of each line.
-        rankings: shares, and lines from the best to the worst. A line that does not fit is passed over.
-        last: a ranking for what head and tail leave.
-        note: tokens of the note of a gap.
+        rankings: shares of the budget, each with line indices from best to worst. A line that does not fit is skipped.
+        last: a ranking for the tokens that head and tail leave.
+        note: tokens of the note in a gap.
         first_whole: whether the first line of a ranking may take half of what is left, however small its share.
     """
     chosen: set[int] = set()
-    left = budget - note
+    remaining = budget - note
 
-    def take_best(ranked: Sequence[int], room: float) -> float:
-        """Takes the best lines that fit, with the notes of the gaps that they make; returns what they cost."""
-        unused = room
-        for at in ranked:
+    def take_best(ranked: Sequence[int], limit: float) -> float:
+        """Takes the best lines that fit, with the notes in the gaps before them; returns the tokens used."""
+        unused = limit
+        for index in ranked:
             if unused < note:
                 break
-            extra = cost[at] + (0 if at - 1 in chosen or at + 1 in chosen else note)
-            if at not in chosen and extra <= unused:
-                chosen.add(at)
+            extra = cost[index] + (0 if index - 1 in chosen or index + 1 in chosen else note)
+            if index not in chosen and extra <= unused:
+                chosen.add(index)
                 unused -= extra
-        return room - unused
+        return limit - unused
 
-    def take_in_order(order: Iterable[int], room: float) -> float:
-        """Takes lines until one does not fit; returns what they cost."""
+    def take_in_order(indices: Iterable[int], limit: float) -> float:
+        """Takes lines until one does not fit; returns the tokens used."""
         used = 0.0
-        for at in order:
-            if at in chosen:
+        for index in indices:
+            if index in chosen:
                 continue
-            if used + cost[at] > room:
+            if used + cost[index] > limit:
                 break
-            chosen.add(at)
-            used += cost[at]
+            chosen.add(index)
+            used += cost[index]
         return used
 
-    most = left
-    for part, ranked in rankings:
+    total = remaining
+    for share, ranked in rankings:
         if first_whole:
-            left -= take_best(ranked[:1], left / 2)
-        left -= take_best(ranked, min(most * part, left))
-    left -= take_in_order(range(len(cost)), left * 2 / 3)
-    left -= take_in_order(range(len(cost) - 1, -1, -1), left)
-    take_best(last, left)
+            remaining -= take_best(ranked[:1], remaining / 2)
+        remaining -= take_best(ranked, min(total * share, remaining))
+    remaining -= take_in_order(range(len(cost)), remaining * 2 / 3)
+    remaining -= take_in_order(range(len(cost) - 1, -1, -1), remaining)
+    take_best(last, remaining)
     return chosen
 
 
 def relevance(lines: Sequence[str], query: str) -> list[float]:
-    """How many of the query's words a line holds, each weighed by how rare it is in the text."""
-    wanted = _vocabulary(query)
-    few = len(wanted) <= _FEW_WORDS
-    found: list[Sequence[str]] = []
+    """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
+    query_words = _vocabulary(query)
+    search_first = len(query_words) <= _FEW_WORDS
+    shared_words: list[Sequence[str]] = []
     for line in lines:
         folded = line.casefold()
-        if few and not any(word in folded for word in wanted):
-            found.append(())
+        if search_first and not any(word in folded for word in query_words):
+            shared_words.append(())
         else:
-            found.append(sorted({word.casefold() for word in _WORD.findall(line)} & wanted))
-    frequency = Counter(word for words in found for word in words)
-    return [sum(1 / frequency[word] for word in words) for words in found]
+            shared_words.append(sorted({word.casefold() for word in _WORD.findall(line)} & query_words))
+    frequency = Counter(word for words in shared_words for word in words)
+    return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
 
 def most_relevant(lines: Sequence[str], query: str) -> list[int]:
-    """The places of the lines that share words with the query, the most relevant first."""
-    worth = relevance(lines, query)
-    return sorted((at for at in range(len(lines)) if worth[at] > 0), key=lambda at: (-worth[at], at))
+    """The indices of the lines that share words with the query, the most relevant first."""
+    scores = relevance(lines, query)
+    return sorted(
+        (index for index in range(len(lines)) if scores[index] > 0), key=lambda index: (-scores[index], index)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -168,21 +175,24 @@ def _vocabulary(query: str) -> frozenset[str]:
 
 
 def with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, chosen: set[int], note: str = "") -> str:
-    """Chosen lines, by their ``numbers`` of ``total``, and a note in each gap that begins with what is missing."""
-    out: list[str] = []
-    following = 0
-    for at in sorted(chosen):
-        if numbers[at] > following:
-            out.append(f"[… {span(following, numbers[at])}{note} …]")
-        out.append(texts[at])
-        following = numbers[at] + 1
-    if following < total:
-        out.append(f"[… {span(following, total)}{note} …]")
-    return "\n".join(out)
+    """The chosen texts, with a note in each gap that begins with the missing lines.
+
+    ``numbers`` are the texts' line numbers from 0, out of ``total``; ``note`` ends each note.
+    """
+    parts: list[str] = []
+    next_number = 0
+    for index in sorted(chosen):
+        if numbers[index] > next_number:
+            parts.append(f"[… {span(next_number, numbers[index])}{note} …]")
+        parts.append(texts[index])
+        next_number = numbers[index] + 1
+    if next_number < total:
+        parts.append(f"[… {span(next_number, total)}{note} …]")
+    return "\n".join(parts)
 
 
 def span(start: int, stop: int) -> str:
-    """Some lines by their numbers from 1."""
+    """Words for lines by their numbers from 1: ``line 3``, ``lines 3-7``."""
     return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
 
 
@@ -192,60 +202,60 @@ _SENTENCE = re.compile(r"(?<=[.!?;。！？])\s*|\n+")
 
 
 def shorten(text: str, *, max_tokens: int, counter: Counts, query: str = "") -> str:
-    """A short text's most relevant sentences, in their order, with an ellipsis for each gap; whole where it fits.
+    """A short text's most relevant sentences, in their order, with an ellipsis for each gap; the text where it fits.
 
-    Sentences count by the query's words in them, rare ones more, the first sentence before others of equal worth.
-    Where not even one sentence fits, the beginning of the best one is taken.
+    Sentences are ranked by the query's words in them, as in `relevance`, and at equal scores by their order. Where no
+    sentence fits, the beginning of the best one is taken.
     """
     if counter.count(text) <= max_tokens:
         return text
     sentences, ranked = _sentences(text, query)
     chosen: set[int] = set()
-    for at in ranked:
-        if counter.count(_joined(sentences, chosen | {at})) <= max_tokens:
-            chosen.add(at)
+    for index in ranked:
+        if counter.count(_joined(sentences, chosen | {index})) <= max_tokens:
+            chosen.add(index)
         elif chosen:
             break
     if chosen:
         return _joined(sentences, chosen)
     best = sentences[ranked[0]] if ranked else text
     per_character = counter.count(best) / max(1, len(best))
-    keep = int(max_tokens / max(per_character, 1e-9))
-    while keep > 1 and counter.count(best[:keep] + "…") > max_tokens:
-        keep = keep * 9 // 10
-    return best[: max(1, keep)] + "…"
+    length = int(max_tokens / max(per_character, 1e-9))
+    while length > 1 and counter.count(best[:length] + "…") > max_tokens:
+        length = length * 9 // 10
+    return best[: max(1, length)] + "…"
 
 
 @lru_cache(maxsize=500)
 def _sentences(text: str, query: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The sentences of a text, and their places from the most relevant to the least."""
+    """The sentences of a text, and their indices from the most to the least relevant."""
     sentences = tuple(sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip())
-    worth = relevance(sentences, query)
-    return sentences, tuple(sorted(range(len(sentences)), key=lambda at: (-worth[at], at)))
+    scores = relevance(sentences, query)
+    return sentences, tuple(sorted(range(len(sentences)), key=lambda index: (-scores[index], index)))
 
 
 def _joined(sentences: Sequence[str], chosen: set[int]) -> str:
-    out = ""
-    last = -1
-    for at in sorted(chosen):
-        gap = " " if at == last + 1 else " … "
-        out += (gap if out else gap.lstrip()) + sentences[at].strip()
-        last = at
-    return out + (" …" if last < len(sentences) - 1 else "")
+    joined = ""
+    previous = -1
+    for index in sorted(chosen):
+        gap = " " if index == previous + 1 else " … "
+        joined += (gap if joined else gap.lstrip()) + sentences[index].strip()
+        previous = index
+    return joined + (" …" if previous < len(sentences) - 1 else "")
 
 
-def level(sizes: Sequence[int], room: int) -> int:
-    """The ceiling under which sizes sum to at most ``room`` when larger ones are cut down to it."""
-    left = room
-    for done, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - done)
+def level(sizes: Sequence[int], limit: int) -> int:
+    """The largest ceiling at which sizes that are cut down to it sum to at most ``limit``."""
+    remaining = limit
+    for position, size in enumerate(sorted(sizes)):
+        share = remaining // (len(sizes) - position)
         if size > share:
             return max(0, share)
-        left -= size
+        remaining -= size
     return max(sizes, default=0)
 
 
-# Summaries of a conversation: in its own words, and those that a model writes.
+# Summaries of a conversation: extractive ones, and those that a model writes.
 
 _USER = "- user: "
 _MISSING = "- messages left out: "
@@ -253,57 +263,56 @@ _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
 _SHARES_OF_A_MESSAGE = 3
 _AGENT_CHARACTERS = 300
 _OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
-"""What a line may begin with besides an agent's name: the speakers of this conversation, the titles of entities."""
+"""First words of lines that are no agents' names: the roles in this conversation, and the titles of entity tables."""
 
 
 def summarize(contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = "") -> str:
-    """What was cut, in the conversation's own words: bullets with the speakers' lines.
+    """An extractive summary of removed contents: a bullet for each message, in their order, with its speaker.
 
-    Human messages come first and word for word while they fit, shortened to their own sentences where they are long:
-    the first of all, which says what the work is about, then the latest before older ones. The model's and other
-    agents' come after them, each in a line of 300 characters. Within the summary they stand in their order. Empty where
-    not even one bullet fits.
+    Human messages are chosen first: the first of all, which says what the work is about, then the latest before older
+    ones. They are quoted verbatim, long ones shortened to sentences of theirs. Messages of the model and of other
+    agents follow while there is room, each cut to 300 characters. Empty where no bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
     """
-    before = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
-    spoken = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
-    by_people = [bullet.startswith(_USER) for bullet in before]
-    by_people += [content.role == "user" and not content.agent for content, _ in spoken]
-    people = [at for at, person in enumerate(by_people) if person]
-    agents = [at for at, person in enumerate(by_people) if not person]
+    earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
+    messages = [(content, words) for content in contents if not content.responses and (words := content.words.strip())]
+    by_people = [bullet.startswith(_USER) for bullet in earlier_bullets]
+    by_people += [content.role == "user" and not content.agent for content, _ in messages]
+    people_indices = [index for index, person in enumerate(by_people) if person]
+    agent_indices = [index for index, person in enumerate(by_people) if not person]
 
-    def bullet(at: int) -> str:
-        if at < len(before):
-            return before[at]
-        content, words = spoken[at - len(before)]
-        if not by_people[at]:
+    def bullet(index: int) -> str:
+        if index < len(earlier_bullets):
+            return earlier_bullets[index]
+        content, words = messages[index - len(earlier_bullets)]
+        if not by_people[index]:
             line = " ".join(words[: 4 * _AGENT_CHARACTERS].split())
-            if len(line) < _AGENT_CHARACTERS < len(words):  # it began with many blanks
+            if len(line) < _AGENT_CHARACTERS < len(words):  # the text began with many blanks
                 line = " ".join(words.split(None, _AGENT_CHARACTERS))
             return f"- {_speaker(content)}: {line[:_AGENT_CHARACTERS]}"
         words = shorten(words, max_tokens=max_tokens // _SHARES_OF_A_MESSAGE, counter=counter)
         return _USER + "\n  ".join(words.splitlines())
 
-    left = max_tokens - 12
+    remaining = max_tokens - 12
     chosen: dict[int, str] = {}
-    for at in (*people[:1], *reversed(people[1:]), *reversed(agents)):
-        if left <= 0:
+    for index in (*people_indices[:1], *reversed(people_indices[1:]), *reversed(agent_indices)):
+        if remaining <= 0:
             break
-        made = bullet(at)
-        # To count takes longer than to see that a bullet is too long: no word is less than a token.
-        if len(made.split(None, left)) <= left and (cost := counter.count(made) + 1) <= left:
-            chosen[at] = made
-            left -= cost
+        text = bullet(index)
+        # A word is at least a token, so that splitting shows more cheaply than counting that a bullet is too long.
+        if len(text.split(None, remaining)) <= remaining and (cost := counter.count(text) + 1) <= remaining:
+            chosen[index] = text
+            remaining -= cost
     if not chosen:
         return ""
     missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(chosen)
-    return "\n".join([*(chosen[at] for at in sorted(chosen)), *([f"{_MISSING}{missing}"] if missing else [])])
+    return "\n".join([*(chosen[index] for index in sorted(chosen)), *([f"{_MISSING}{missing}"] if missing else [])])
 
 
 def split_bullets(text: str) -> list[str]:
-    """The bullets of a text, each with the indented lines that belong to it."""
+    """The bullets of a text, each with the lines that follow it."""
     bullets: list[list[str]] = []
     for line in text.splitlines():
         if bullets and not line.startswith("- "):
@@ -314,7 +323,7 @@ def split_bullets(text: str) -> list[str]:
 
 
 def _speaker(content: Content) -> str:
-    """Who a content is of: the role, or the other agent whose turn it is."""
+    """The speaker of a content: its role, or the other agent whose turn it is."""
     return _named(content.agent) if content.agent else content.role
 
 
@@ -328,46 +337,46 @@ _MOST_CHARACTERS = 120_000
 
 
 class Summaries:
-    """The summarizer of one build: texts that a model has written by now, and requests for those it has not.
+    """The model's summaries for one build: those written already, and requests for those that are missing.
 
     Args:
-        by: the model's name; empty where there is none, and nothing is requested.
-        written: texts by the keys of earlier requests.
+        model: the model's name; empty where there is none, and nothing is requested.
+        written: summaries by the keys of earlier requests.
     """
 
-    def __init__(self, by: str, written: Mapping[str, str]) -> None:
-        self._by, self._written = by, written
+    def __init__(self, model: str, written: Mapping[str, str]) -> None:
+        self._model, self._written = model, written
         self._requests: dict[str, SummaryRequest] = {}
 
     @property
     def summary_requests(self) -> tuple[SummaryRequest, ...]:
-        """What was asked for and not there, in that order."""
+        """Requests for the summaries that were missing, in the order in which they were needed."""
         return tuple(self._requests.values())
 
     def line(self, kind: Literal["memory", "evidence"], text: str, *, max_tokens: int, query: str) -> str | None:
         """A model's summary of a text as one line, None where there is none."""
-        found = self._find(kind, text, max_tokens=max_tokens, query=query)
-        return " ".join(found.split()) or None if found is not None else None
+        summary = self._find(kind, text, max_tokens=max_tokens, query=query)
+        return " ".join(summary.split()) or None if summary is not None else None
 
     def conversation(
         self, contents: Sequence[Content], *, max_tokens: int, counter: Counts, earlier: str = ""
     ) -> str | None:
-        """A model's summary of what is cut, in bullets; None where there is none or it is longer than it may be.
+        """A model's summary of removed contents, in bullets; None where there is none, or it is too long.
 
         Args:
-            max_tokens: ceiling; so are the tokens of what it replaces.
-            earlier: the summary of an earlier cut, which the new one goes on from.
+            max_tokens: the most tokens; it also must not be longer than what it replaces.
+            earlier: the summary of an earlier cut, which the new one continues.
         """
-        if not self._by:
+        if not self._model:
             return None
         text = _transcript(contents)
-        found = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
-        if found is None:
+        written = self._find("conversation", text, max_tokens=max_tokens, earlier=earlier)
+        if written is None:
             return None
-        lines = [line.strip().lstrip("-*•").strip() for line in found.splitlines()]
+        lines = [line.strip().lstrip("-*•").strip() for line in written.splitlines()]
         summary = "\n".join(f"- {line}" for line in lines if line)
-        ceiling = min(max_tokens, counter.count(text) + counter.count(earlier))
-        return summary if summary and counter.count(summary) <= ceiling else None
+        limit = min(max_tokens, counter.count(text) + counter.count(earlier))
+        return summary if summary and counter.count(summary) <= limit else None
 
     def _find(
         self,
@@ -378,10 +387,10 @@ class Summaries:
         query: str = "",
         earlier: str = "",
     ) -> str | None:
-        if not self._by or max_tokens < _LEAST_WRITTEN or not (text or earlier):
+        if not self._model or max_tokens < _LEAST_WRITTEN or not (text or earlier):
             return None
         text = text[:_MOST_CHARACTERS]
-        key = hash_json([_PROMPT_VERSION, self._by, kind, text, max_tokens, query, earlier])
+        key = hash_json([_PROMPT_VERSION, self._model, kind, text, max_tokens, query, earlier])
         if key not in self._written:
             self._requests[key] = SummaryRequest(
                 key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier
@@ -390,7 +399,7 @@ class Summaries:
 
 
 def _transcript(contents: Sequence[Content]) -> str:
-    """Contents as a summarizer reads them, a line each part; long parts are cut so that all have room."""
+    """Contents as text for a summarizer, a line for each part; long parts are cut so that all have room."""
     lines: list[tuple[str, str]] = []
     for content in contents:
         if content.words:

@@ -1,8 +1,8 @@
-"""The text inside a tool's output: without envelopes, escapes and terminal codes, which carry nothing a model needs.
+"""The text inside a tool's output: without envelopes, escapes and terminal codes, which a model does not need.
 
-A tool's output often is a text in the Python notation of a protocol's result object, in which stands the JSON of
-another, in which stands the text that the tool meant. Every layer escapes the one inside it. Outputs that somebody cut
-off at a number of characters are read as far as they go.
+A tool's output often is a protocol's result object in Python notation, which contains the JSON of another result, which
+contains the tool's own text. Every layer escapes the one inside it. Outputs that were cut off at a number of characters
+are read as far as they go.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 _LETTERS = {"\n": "", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
 _NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
-"""A string, as it stands, or a number."""
+"""A string, which is left as it is, or a number."""
 
 
 def decoded(text: str) -> str:
     """The innermost text of an output; the output itself where it has no envelope.
 
-    An envelope that says more than its text, such as that the call failed, stays.
+    An envelope with further information, such as that the call failed, is kept.
     """
     for _ in range(_MOST_LAYERS):
-        start = text[:200].lstrip()
-        inside = None
-        if _ENVELOPE.match(start):
-            inside = _of_notation(text)
-        elif start[:1] == "{" and '"content"' in text[:200]:
-            inside = _of_protocol(text)
-        if inside is None:
+        beginning = text[:200].lstrip()
+        inner = None
+        if _ENVELOPE.match(beginning):
+            inner = _from_python_notation(text)
+        elif beginning[:1] == "{" and '"content"' in text[:200]:
+            inner = _from_mcp_json(text)
+        if inner is None:
             break
-        text = inside
+        text = inner
     return printable(text)
 
 
 def printable(text: str) -> str:
-    """A text without terminal codes and without what a progress bar wrote over."""
+    """A text without terminal codes and without the characters that a progress bar overwrote."""
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "\r" in text:
-        # A line shows what stands behind its last carriage return that anything follows.
+        # A terminal shows what follows a line's last carriage return, if anything does.
         lines = text.replace("\r\n", "\n").split("\n")
         text = "\n".join(line[line.rfind("\r", 0, len(line.rstrip("\r"))) + 1 :] for line in lines)
     return text
 
 
 def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | None:
-    """The value of a JSON text, and whether it is whole; None where it is not JSON.
+    """The value of a JSON text, and whether the text is complete; None where it is not JSON.
 
-    Of a text that was cut off, everything up to the cut is read.
+    A text that was cut off is read up to the cut.
 
     Args:
-        as_written: whether numbers are read as texts, with the digits that they are written with.
+        as_written: whether numbers are read as texts, which keeps their digits.
     """
     number = str if as_written else None
     stripped = text.strip()
@@ -75,20 +75,20 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
     except (ValueError, RecursionError):
         pass
     if as_written:
-        stripped = _NUMBER.sub(lambda found: found.group(1) or f'"{found.group()}"', stripped)
-    # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
+        stripped = _NUMBER.sub(lambda match: match.group(1) or f'"{match.group()}"', stripped)
+    # pydantic-core reads UTF-8 only, which cannot hold half of a surrogate pair.
     readable = stripped.encode("utf-8", "replace")
     try:
         from_json(readable)
     except ValueError as error:
-        # Where a comma is missing, partial reading would end without a word, although more follows.
+        # Partial reading would silently stop at a missing comma, although more follows.
         if not str(error).startswith("EOF while parsing"):
             return None
     return from_json(readable, allow_partial="trailing-strings"), False
 
 
 def read_python(text: str) -> JSON:
-    """The object or list that a text is written as in Python; None where it is neither."""
+    """The object or list that a text is in Python notation; None where it is neither."""
     if len(text) > _MOST_PYTHON or _ODD_ESCAPE.search(text):  # an odd escape makes Python warn
         return None
     with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -97,25 +97,25 @@ def read_python(text: str) -> JSON:
     return None
 
 
-def _of_notation(text: str) -> str | None:
-    """The texts of a result in Python's notation."""
+def _from_python_notation(text: str) -> str | None:
+    """The texts of a result in Python notation; None where it is an error or has none."""
     if "isError=True" in text[-200:]:
         return None
     literals = [_LITERAL.match(text, start.end()) for start in _TEXT_CONTENT.finditer(text)]
-    texts = [_ESCAPE.sub(_character, found[1] or found[2] or "") for found in literals if found is not None]
+    texts = [_ESCAPE.sub(_unescaped, match[1] or match[2] or "") for match in literals if match is not None]
     return "\n".join(texts) if texts else None
 
 
-def _character(found: re.Match[str]) -> str:
-    if code := found[1] or found[2] or found[3]:
-        return chr(int(code, 16)) if int(code, 16) <= 0x10FFFF else found[0]
-    return _LETTERS.get(found[4], found[4])
+def _unescaped(match: re.Match[str]) -> str:
+    if code := match[1] or match[2] or match[3]:
+        return chr(int(code, 16)) if int(code, 16) <= 0x10FFFF else match[0]
+    return _LETTERS.get(match[4], match[4])
 
 
-def _of_protocol(text: str) -> str | None:
-    """The texts of a result in the JSON of the Model Context Protocol, where that says nothing more."""
-    found = read_json(text)
-    value = found[0] if found is not None else None
+def _from_mcp_json(text: str) -> str | None:
+    """The texts of a result in the JSON of the Model Context Protocol; None where it holds anything else."""
+    parsed = read_json(text)
+    value = parsed[0] if parsed is not None else None
     if not isinstance(value, dict) or not value.keys() <= {"_meta", "meta", "content", "isError", "structuredContent"}:
         return None
     items = value.get("content")

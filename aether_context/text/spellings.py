@@ -1,7 +1,7 @@
-"""How models and people spell what a plan holds: other capitals, units behind numbers, JSON inside a text.
+"""Reads a plan's values as models and people write them: in any case, with units behind numbers, as JSON in a text.
 
-Each function takes one value as it came and gives what it means, or raises a `ValueError` that says what was expected
-and never what was given. pydantic runs them before its own checks.
+Each function takes a raw value and returns what it means, or raises a `ValueError` that says what was expected, never
+what was given. pydantic runs them before its own checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZES = {"k": 1_000, "thousand": 1_000, "m": 1_000_000, "million": 1_000_000}
 
 
 def _by_word(words: Mapping[str, str]) -> Mapping[str, str]:
-    return {word: name for name, listed in words.items() for word in listed.split()}
+    return {word: name for name, synonyms in words.items() for word in synonyms.split()}
 
 
 _RISKS = _by_word(
@@ -62,18 +62,18 @@ _LATEST_SECONDS = 253_402_300_799
 
 
 def folded(name: str) -> str:
-    """A name without capitals, blanks and punctuation, by which two spellings of it are the same."""
+    """A name in lower case without blanks and punctuation, to compare spellings."""
     return _FOLDED.sub("", name.casefold())
 
 
 def means_nothing(value: object) -> bool:
-    """Whether a value is none, or a word for it."""
+    """Whether a value is None, or a text such as ``none`` or ``n/a``."""
     return value is None or (
         isinstance(value, str) and len(value) < 16 and folded(value) in ("", "none", "null", "na", "nil")
     )
 
 
-# What holds others.
+# Containers.
 
 
 def as_mapping(value: object) -> Mapping[str, Any] | None:
@@ -88,13 +88,13 @@ def as_mapping(value: object) -> Mapping[str, Any] | None:
 
 
 def as_items(value: object) -> list[tuple[str, Any]] | None:
-    """The items of a list, each with its name where a mapping gives them names; None for what holds no items.
+    """The items of a list, or of a mapping with their keys; None for a value without items.
 
-    A text of bullets, a line each, holds one an item.
+    A text whose lines are bullets is a list of these.
     """
     if isinstance(value, str):
-        found = as_json(value)[0]
-        value = found if found is not None else bulleted(value)
+        parsed = as_json(value)[0]
+        value = parsed if parsed is not None else bulleted(value)
     if (fields := as_mapping(value)) is not None:
         return [(str(name), item) for name, item in fields.items()]
     if isinstance(value, (set, frozenset)):
@@ -105,45 +105,45 @@ def as_items(value: object) -> list[tuple[str, Any]] | None:
 
 
 def bulleted(text: str) -> list[str]:
-    """The lines of a text that is nothing but bullets, without these; else the text itself."""
+    """The lines of a text in which each line is a bullet, without the bullets; else the text alone."""
     lines = [line for line in text.splitlines() if line.strip()]
-    bullets = [found for line in lines if (found := _BULLET.match(line)) is not None]
+    bullets = [match for line in lines if (match := _BULLET.match(line)) is not None]
     if len(lines) < 2 or len(bullets) < len(lines):
         return [text]
     return [bullet.string[bullet.end() :].strip() for bullet in bullets]
 
 
-def as_json(text: str, *, whole: bool = True) -> tuple[Any, bool]:
-    """The object or list that a text holds, None where it holds neither; and whether the text ends inside it.
+def as_json(text: str, *, only_json: bool = True) -> tuple[Any, bool]:
+    """The object or list in a text, None where there is none; and whether the text ends before it is complete.
 
-    Models put JSON into a fence, write it as Python does, or stop before its end.
+    Models put JSON into a Markdown fence, write it in Python notation, or stop before its end.
 
     Args:
-        whole: whether nothing else may stand in the text. If not, words may stand around it.
+        only_json: whether the text must hold nothing else. If not, there may be words around the JSON.
     """
-    inside, fence = text[:_MOST_JSON].strip(), text.find("```")
-    if fence == 0 or (fence > 0 and not whole) or inside.startswith("```"):
-        inside = inside[inside.find("```") + 3 :].split("```", 1)[0].lstrip()
-        inside = inside[4:].strip() if inside[:4].casefold() == "json" else inside.strip()
-    elif not whole and not inside.startswith(("{", "[")) and "{" in inside:
-        inside = inside[inside.index("{") :]
-    if not inside.startswith(("{", "[")):
+    content, fence = text[:_MOST_JSON].strip(), text.find("```")
+    if fence == 0 or (fence > 0 and not only_json) or content.startswith("```"):
+        content = content[content.find("```") + 3 :].split("```", 1)[0].lstrip()
+        content = content[4:].strip() if content[:4].casefold() == "json" else content.strip()
+    elif not only_json and not content.startswith(("{", "[")) and "{" in content:
+        content = content[content.index("{") :]
+    if not content.startswith(("{", "[")):
         return None, False
     with suppress(ValueError, RecursionError):
-        found, end = json.JSONDecoder().raw_decode(inside)
-        if not whole or end == len(inside):
-            return found, False
-    if (found := read_python(inside)) is not None:
-        return found, False
+        value, end = json.JSONDecoder().raw_decode(content)
+        if not only_json or end == len(content):
+            return value, False
+    if (value := read_python(content)) is not None:
+        return value, False
     with suppress(ValueError):
-        # pydantic-core reads nothing that UTF-8 cannot say, such as half of a surrogate pair.
-        found = from_json(inside.encode("utf-8", "replace"), allow_partial=True)
-        return (found, True) if found else (None, False)
+        # pydantic-core reads UTF-8 only, which cannot hold half of a surrogate pair.
+        value = from_json(content.encode("utf-8", "replace"), allow_partial=True)
+        return (value, True) if value else (None, False)
     return None, False
 
 
 def looks_like_json(text: str) -> bool:
-    """Whether a text was meant as JSON, be it readable or not."""
+    """Whether a text is meant as JSON, readable or not."""
     return _JSON.match(text) is not None
 
 
@@ -151,7 +151,7 @@ def looks_like_json(text: str) -> bool:
 
 
 def as_text(value: object) -> object:
-    """A text: none is an empty one, a list of texts is a line each, and what carries a name or a text is that."""
+    """A text: empty for None, the items of a list as lines, the text or name in a mapping."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -166,7 +166,7 @@ def as_text(value: object) -> object:
 
 
 def as_name(value: object) -> object:
-    """A name: a text without blanks at its ends, or the name of what has one."""
+    """A name: a text without blanks at its ends, or the id or name in a mapping."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("id", "name", "title", "text") if value.get(key)), value)
     value = as_text(value)
@@ -183,7 +183,7 @@ def as_count(value: object) -> object:
 
 
 def as_seconds(value: object) -> object:
-    """A time in seconds: ``"8s"``, ``"500 ms"``, ``"<= 2 min"``; a number stands as it is."""
+    """A time in seconds: ``"8s"``, ``"500 ms"``, ``"<= 2 min"``; a number is in seconds already."""
     number, unit = _number(value)
     if unit is None:
         return number
@@ -194,34 +194,34 @@ def as_seconds(value: object) -> object:
 
 
 def _number(value: object) -> tuple[Any, str | None]:
-    """The number that a text begins with, and its unit; a value that is no such text as it came, and None."""
+    """The number in a text, and its unit; any other value unchanged, and None."""
     if means_nothing(value):
         return None, None
     if not isinstance(value, str) or len(value) > _MOST_NAME:
         return value, None
-    found = _NUMBER.fullmatch(" ".join(value.casefold().split()))
-    return (found[1].replace(",", "").replace("_", ""), found[2]) if found is not None else (value, None)
+    match = _NUMBER.fullmatch(" ".join(value.casefold().split()))
+    return (match[1].replace(",", "").replace("_", ""), match[2]) if match is not None else (value, None)
 
 
 def as_risk(value: object) -> object:
-    """``low``, ``medium`` or ``high`` where a text begins with a word for it; of several the highest."""
+    """``low``, ``medium`` or ``high`` for a text that begins with a synonym; of several the highest."""
     if means_nothing(value):
         return None
-    words = _FOLDED.split(value.casefold()) if isinstance(value, str) and len(value) <= _MOST_NAME else ()
-    words = [word for word in words if word and word not in ("risk", "level", "very", "to", "or", "impact")]
-    if not words or words[0] not in _RISKS:
+    parts = _FOLDED.split(value.casefold()) if isinstance(value, str) and len(value) <= _MOST_NAME else ()
+    parts = [part for part in parts if part and part not in ("risk", "level", "very", "to", "or", "impact")]
+    if not parts or parts[0] not in _RISKS:
         return value
-    named = {_RISKS[word] for word in words if word in _RISKS}
-    return next(risk for risk in ("high", "medium", "low") if risk in named)
+    risks = {_RISKS[part] for part in parts if part in _RISKS}
+    return next(risk for risk in ("high", "medium", "low") if risk in risks)
 
 
 def as_status(value: object) -> object:
-    """``ready``, ``claimed`` or ``done``, by the words that are used for them."""
+    """``ready``, ``claimed`` or ``done``, or a synonym of one."""
     return "ready" if means_nothing(value) else _word(value, _STATUSES)
 
 
 def as_kind(value: object) -> object:
-    """``preference`` or ``episode``, by the words that are used for them."""
+    """``preference`` or ``episode``, or a synonym of one."""
     return None if means_nothing(value) else _word(value, _KINDS)
 
 
@@ -230,13 +230,13 @@ def _word(value: object, words: Mapping[str, str]) -> object:
 
 
 def is_preference(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether what an app wrote beside a memory says that it is a preference."""
+    """Whether a memory's metadata says that it is a preference."""
     kinds = [value for key, value in (metadata or {}).items() if isinstance(key, str) and folded(key) == "kind"]
     return any(as_kind(kind) == "preference" for kind in kinds)
 
 
 def as_choice(value: object) -> object:
-    """One of a few lower-case names."""
+    """A choice in lower case, with underscores between its words."""
     if means_nothing(value):
         return None
     return "_".join(_FOLDED.split(value.strip().casefold())) if isinstance(value, str) else value
@@ -247,15 +247,15 @@ def as_flag(value: object) -> object:
 
 
 def as_time(value: object) -> object:
-    """Seconds since 1970: a number of these or of milliseconds, a date, or a text in ISO 8601."""
+    """Seconds since 1970 UTC, from seconds, milliseconds, a date or a text in ISO 8601."""
     if means_nothing(value):
         return None
     if isinstance(value, str) and len(value) <= 64:
         with suppress(ValueError):
             value = datetime.fromisoformat(value.strip())
     if isinstance(value, date):
-        moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        time = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+        return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and _LATEST_SECONDS < value <= 1e15:
         return value / 1_000
     return value
@@ -265,7 +265,7 @@ def as_time(value: object) -> object:
 
 
 def as_lines(value: object) -> object:
-    """A list of texts; one text stands for a list of it."""
+    """A list of texts; a single text is a list of one."""
     if means_nothing(value):
         return ()
     if isinstance(value, (bool, int, float)):
@@ -278,7 +278,7 @@ def as_lines(value: object) -> object:
 
 
 def as_names(value: object) -> object:
-    """A list of names; one text holds several with commas between them."""
+    """A list of names; a text may hold several, separated by commas."""
     if isinstance(value, str) and not looks_like_json(value):
         value = re.split("[,，、]", value)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -291,10 +291,10 @@ def as_names(value: object) -> object:
 
 
 def tool_names(value: object) -> tuple[tuple[str, ...] | None, int]:
-    """The names of tools in whatever lists them, and how many items of it name none.
+    """The names of tools in a list of any form, and how many of its items name no tool.
 
-    None is no limit: nothing was given, an empty list, or a word for all. An empty tuple is a list of none: a word for
-    that, or a list of which nothing could be read.
+    The names are None, for no restriction, where nothing, an empty list or a word for all is given. They are empty, for
+    no tools, where a word for none is given, or a list in which nothing can be read.
     """
     if value is None or (isinstance(value, (str, list, tuple, dict, set, frozenset)) and not value):
         return None, 0
@@ -302,8 +302,8 @@ def tool_names(value: object) -> tuple[tuple[str, ...] | None, int]:
         return None, 0
     if means_nothing(value):
         return (), 0
-    named = [_tool_name(item) for item in _tool_items(value)]
-    return tuple(dict.fromkeys(name for names in named for name in names)), named.count([])
+    names_by_item = [_tool_name(item) for item in _tool_items(value)]
+    return tuple(dict.fromkeys(name for names in names_by_item for name in names)), names_by_item.count([])
 
 
 def _tool_items(value: object) -> list[object]:
@@ -313,18 +313,18 @@ def _tool_items(value: object) -> list[object]:
     if fields is None:
         items = as_items(value)
         return [value] if items is None else [item for _, item in items]
-    listed = next((fields[key] for key in ("names", "tools", "allowed") if key in fields), None)
-    if listed is not None:
-        return _tool_items(listed)
+    tools = next((fields[key] for key in ("names", "tools", "allowed") if key in fields), None)
+    if tools is not None:
+        return _tool_items(tools)
     if any(isinstance(fields.get(key), (str, Mapping)) for key in _NAME_KEYS):
         return [fields]
-    return [name for name, wanted in fields.items() if wanted not in (False, "false", "no")]
+    return [name for name, is_allowed in fields.items() if is_allowed not in (False, "false", "no")]
 
 
 def _tool_name(item: object, depth: int = 0) -> list[str]:
-    """The names in one item: a text, or something that carries a name."""
+    """The names in one item: a text, or an object with a name."""
     if isinstance(item, str):
-        return [piece.strip() for piece in _pieces(item) if folded(piece) and len(piece) <= _MOST_NAME]
+        return [part.strip() for part in _pieces(item) if folded(part) and len(part) <= _MOST_NAME]
     fields = as_mapping(item) or {}
     name = next((fields[key] for key in _NAME_KEYS if fields.get(key)), None)
     name = name or getattr(item, "name", None) or getattr(item, "__name__", None)
@@ -332,21 +332,21 @@ def _tool_name(item: object, depth: int = 0) -> list[str]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text cut at commas, semicolons and line breaks that stand outside brackets: ``search(query, limit), read``."""
+    """A text split at commas and semicolons outside brackets and at line breaks: ``search(query, limit), read``."""
     start, depth = 0, 0
-    for at, mark in enumerate(text):
-        depth += (mark in "([{") - (mark in ")]}")
-        if (mark in ",;，；、" and depth <= 0) or mark == "\n":
-            yield text[start:at]
-            start, depth = at + 1, 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if (character in ",;，；、" and depth <= 0) or character == "\n":
+            yield text[start:index]
+            start, depth = index + 1, 0
     yield text[start:]
 
 
 def spellings_of(name: str) -> Iterator[str]:
-    """What a tool may be meant by: its name as it was written, without arguments, without what is said of it, without
-    what stands before its last dot or slash; folded."""
-    bare = name.split("(", 1)[0]
-    short = re.split(":| - | – | — ", bare, maxsplit=1)[0]
-    for spelled in (name, bare, short, short.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]):
-        if spelled := folded(spelled):
-            yield spelled
+    """The folded spellings to look a tool's name up by: as written, without arguments, without a description, and
+    without what comes before its last dot or slash."""
+    without_arguments = name.split("(", 1)[0]
+    short = re.split(":| - | – | — ", without_arguments, maxsplit=1)[0]
+    for spelling in (name, without_arguments, short, short.strip("`'\"*- ").replace("/", ".").rsplit(".", 1)[-1]):
+        if spelling := folded(spelling):
+            yield spelling
