@@ -53,7 +53,7 @@ _ADDRESS_SHARE = 0.34
 """Tokens for addresses in addition to those for other entities, as a share of these. An address is as long as six
 entities."""
 _ADDRESS = re.compile(rf"{_EVIDENCE_PREFIX}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
-_HAS_MARK = re.compile(r"[\d/\\_@]")
+_TELLING = re.compile(r"[\d/\\_@]")
 _NAMES_RECORD = re.compile(r"[\d/@]")
 _MARKS = "@#$~.+:%&?=-"
 _ENTITY = re.compile(
@@ -319,7 +319,7 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
             label = record_key = ""
         if field is not None and is_id(field["key"]) and (not label or field["key"] == record_key):
             begins_record, label, record_key = True, "", field["key"]
-        if not _HAS_MARK.search(line):
+        if not _TELLING.search(line):
             continue  # without one of these characters there is neither an entity nor a name
         name, name_end = "", 0
         for match in _ENTITY.finditer(line):
@@ -339,7 +339,7 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
                             name = label = ""
                         entity = f"{short_label(name or label) or record} {entity}".lstrip()
                 yield entity
-            elif (word := match["word"]) and _HAS_MARK.search(word):
+            elif (word := match["word"]) and _TELLING.search(word):
                 word = word.rstrip(_MARKS).strip(".:-=&?")
                 if is_number(word.lstrip("~=")):
                     if len(word) >= _SHORTEST:
@@ -349,7 +349,7 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
                         if owner or (words and (has_name or not sparing)):
                             yield " ".join(filter(None, (owner, words, word)))
                     continue
-                if _SHORTEST <= len(word) <= _LONGEST and _HAS_MARK.search(word):
+                if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
                     yield word
                 if is_label(word) and not _JSON_KEY.match(line, match.end()):
                     # In JSON only the value of an id names what follows.
@@ -460,7 +460,7 @@ def entities_of(text: str) -> Iterator[str]:
     for match in _ENTITY.finditer(text):
         if match["key"]:
             yield f"{match['key']}: {match['number'].rstrip('.,:')}"
-        elif (word := match["word"]) and _HAS_MARK.search(word):
+        elif (word := match["word"]) and _TELLING.search(word):
             word = word.rstrip(_MARKS).strip(".:-=&?")
-            if _SHORTEST <= len(word) <= _LONGEST and _HAS_MARK.search(word):
+            if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
                 yield word

@@ -117,7 +117,7 @@ NUMBER = r"(?:\d{1,3}(?:[.,]\d{3})+(?:[.,]\d+)?|\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?
 _NUMERIC = re.compile(rf"[+-]?[$€£¥]?\s?{NUMBER}\s?(?:%|[A-Z]{{3}}|[$€£¥])?|[A-Z]{{3}}\s[+-]?{NUMBER}")
 _DATE = re.compile(r"\d{4}-\d\d(?:-\d\d)?(?:[T ].*)?|\d{1,4}[./]\d{1,2}[./]\d{1,4}|\d{1,2}:\d\d(?::\d\d)?.*")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
-_HAS_MARK = re.compile(r"[\d/@]")
+_TELLING = re.compile(r"[\d/@]")
 _ID = re.compile(
     r"(?:.*[_\-. ])?(?:id|uuid|guid|key|number|num|no|nr|code|sku|ref|reference|symbol|ticker|slug|path|file|filename"
     r"|url|uri|email|isbn|iban|login|username)s?",
@@ -208,7 +208,7 @@ def is_id(key: str) -> bool:
 
 def is_label(word: str) -> bool:
     """Whether a word looks like an id: it has a digit, a slash or an at sign, and is no number, date or colour."""
-    if len(word) > _LONGEST_LABEL or not _HAS_MARK.search(word) or any(map(str.isspace, word)):
+    if len(word) > _LONGEST_LABEL or not _TELLING.search(word) or any(map(str.isspace, word)):
         return False
     return not (is_number(word) or _DATE.fullmatch(word) or _COLOUR.fullmatch(word))
 

@@ -1,6 +1,6 @@
-"""Tokens of whole contents and declarations, cached by digest, with an account of what was counted.
+"""Tokens of whole contents and declarations, cached by digest, with a record of all counts.
 
-What is counted is what is sent: the texts as the model's provider writes them out, and what it adds around them.
+The counts are of what reaches the model: the texts as the provider writes them out, and what it adds around them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aether_context.tokens.framing import (
     written_response,
 )
 
-_Piece = TypeVar("_Piece")
+_Item = TypeVar("_Item")
 
 
 class TokenCache:
@@ -34,11 +34,12 @@ class TokenCache:
 class PackCounter:
     """Counts for one pack. ``counts`` holds every number by short digest, so that a replay needs no tokenizer.
 
-    ``method`` is how sure a whole content's count is: never ``exact``, since no provider says all that it adds.
+    ``method`` is how accurate a whole content's count is: never ``exact``, since no provider documents all that it
+    adds.
 
     Args:
-        recorded: counts of an earlier build, used before the counter is asked.
-        framing: what the model's provider adds; that of a model that is not known by default.
+        recorded: counts of an earlier build, which are used first.
+        framing: what the model's provider adds; by default that of an unknown model.
     """
 
     def __init__(
@@ -62,24 +63,24 @@ class PackCounter:
         """Tokens of a text; 0 for none."""
         if not text:
             return 0
-        found = self._texts.get(text)
-        if found is None:
+        tokens = self._texts.get(text)
+        if tokens is None:
             key = short(hash_text(text), 16)
-            found = self._found(key)
-            if found is None:
-                found = self.counter.count(text)
-                self._cache.counts.put(f"{self._scope}:{key}", found)
-            self.counts[key] = self._texts[text] = found
-        return found
+            tokens = self._known_count(key)
+            if tokens is None:
+                tokens = self.counter.count(text)
+                self._cache.counts.put(f"{self._scope}:{key}", tokens)
+            self.counts[key] = self._texts[text] = tokens
+        return tokens
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
-        """The same for many texts at once."""
-        return self._pieces([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
+        """Tokens of many texts, counted in one pass."""
+        return self._count_items([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
 
     def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts texts in one pass that are likely to be asked for one by one: a pass costs about as much as a text.
+        """Counts in one pass the texts that are likely to be counted one by one: a pass costs about as much as a text.
 
-        Nothing is noted in ``counts``, and no provider is asked.
+        Nothing is added to ``counts``, and no provider is asked.
         """
         if isinstance(self.counter, CachedCounter) and not self._recorded:
             self.counter.count_ahead(texts)
@@ -89,23 +90,23 @@ class PackCounter:
         return self.contents((content,))[0]
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
-        """The same for many contents; those that are not known are counted at once."""
+        """Tokens of many contents; unknown ones are counted in one pass."""
         media = (sum(part.media_tokens for part in content.parts) for content in contents)
-        pieces = [(short(content.digest, 16), tokens, content) for content, tokens in zip(contents, media, strict=True)]
-        return self._pieces(pieces, self._written)
+        items = [(short(content.digest, 16), tokens, content) for content, tokens in zip(contents, media, strict=True)]
+        return self._count_items(items, self._written_content)
 
     def tool(self, tool: Tool) -> int:
         """Tokens of a declaration as the provider writes it out."""
         return self.tools((tool,))[0]
 
     def tools(self, tools: Sequence[Tool]) -> list[int]:
-        """The same for many declarations at once."""
+        """Tokens of many declarations, counted in one pass."""
         framing = self.framing
-        pieces = [(short(tool.digest, 16), 0, tool) for tool in tools]
-        return self._pieces(pieces, lambda tool: (written_declaration(tool.wire, framing), framing.tool))
+        items = [(short(tool.digest, 16), 0, tool) for tool in tools]
+        return self._count_items(items, lambda tool: (written_declaration(tool.wire, framing), framing.tool))
 
     def system(self, text: str, *, declares: bool) -> int:
-        """Tokens of a system instruction, with what the provider adds once to a request.
+        """Tokens of a system instruction, with those that the provider adds once to a request.
 
         Args:
             declares: whether any tool is declared.
@@ -113,43 +114,43 @@ class PackCounter:
         framing = self.framing
         frame = framing.request + (framing.system if text else 0) + (framing.tools if declares else 0)
         key = short(hash_text(f"system+{frame}\n{text}"), 16)
-        return self._pieces([(key, 0, text)], lambda text: (text, frame))[0]
+        return self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
 
     def media(self, part: Part) -> int:
-        """Tokens of a part's media, from an earlier build where it was counted there: a recorded part has lost them."""
+        """Tokens of a part's media. A recorded part no longer has its media, so an earlier build's count is used."""
         key = short(hash_text(f"media\n{part.wire}"), 16)
-        found = self._recorded.get(key, part.media_tokens)
-        if found:
-            self.counts[key] = found
-        return found
+        tokens = self._recorded.get(key, part.media_tokens)
+        if tokens:
+            self.counts[key] = tokens
+        return tokens
 
     def remembered(self, key: str) -> Content | None:
-        """A content that was made from this key before, with this counter."""
+        """The content that `remember` stored under a key for this counter, None where there is none."""
         return self._cache.contents.get(f"{self._scope}:{key}")
 
     def remember(self, key: str, content: Content) -> None:
         self._cache.contents.put(f"{self._scope}:{key}", content)
 
-    def _pieces(
-        self, pieces: Sequence[tuple[str, int, _Piece]], write: Callable[[_Piece], tuple[str, int]]
+    def _count_items(
+        self, items: Sequence[tuple[str, int, _Item]], write: Callable[[_Item], tuple[str, int]]
     ) -> list[int]:
-        """Tokens of pieces by their keys; those that are not known are written out and counted in one pass.
+        """Tokens of items by their keys; unknown ones are written out and counted in one pass.
 
         Args:
-            pieces: key, tokens of media, and the piece. Media are not remembered: models of one family differ in them.
-            write: a piece as it is counted, and the tokens that are added to it.
+            items: key, tokens of media, and the item. Media are not cached: models of one family differ in them.
+            write: returns the text of an item that is counted, and the tokens of its framing.
         """
-        found = {key: self.counts.get(key) or self._found(key, media) for key, media, _ in pieces}
-        new = {key: (media, *write(piece)) for key, media, piece in pieces if found[key] is None}
-        counted = self.counter.count_all([text for _, text, _ in new.values()]) if new else []
-        for (key, (media, _, frame)), tokens in zip(new.items(), counted, strict=True):
+        known = {key: self.counts.get(key) or self._known_count(key, media) for key, media, _ in items}
+        missing = {key: (media, *write(item)) for key, media, item in items if known[key] is None}
+        counted = self.counter.count_all([text for _, text, _ in missing.values()]) if missing else []
+        for (key, (media, _, frame)), tokens in zip(missing.items(), counted, strict=True):
             self._cache.counts.put(f"{self._scope}:{key}", tokens + frame)
-            found[key] = tokens + frame + media
-        counts = {key: tokens or 0 for key, tokens in found.items()}
+            known[key] = tokens + frame + media
+        counts = {key: tokens or 0 for key, tokens in known.items()}
         self.counts.update(counts)
-        return [counts[key] for key, _, _ in pieces]
+        return [counts[key] for key, _, _ in items]
 
-    def _written(self, content: Content) -> tuple[str, int]:
+    def _written_content(self, content: Content) -> tuple[str, int]:
         texts = []
         for part in content.parts:
             if part.kind == "call":
@@ -160,15 +161,15 @@ class PackCounter:
                 texts.append(part.text)
         return "\n".join(filter(None, texts)), frame_of(content, self.framing)
 
-    def _found(self, key: str, media: int = 0) -> int | None:
+    def _known_count(self, key: str, media: int = 0) -> int | None:
         if key in self._recorded:
             return self._recorded[key]
-        known = self._cache.counts.get(f"{self._scope}:{key}")
-        return None if known is None else known + media
+        cached = self._cache.counts.get(f"{self._scope}:{key}")
+        return None if cached is None else cached + media
 
 
 def frame_of(content: Content, framing: Framing) -> int:
-    """Tokens of a content that are neither text nor media: what its role, calls and responses are framed with."""
+    """Tokens of a content's framing: those that its role, calls and responses take besides text and media."""
     frame = framing.message + framing.response * len(content.responses)
     for call in content.calls:
         frame += framing.call + (framing.argument * argument_count(call.text) if framing.argument else 0)

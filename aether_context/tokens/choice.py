@@ -1,6 +1,7 @@
-"""Which counter counts for a model: those on offer, the order in which they are tried, and what one that fails leaves.
+"""Chooses the token counter of a model: the registered counters, the order in which they are tried, and what follows
+when one fails.
 
-Counters register by name from where they may live: those that need google-genai in `aether_context.adk.models.gemini`.
+Counters are registered by name, those that need google-genai by `aether_context.adk.models.gemini`.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from aether_context.tokens.framing import through_litellm
 from aether_context.tokens.model_limits import bare_model_name
 
 RETRY_SECONDS = 30.0
-"""So long a counter that failed is passed over."""
+"""How long a counter that failed is not used."""
 
 CHAIN = ("file", "gemini-local", "tiktoken", "anthropic-api", "gemini-api", "litellm", "estimate")
-"""The order of ``auto``: the vocabulary that was given as a file, one that is fetched, the provider's own count,
-LiteLLM's counter, the built-in estimate. Those that need the network are in it where the policy allows it."""
+"""The order of ``auto``: a vocabulary given as a file, one that is downloaded, the provider's own count, LiteLLM's
+counter, the built-in estimate. Those that need the network are used only where the policy allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A counter that can be had by name.
+    """A registered counter.
 
     Attributes:
-        name: what the policy's `tokens.counter` calls it.
-        about: what it counts by and for which models, in a line.
+        name: its name in the policy's `tokens.counter`.
+        about: how it counts and for which models, in a line.
         suits: whether ``auto`` may take it for a model.
-        make: the counter of a model. Raises `MissingExtra` or `TokenCountingError` where it cannot be had.
+        make: creates the counter of a model; raises `MissingExtra` or `TokenCountingError` where it cannot.
         network: when it uses the network: never, to fetch its vocabulary, or for every new text.
     """
 
@@ -59,9 +60,9 @@ class Pick:
     """The counter of a model.
 
     Attributes:
-        offer: the name under which it is on offer.
-        remote: whether it asks over the network for every new text.
-        problems: why the counters before it do not count, a sentence each.
+        offer: the name under which it is registered.
+        remote: whether it uses the network for every new text.
+        problems: why the counters before it are not used, a sentence each.
     """
 
     counter: TokenCounter
@@ -71,20 +72,20 @@ class Pick:
 
 
 def register(offer: Offer) -> None:
-    """Puts a counter on offer, in place of one of the same name."""
+    """Registers a counter, in the place of one with the same name."""
     OFFERS[offer.name] = offer
 
 
 class Counters:
     """The counters of one policy. Threads may share them.
 
-    A counter that fails is passed over for `RETRY_SECONDS` and then tried again; meanwhile the next one counts.
+    A counter that fails is not used for `RETRY_SECONDS` and then tried again; meanwhile the next one counts.
 
     Args:
         clock: seconds, from any beginning.
 
     Raises:
-        PolicyError: the policy names a counter that nobody has registered.
+        PolicyError: the policy names a counter that is not registered.
     """
 
     def __init__(self, settings: TokenSettings, *, clock: Callable[[], float]) -> None:
@@ -93,17 +94,17 @@ class Counters:
             raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
         self._settings = settings
         self._clock = clock
-        self._made: dict[tuple[str, str], TokenCounter] = {}
+        self._counters: dict[tuple[str, str], TokenCounter] = {}
         self._failed: dict[tuple[str, str], tuple[float, str]] = {}
-        """Until when a counter is passed over, and why; "" where nobody has asked for it."""
+        """The time until which a counter is not used, and why; "" where it was not requested by name."""
         self._ready: dict[str, tuple[float, Pick]] = {}
-        """Until when a model has a counter: until one before it is tried again."""
+        """A model's counter, and the time until which it is used: when one before it is tried again."""
         self._lock = threading.Lock()
 
     def ready(self, model: str) -> Pick | None:
-        """The model's counter where it can be had at once; None where `pick` may have to load something."""
-        until, pick = self._ready.get(model, (-math.inf, None))
-        return pick if self._clock() < until else self._first(model, load=False)
+        """The model's counter where it is available at once; None where `pick` may have to load something."""
+        valid_until, pick = self._ready.get(model, (-math.inf, None))
+        return pick if self._clock() < valid_until else self._first(model, load=False)
 
     def pick(self, model: str) -> Pick:
         """The first counter in the model's chain that works."""
@@ -113,32 +114,32 @@ class Counters:
         return pick
 
     def fail(self, model: str, pick: Pick, error: TokenCountingError) -> None:
-        """Passes over a counter that could not count, for a while."""
+        """Records that a counter could not count, so that it is not used for `RETRY_SECONDS`."""
         self._failed[pick.offer, model] = self._clock() + RETRY_SECONDS, str(error)
         self._ready.pop(model, None)
 
     def _first(self, model: str, *, load: bool) -> Pick | None:
         problems: list[str] = []
-        tried_again = math.inf
+        retry_at = math.inf
         for offer in self._chain(model):
             key = offer.name, model
-            until, reason = self._failed.get(key, (-math.inf, ""))
-            if self._clock() >= until:
-                if key not in self._made and not load and offer.name != "estimate":
+            failed_until, reason = self._failed.get(key, (-math.inf, ""))
+            if self._clock() >= failed_until:
+                if key not in self._counters and not load and offer.name != "estimate":
                     return None
                 try:
-                    if key not in self._made:
-                        self._made[key] = _made(offer, model, self._settings)
-                    counter, remote = self._made[key], offer.network == "always"
+                    if key not in self._counters:
+                        self._counters[key] = _create(offer, model, self._settings)
+                    counter, remote = self._counters[key], offer.network == "always"
                     pick = Pick(counter=counter, offer=offer.name, remote=remote, problems=tuple(problems))
-                    self._ready[model] = tried_again, pick
+                    self._ready[model] = retry_at, pick
                     return pick
                 except AetherContextError as error:
-                    asked_for = self._settings.counter != "auto" or offer.name == "file"
-                    reason = str(error) if asked_for or not isinstance(error, MissingExtra) else ""
-                    until = self._clock() + RETRY_SECONDS
-                    self._failed[key] = until, reason
-            tried_again = min(tried_again, until)
+                    is_requested = self._settings.counter != "auto" or offer.name == "file"
+                    reason = str(error) if is_requested or not isinstance(error, MissingExtra) else ""
+                    failed_until = self._clock() + RETRY_SECONDS
+                    self._failed[key] = failed_until, reason
+            retry_at = min(retry_at, failed_until)
             if reason:
                 problems.append(reason)
         return None
@@ -154,32 +155,32 @@ class Counters:
                 yield offer
 
 
-def _made(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
+def _create(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
     if offer.network == "always":
         require_network(offer.name, "sends every text over the network", settings)
     try:
         return offer.make(model, settings)
     except AetherContextError:
         raise
-    except Exception as error:  # what is behind an offer may break in any way
+    except Exception as error:  # a registered counter may fail in any way
         raise TokenCountingError(offer.name, f"{type(error).__name__}: {error}") from error
 
 
 def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:
     """The counter of a model, in any of ADK's spellings; the built-in estimate where no settings are given.
 
-    Models of one family share their estimate and what it remembers.
+    Models of one family share their estimate and its cache.
 
     Raises:
         MissingExtra: the counter that the settings name needs a package that is not installed.
-        PolicyError: nobody has registered it.
-        TokenCountingError: it cannot be had.
+        PolicyError: it is not registered.
+        TokenCountingError: it cannot be created.
     """
     if settings is None:
         return estimate_for(model)
     counters = Counters(settings, clock=lambda: 0.0)
     if settings.counter != "auto":
-        return _made(OFFERS[settings.counter], model, settings)
+        return _create(OFFERS[settings.counter], model, settings)
     return counters.pick(model).counter
 
 
@@ -203,7 +204,7 @@ def _from_file(model: str, settings: TokenSettings) -> TokenCounter:
 
 
 def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
-    """By tiktoken's own vocabulary. xAI publishes none: its models count by OpenAI's, which is another."""
+    """Counts by tiktoken's vocabularies. xAI publishes none, so its models are counted by OpenAI's."""
     path = file_of(model, settings)
     if path is not None:
         return CachedCounter(file_counter(path, model))
@@ -226,7 +227,7 @@ def _by_tiktoken(model: str, settings: TokenSettings) -> TokenCounter:
 
 
 def _by_litellm(model: str, settings: TokenSettings) -> TokenCounter:
-    """By LiteLLM's own choice: OpenAI's vocabulary for most models, which it parts into pieces of 1,024 characters."""
+    """Counts by LiteLLM's choice: OpenAI's vocabulary for most models, on pieces of 1,024 characters."""
     if any(name in model.lower() for name in ("llama-2", "llama-3", "replicate", "command-r")):
         require_network("litellm", "downloads this model's tokenizer from huggingface.co", settings)
     try:
@@ -265,7 +266,7 @@ OFFERS: dict[str, Offer] = {
         Offer(
             name="anthropic-api",
             about="Anthropic's `count_tokens`, for Claude models. Sends every new text there.",
-            # At Anthropic itself, not at another provider.
+            # Claude called at Anthropic itself, not at another provider.
             suits=lambda model, settings: (
                 family_of(model).startswith("claude") and (model.startswith("anthropic/") or not through_litellm(model))
             ),
@@ -287,4 +288,4 @@ OFFERS: dict[str, Offer] = {
         ),
     )
 }
-"""By name."""
+"""The registered counters by name."""

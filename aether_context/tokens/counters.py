@@ -1,4 +1,4 @@
-"""What counts tokens: the port, and counters by estimate, by a model's own vocabulary or by its provider."""
+"""Token counters: the protocol, and counters by estimate, by a model's own vocabulary or by its provider."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class TokenCounter(Protocol):
 
     @property
     def name(self) -> str:
-        """What a manifest records: enough to tell whether another count was made the same way."""
+        """The name that manifests record. Counters with the same name give the same counts."""
 
     @property
     def accuracy(self) -> Accuracy:
-        """How the counts are obtained.
+        """How accurate the counts are.
 
-        `exact` by the model's own tokenizer or its provider, `approximate` by a table of its vocabulary, `heuristic` by
-        the vocabulary of others.
+        `exact`: by the model's own tokenizer or its provider; `approximate`: by a table of its vocabulary; `heuristic`:
+        by the vocabulary of other models.
         """
 
     def count(self, text: str) -> int:
-        """Tokens in the text, without any that a provider adds around a message. 0 only for the empty text."""
+        """Tokens of the text, without those that a provider adds around a message. 0 only for the empty text."""
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of many texts, as `count` gives them one by one."""
+        """The tokens of many texts, the same as by `count`."""
         return [self.count(text) for text in texts]
 
 
@@ -74,18 +74,18 @@ class SharedLRU(Generic[_Key, _Value]):
 
 
 def _key(text: str) -> str | bytes:
-    """What the count of a text is remembered by: a hash of a long one, so that memory stays bounded."""
+    """The key of a text in a cache: of a long one a hash, so that memory stays bounded."""
     if len(text) <= 1_024:
         return text
     return digest_of(text)
 
 
 class CachedCounter:
-    """A counter that remembers what it counted. Threads may share it.
+    """A counter with a cache. Threads may share it.
 
     Args:
-        counter: counts the texts that are not remembered.
-        max_texts: texts that are remembered at most; those asked for last stay.
+        counter: counts the texts that are not in the cache.
+        max_texts: the most texts in the cache; the least recently used are forgotten.
     """
 
     def __init__(self, counter: TokenCounter, *, max_texts: int = 8192) -> None:
@@ -95,7 +95,7 @@ class CachedCounter:
 
     @property
     def name(self) -> str:
-        """The counter's."""
+        """The counter's name."""
         return self.counter.name
 
     def count(self, text: str) -> int:
@@ -103,19 +103,19 @@ class CachedCounter:
         return self.count_all((text,))[0]
 
     def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts texts in one call that are likely to be asked for one by one."""
+        """Counts in one call the texts that are likely to be counted one by one."""
         self.count_all(texts)
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text; those that are not remembered are counted in one call.
+        """Tokens of each text; those that are not in the cache are counted in one call.
 
         Raises:
             TokenCountingError: the counter could not count them.
         """
         keys = {text: _key(text) for text in texts}
         counts = {text: known for text, key in keys.items() if (known := self._counts.get(key)) is not None}
-        if new := [text for text in keys if text not in counts]:
-            for text, tokens in zip(new, self.counter.count_all(new), strict=True):
+        if missing := [text for text in keys if text not in counts]:
+            for text, tokens in zip(missing, self.counter.count_all(missing), strict=True):
                 counts[text] = tokens
                 self._counts.put(keys[text], tokens)
         return [counts[text] for text in texts]
@@ -125,11 +125,11 @@ class CachedCounter:
 
 
 class EstimateCounter:
-    """Counts by the named tables; with several, by the highest cost and the fewest known words among them.
+    """Counts by the named tables; with several, by the highest costs in them and by the words that all know.
 
     Args:
         family: the name of the family that it counts for, as `family_of` returns it.
-        tables: names of the tables beside this module, one or more.
+        tables: names of the tables in this package, one or more.
         accuracy: how close the counts are.
         percent: scales the count: 110 counts a tenth more than the tables say.
     """
@@ -153,7 +153,7 @@ class EstimateCounter:
         return self.count_all((text,))[0]
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
-        """The same for many texts in a few passes over all of them; a pass costs about as much as a short text."""
+        """Tokens of many texts, in a few passes over all of them; a pass costs about as much as a short text."""
         from aether_context.tokens.estimate import UNIT, text_costs  # it loads numpy
 
         costs = text_costs(texts, self._tables)
@@ -177,14 +177,14 @@ FAMILIES = (
     (r"claude", EstimateCounter("claude-4.7", ("claude",), accuracy="heuristic", percent=148)),
     (r"", EstimateCounter("generic", ("gemini", "openai", "claude"), accuracy="heuristic")),
 )
-"""Patterns of bare model names, in order: the first that matches from the beginning says what counts.
+"""Patterns of bare model names and their counters; the first pattern that matches from the beginning decides.
 
 Gemini counts by Gemma 3's vocabulary, which Google's SDK uses for it too (`google.genai.local_tokenizer`); for some
 versions from 3.1 on that names Gemma 4's, which may differ. Media differ from 3 on. OpenAI's models from GPT-4o on
 share the vocabulary o200k. Anthropic publishes only the vocabulary of Claude 2: 110% of it matches the usage reported
 in a recorded session of Claude Sonnet 4.5, and models from 4.7 on are documented to need up to 1.35 times the tokens of
-those before (platform.claude.com, "What's new in Claude Opus 4.7"). A model whose vocabulary is not known counts
-rarely under any of those that are.
+those before (platform.claude.com, "What's new in Claude Opus 4.7"). A model with an unknown vocabulary is counted by
+the highest of the three, which its own count rarely exceeds.
 """
 
 _CACHED = {counter.family: CachedCounter(counter) for _, counter in FAMILIES}
@@ -192,13 +192,13 @@ _CACHED = {counter.family: CachedCounter(counter) for _, counter in FAMILIES}
 
 @functools.lru_cache(maxsize=1024)
 def family_of(model: str) -> str:
-    """The name of the family whose rules count the model's text and media, `generic` for a model that is not known."""
-    bare = bare_model_name(model)
-    return next(counter.family for pattern, counter in FAMILIES if re.match(pattern, bare))
+    """The name of the family whose rules count the model's text and media, `generic` for an unknown model."""
+    name = bare_model_name(model)
+    return next(counter.family for pattern, counter in FAMILIES if re.match(pattern, name))
 
 
 def estimate_for(model: str) -> TokenCounter:
-    """The built-in estimate of a model; models of one family share it and what it remembers."""
+    """The built-in estimate of a model; models of one family share it and its cache."""
     return _CACHED[family_of(model)]
 
 
@@ -215,7 +215,7 @@ PATTERNS = {
         r"|\s+(?!\S)|\s"
     ),
 }
-"""How tiktoken parts a text before it looks into the vocabulary, which its files do not say. From `tiktoken_ext`."""
+"""How tiktoken splits a text before it looks up the vocabulary; its files do not hold that. From `tiktoken_ext`."""
 
 
 class TokenizerCounter:
@@ -252,30 +252,30 @@ def file_counter(path: str, model: str) -> TokenizerCounter:
     """The counter of a vocabulary file: a Hugging Face ``tokenizer.json``, a tiktoken file or a SentencePiece model.
 
     Args:
-        model: decides how a text is parted before it is looked up, where the file is tiktoken's.
+        model: decides how a text is split before it is looked up, where the file is tiktoken's.
 
     Raises:
         MissingExtra: the package that reads such a file is not installed.
         TokenCountingError: the file cannot be read, or is none of the three.
     """
-    place = Path(path).expanduser()
+    file = Path(path).expanduser()
     try:
-        stamp = place.stat()
-        return _file_counter(place, encoding_name(model), stamp.st_size, stamp.st_mtime_ns)
+        stamp = file.stat()
+        return _file_counter(file, encoding_name(model), stamp.st_size, stamp.st_mtime_ns)
     except OSError as error:
         reason = f"{path} cannot be read ({error.strerror or error}): set tokens.files to the path of a vocabulary file"
         raise TokenCountingError("file", reason) from error
 
 
 def encoding_name(model: str) -> str:
-    """tiktoken's name for how the model parts a text."""
+    """tiktoken's name for how the model's texts are split."""
     return "cl100k_base" if re.match(r"gpt-(?:4(?:-|$)|3)", bare_model_name(model)) else "o200k_base"
 
 
 @functools.lru_cache(maxsize=8)
-def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) -> TokenizerCounter:
-    """The counter of a file as it was at that size and time."""
-    data = place.read_bytes()
+def _file_counter(file: Path, encoding: str, size_bytes: int, changed_ns: int) -> TokenizerCounter:
+    """The counter of a vocabulary file; another size or time in the key reads the file again."""
+    data = file.read_bytes()
     encode: Callable[[list[str]], Sequence[Sized]]
     extra = "tiktoken"
     try:
@@ -310,7 +310,7 @@ def _file_counter(place: Path, encoding: str, size_bytes: int, changed_ns: int) 
     except ImportError as error:
         raise MissingExtra(extra, "counting by such a vocabulary file") from error
     except Exception as error:  # whatever the packages raise for a file that they cannot read
-        reason = f"{place} is no tokenizer.json, tiktoken file or SentencePiece model: {error}"
+        reason = f"{file} is no tokenizer.json, tiktoken file or SentencePiece model: {error}"
         raise TokenCountingError("file", reason) from error
     name = f"{kind}-{hashlib.sha256(data).hexdigest()[:12]}"
     return TokenizerCounter(name, lambda texts: [len(tokens) for tokens in encode(texts)], accuracy="exact")
@@ -326,14 +326,14 @@ REMOTE_SECONDS = 2.0
 
 
 class RemoteCounter:
-    """Counts by asking a provider, for many texts at once and within one deadline for all of them.
+    """Asks a provider for the counts of many texts at once, within one deadline for all of them.
 
-    A text on its own is estimated unless it was counted before: such are the many that are tried out while something is
-    made shorter. What the provider has answered is kept when the deadline passes. No connection is kept.
+    `count` estimates a text that was not counted before, since it is mostly called with the many versions of a text
+    that is being shortened. Counts that arrive before the deadline are kept. No connection is kept.
 
     Args:
-        connect: a connection for one batch of texts.
-        estimate: counts texts on their own.
+        connect: opens a connection for one batch of texts.
+        estimate: counts single texts.
     """
 
     accuracy: Accuracy = "exact"
@@ -353,8 +353,8 @@ class RemoteCounter:
         self._counts: SharedLRU[str | bytes, int] = SharedLRU(8192)
 
     def count(self, text: str) -> int:
-        known = self._counts.get(_key(text))
-        return self._estimate.count(text) if known is None else known
+        tokens = self._counts.get(_key(text))
+        return self._estimate.count(text) if tokens is None else tokens
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of the texts, as the provider counts them.
@@ -362,39 +362,39 @@ class RemoteCounter:
         Raises:
             TokenCountingError: the provider refused, could not be reached, or took too long.
         """
-        found = {text: self._counts.get(_key(text)) for text in texts} | {"": 0}
-        counts = {text: tokens for text, tokens in found.items() if tokens is not None}
-        if new := [text for text in found if text not in counts]:
+        known = {text: self._counts.get(_key(text)) for text in texts} | {"": 0}
+        counts = {text: tokens for text, tokens in known.items() if tokens is not None}
+        if missing := [text for text in known if text not in counts]:
             with self._connect() as ask:
-                counts |= self._asked(new, ask)
+                counts |= self._counted_remotely(missing, ask)
         return [counts[text] for text in texts]
 
-    def _asked(self, texts: Sequence[str], ask: Ask) -> dict[str, int]:
+    def _counted_remotely(self, texts: Sequence[str], ask: Ask) -> dict[str, int]:
         pool = ThreadPoolExecutor(8, thread_name_prefix="aether-context-tokens")
         try:
-            asked = {pool.submit(ask, text): text for text in texts}
-            done, _ = wait(asked, timeout=self._timeout_seconds, return_when=FIRST_EXCEPTION)
+            futures = {pool.submit(ask, text): text for text in texts}
+            done, _ = wait(futures, timeout=self._timeout_seconds, return_when=FIRST_EXCEPTION)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        faults = [error for future in done if (error := future.exception()) is not None]
-        counts = {asked[future]: max(1, future.result()) for future in done if future.exception() is None}
+        errors = [error for future in done if (error := future.exception()) is not None]
+        counts = {futures[future]: max(1, future.result()) for future in done if future.exception() is None}
         for text, tokens in counts.items():
             self._counts.put(_key(text), tokens)
-        for fault in faults:
+        for fault in errors:
             if not isinstance(fault, Exception):  # an exit ends the program, in whatever thread it was raised
                 raise fault
-        if faults:
-            raise TokenCountingError(self.name, f"{type(faults[0]).__name__}: {faults[0]}") from faults[0]
+        if errors:
+            raise TokenCountingError(self.name, f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
         if len(counts) < len(texts):
-            left = f"{len(texts) - len(counts)} of {len(texts)} texts were not counted"
-            raise TokenCountingError(self.name, f"{left} within {self._timeout_seconds:g} s")
+            uncounted = f"{len(texts) - len(counts)} of {len(texts)} texts were not counted"
+            raise TokenCountingError(self.name, f"{uncounted} within {self._timeout_seconds:g} s")
         return counts
 
 
 def anthropic_counter(model: str, estimate: TokenCounter) -> RemoteCounter:
-    """Anthropic's count of texts, by ``POST /v1/messages/count_tokens``, without what it adds to a message.
+    """Anthropic's count of texts, by ``POST /v1/messages/count_tokens``, without the tokens that it adds to a message.
 
-    The key is in ``ANTHROPIC_API_KEY``; ``ANTHROPIC_BASE_URL`` is another address.
+    The environment variable ``ANTHROPIC_API_KEY`` holds the key; ``ANTHROPIC_BASE_URL`` may hold another address.
 
     Raises:
         TokenCountingError: there is no key.
@@ -404,29 +404,29 @@ def anthropic_counter(model: str, estimate: TokenCounter) -> RemoteCounter:
         raise TokenCountingError("anthropic-api", "it needs a key: set the environment variable ANTHROPIC_API_KEY")
     url = os.environ.get("ANTHROPIC_BASE_URL") or "https://api.anthropic.com"
     headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    bare, lock = bare_model_name(model), threading.Lock()
-    frame: int | None = None
+    model_id, lock = bare_model_name(model), threading.Lock()
+    framing_tokens: int | None = None
 
-    def total(text: str, client: httpx.Client) -> int:
+    def request_tokens(text: str, client: httpx.Client) -> int:
         message = {"role": "user", "content": sound(text)}
-        response = client.post("/v1/messages/count_tokens", json={"model": bare, "messages": [message]})
+        response = client.post("/v1/messages/count_tokens", json={"model": model_id, "messages": [message]})
         return int(response.raise_for_status().json()["input_tokens"])
 
-    def tokens(text: str, client: httpx.Client) -> int:
-        nonlocal frame
+    def text_tokens(text: str, client: httpx.Client) -> int:
+        nonlocal framing_tokens
         with lock:
-            if frame is None:  # what is added to a message, from one that is a single token
-                frame = total("a", client) - 1
+            if framing_tokens is None:  # the tokens added to a message, from one that is a single token
+                framing_tokens = request_tokens("a", client) - 1
         if text.strip():
-            return total(text, client) - frame
-        # A message of white space alone is refused.
-        return total(f"a{text}", client) - frame - 1
+            return request_tokens(text, client) - framing_tokens
+        # The API refuses a message of only white space.
+        return request_tokens(f"a{text}", client) - framing_tokens - 1
 
     @contextmanager
     def connect() -> Iterator[Ask]:
         import httpx
 
         with httpx.Client(base_url=url, headers=headers, timeout=REMOTE_SECONDS) as client:
-            yield lambda text: tokens(text, client)
+            yield lambda text: text_tokens(text, client)
 
-    return RemoteCounter(f"anthropic-api/{bare}", connect, estimate=estimate)
+    return RemoteCounter(f"anthropic-api/{model_id}", connect, estimate=estimate)

@@ -1,18 +1,19 @@
 """Counts tokens without the model's tokenizer, from a small table fitted to its vocabulary.
 
-A tokenizer cuts text before some characters and not before others. The estimate is the sum, over all characters, of
+A tokenizer splits text before some characters and not before others. The estimate is the sum, over all characters, of
 how many tokens start there on average in that context, with one refinement: a word that the vocabulary holds as one
-token is never cut inside. A table therefore has two parts:
+token is never split. A table therefore has two parts:
 
-known   2**21 bits, the hashed set of the vocabulary's words (with and without a leading space) and of its pieces of one
-        to three characters in scripts that do not part words by spaces; one strange word in twelve passes for known
+known   2**21 bits, a hashed set (a filter) of the vocabulary's words, with and without a leading space, and of its
+        pieces of one to three characters in scripts that do not separate words by spaces; one unknown word in twelve is
+        taken for known
 costs   2**16 contexts, in 1/16384 token: average tokens that start at a character, given it and the one before it
 
-In scripts from Devanagari on (Thai, kana, Han, Hangul, symbols, emoji) the context is not the pair of characters, of
-which there are too many, but which pieces around the place the vocabulary knows. A long repetition of one character has
-contexts of its own.
+In scripts from Devanagari on (Thai, kana, Han, Hangul, symbols, emoji) there are too many pairs of characters. There
+the context is which pieces around the character the vocabulary knows. Long repetitions of one character have contexts
+of their own.
 
-Everything is integer arithmetic, so that a count is the same on every machine. `EstimateCounter` loads this module, and
+All arithmetic is on integers, so that a count is the same on every machine. `EstimateCounter` loads this module, and
 numpy with it, at its first count.
 """
 
@@ -35,18 +36,18 @@ Flags: TypeAlias = NDArray[np.bool_]
 Places: TypeAlias = NDArray[np.intp]
 
 UNIT = 16384
-"""What one token is in a table's costs."""
+"""The cost of one token in a table."""
 
 KNOWN_BITS = 21
 COST_BITS = 16
 WORDLESS = 0x0900
-"""The first code point whose scripts are read by known pieces, not by words: the start of Devanagari."""
+"""The first code point of the scripts that are counted by known pieces, not by words: the start of Devanagari."""
 
 LOWER, UPPER = 1, 2
-"""Classes of letters in scripts that write words: without case or lower case, and upper case. 0 is everything else."""
+"""Classes of letters in scripts with words: lower case or without case, and upper case. All other characters are 0."""
 
 MOST_WORD_CHARACTERS = 16
-"""Longer words, a leading space included, are not looked for in the filter."""
+"""Longer words, a leading space included, are not looked up in the filter."""
 
 _CHUNK = 1 << 15
 _BEFORE, _AFTER = 33, 18
@@ -59,8 +60,8 @@ _FEW, _MOST_PIECES = 32, 50_000
 _INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
 _REPEATED = np.uint32(0xC2B2AE3D)
 
-# What keeps of two times eight bytes as many as a word has characters, uint64[18] each. The last are for longer words:
-# of those nothing is kept, and the key that is left, 0, is in no filter.
+# Masks that keep as many of two times eight bytes as a word has characters, uint64[18] each. The last ones, for longer
+# words, keep nothing: the key is then 0, which is in no filter.
 _LENGTHS = range(MOST_WORD_CHARACTERS + 1)
 _LOW_MASKS = np.array([*((1 << 8 * min(length, 8)) - 1 for length in _LENGTHS), 0], np.uint64)
 _HIGH_MASKS = np.array([*((1 << 8 * max(length - 8, 0)) - 1 for length in _LENGTHS), 0], np.uint64)
@@ -68,15 +69,15 @@ _HIGH_MASKS = np.array([*((1 << 8 * max(length - 8, 0)) - 1 for length in _LENGT
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One vocabulary's figures, ready to be looked up.
+    """One vocabulary's table, ready for lookups.
 
     Attributes:
         known: the filter, eight bits a byte, the lowest first. uint8[2**18].
         costs: uint32[2**16] in 1/16384 token.
         letters: the class of each code point, uint8[2**16].
         pair_costs: `costs` for two ASCII characters, at first + 256 * second. uint32[2**15].
-        pair_edges: what the second is to words, as `_edges` tells it, at the same place. uint8[2**15].
-        pieces: what `_piece_mix` gave for a wordless character between the two before and the two after it.
+        pair_edges: what the second is to words, as in `_edges`, at the same index. uint8[2**15].
+        pieces: results of `_piece_mix` for a wordless character with the two before and the two after it.
     """
 
     known: Bytes
@@ -95,9 +96,9 @@ def table_bytes(name: str) -> bytes:
 
 @functools.cache
 def load_table(names: tuple[str, ...]) -> Table:
-    """Reads the tables; of several, the costs are the highest and the known pieces those that all know.
+    """Reads the tables; of several, the highest costs, and the words and pieces that all know.
 
-    A file holds the costs' square roots, one byte each, so that small costs stay fine.
+    A file holds the costs' square roots, one byte each, so that small costs stay precise.
     """
     files = [np.load(io.BytesIO(table_bytes(name)), allow_pickle=False) for name in names]
     known = functools.reduce(np.bitwise_and, [file["known"] for file in files])
@@ -109,38 +110,38 @@ def load_table(names: tuple[str, ...]) -> Table:
 
 
 def text_costs(texts: Sequence[str], names: tuple[str, ...]) -> list[int]:
-    """What each text costs by the named tables, in 1/16384 token.
+    """The cost of each text by the named tables, in 1/16384 token.
 
-    Chunks are counted together, those that are all ASCII apart from others, in passes of some 32,768 characters: a pass
-    costs about as much as a short text.
+    Chunks are counted in passes of about 32,768 characters, those that are all ASCII separately: a pass takes about as
+    long as a short text.
     """
     table = load_table(names)
     costs = [0] * len(texts)
-    waiting: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    pending: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
 
     def count(chunks: list[tuple[int, str]]) -> None:
-        for (place, _), cost in zip(chunks, _costs([chunk for _, chunk in chunks], table), strict=True):
-            costs[place] += cost
+        for (index, _), cost in zip(chunks, _costs([chunk for _, chunk in chunks], table), strict=True):
+            costs[index] += cost
 
     sizes = {True: 0, False: 0}
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         for chunk in padded_chunks(text):
-            kind = chunk.isascii()
-            waiting[kind].append((place, chunk))
-            sizes[kind] += len(chunk)
-            if sizes[kind] >= _CHUNK:
-                count(waiting[kind])
-                waiting[kind], sizes[kind] = [], 0
-    for chunks in waiting.values():
+            is_ascii = chunk.isascii()
+            pending[is_ascii].append((index, chunk))
+            sizes[is_ascii] += len(chunk)
+            if sizes[is_ascii] >= _CHUNK:
+                count(pending[is_ascii])
+                pending[is_ascii], sizes[is_ascii] = [], 0
+    for chunks in pending.values():
         if chunks:
             count(chunks)
     return costs
 
 
 def padded_chunks(text: str) -> Iterator[str]:
-    """The text in pieces of at most 32,768 characters, each with the 33 before it and the 18 after it.
+    """The text in chunks of at most 32,768 characters, each with the 33 before it and the 18 after it.
 
-    Before and after the text stand line ends, before it CR and LF in turn, so that no repetition starts outside it.
+    The text is padded with line ends, before it with CR and LF in turn, so that no repetition starts outside it.
     """
     text = _PAD_BEFORE + text + _PAD_AFTER
     for start in range(0, len(text) - _MARGIN, _CHUNK):
@@ -150,7 +151,7 @@ def padded_chunks(text: str) -> Iterator[str]:
 def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places]:
     """The context of each character of a padded chunk, and where the words that are one token start and end.
 
-    Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, counted without the padding.
+    Contexts are uint32[n] below 2**16; starts and ends are equally long, ends exclusive, indices without the padding.
     """
     points = code_points(chunk)
     starts, ends = _known_words(_edges(points, letters), fold(points), known)
@@ -158,15 +159,15 @@ def scan(chunk: str, known: Bytes, letters: Bytes) -> tuple[Ints, Places, Places
 
 
 def filter_places(low: Keys, high: Keys) -> Places:
-    """The bit of the filter that stands for each key."""
+    """The index of each key's bit in the filter."""
     mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
     return (mixed >> np.uint64(64 - KNOWN_BITS)).view(np.int64)
 
 
 def _costs(chunks: Sequence[str], table: Table) -> list[int]:
-    """Tokens of each padded chunk, in 1/16384 token: all characters' costs without those inside known words.
+    """The cost of each padded chunk, in 1/16384 token: all characters' costs without those inside known words.
 
-    The chunks are looked at as one text, in which the padding keeps them apart. They are all ASCII, or all are not.
+    The chunks are processed as one text, in which the padding separates them. Either all of them are ASCII, or none is.
     """
     joined = "".join(chunks)
     if chunks[0].isascii():
@@ -174,7 +175,7 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
         pairs = _windows(folded, "<u2", _BEFORE - 2, len(joined) - _MARGIN + 2).astype(np.intp)
         costs, edges = table.pair_costs.take(pairs[1:-1]), table.pair_edges.take(pairs[1:])
         if (triples := pairs[1:-1] == pairs[:-2]).any():
-            # Characters that end five equal ones have the contexts that `_contexts` gives them.
+            # The last of five equal characters has a context of its own, as in `_contexts`.
             places = triples.nonzero()[0]
             fours = _windows(folded, "<u4", 0, len(folded) - 3)
             places = places[fours[places + _BEFORE - 3] == fours[places + _BEFORE - 4]]
@@ -193,12 +194,12 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     starts, ends = _known_words(edges, folded, table.known)
     inside = ends <= lasts.take(firsts.searchsorted(starts, "right") - 1)
     starts, ends = starts[inside], ends[inside]
-    # Sums may pass 2**32; what lies between two of one chunk cannot, so their difference is right all the same.
+    # Sums may overflow 2**32; the difference of two sums in one chunk cannot, so that it is right nevertheless.
     sums = np.concatenate([[0], costs.cumsum(dtype=np.uint32)]).astype(np.uint32)
-    whole = (sums[lasts] - sums[firsts]).astype(np.int64)
+    all_costs = (sums[lasts] - sums[firsts]).astype(np.int64)
     saved = np.concatenate([[0], (sums[ends] - sums[starts + 1]).cumsum(dtype=np.int64)])
-    left: list[int] = (whole - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
-    return left
+    result: list[int] = (all_costs - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
+    return result
 
 
 def code_points(text: str) -> Ints:
@@ -206,7 +207,7 @@ def code_points(text: str) -> Ints:
 
 
 def fold(points: Ints) -> bytes:
-    """A byte for each code point, ASCII as it is, other scripts' letters apart from each other."""
+    """A byte for each code point: ASCII as it is, letters of other scripts mapped to different bytes."""
     return ((points + (points >> np.uint32(8)) * np.uint32(0x35)) & np.uint32(255)).astype(np.uint8).tobytes()
 
 
@@ -219,64 +220,64 @@ def _contexts(points: Ints, known: Bytes, pieces: dict[bytes, int] | None = None
     """The context of each character.
 
     Args:
-        pieces: where those of a few wordless characters are kept; texts mostly have the same dashes and quotes.
+        pieces: a cache for texts with few wordless characters, which mostly are the same dashes and quotes.
     """
-    here, before = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
-    mixed = _pair_mix(before, here)
-    wordless = here >= WORDLESS
+    current, previous = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
+    mixed = _pair_mix(previous, current)
+    wordless = current >= WORDLESS
     places = wordless.nonzero()[0]
     if pieces is not None and len(places) <= _FEW:
         for place in places.tolist():
             mixed[place] = _piece(points[place + _BEFORE - 2 : place + _BEFORE + 3], known, pieces)
     elif len(places):
         mixed[wordless] = _piece_mix(points, wordless, known)
-    if (here == before).any():
-        # 1 where a character ends five equal ones, 2 where the one 32 before is equal too, else 0.
+    if (current == previous).any():
+        # 1 for the last of five equal characters, 2 where the one 32 before is equal as well, else 0.
         same = points[_BEFORE - 3 : -_AFTER] == points[_BEFORE - 4 : -_AFTER - 1]
         five = same[:-3] & same[1:-2] & same[2:-1] & same[3:]
-        far = here == points[_BEFORE - 32 : -_AFTER - 32]
-        mixed += (five.astype(np.uint32) + (five & far)) * _REPEATED
+        repeats32 = current == points[_BEFORE - 32 : -_AFTER - 32]
+        mixed += (five.astype(np.uint32) + (five & repeats32)) * _REPEATED
     return _bucket(mixed)
 
 
-def _pair_mix(before: Ints, here: Ints) -> Ints:
-    return here * np.uint32(0x9E3779B1) + before * np.uint32(0x85EBCA77)
+def _pair_mix(previous: Ints, current: Ints) -> Ints:
+    return current * np.uint32(0x9E3779B1) + previous * np.uint32(0x85EBCA77)
 
 
 def _bucket(mixed: Ints) -> Ints:
-    """A context's place among the costs."""
+    """A context's index in the costs."""
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
     bucket: Ints = mixed >> np.uint32(32 - COST_BITS)
     return bucket
 
 
-def _piece(around: Ints, known: Bytes, pieces: dict[bytes, int]) -> int:
-    """The context of a wordless character, given it between the two before and the two after it."""
-    key = around.tobytes()
-    found = pieces.get(key)
-    if found is None:
-        points = np.pad(around, (_BEFORE - 2, _AFTER - 2))
-        found = int(_piece_mix(points, np.ones(1, np.bool_), known)[0])
+def _piece(window: Ints, known: Bytes, pieces: dict[bytes, int]) -> int:
+    """The context of a wordless character, given with the two before and the two after it."""
+    key = window.tobytes()
+    context = pieces.get(key)
+    if context is None:
+        points = np.pad(window, (_BEFORE - 2, _AFTER - 2))
+        context = int(_piece_mix(points, np.ones(1, np.bool_), known)[0])
         if len(pieces) >= _MOST_PIECES:
             pieces.clear()
-        pieces[key] = found
-    return found
+        pieces[key] = context
+    return context
 
 
 def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
     """Contexts of the wordless characters only, by which pieces around each are known.
 
-    They are the character's block, three pairs (each unknown, known or common) and three triples, those that touch the
-    place, and what the character before is: 0 space or control, 1 ASCII, 2 another, 3 of the same block. A block is 128
-    code points, all of Han, or beyond the basic plane 65,536 code points.
+    A context consists of the character's block, whether the three pairs around it are unknown, known or common, whether
+    the three triples around it are known, and the kind of the character before: 0 space or control, 1 ASCII, 2 another,
+    3 of the same block. A block is 128 code points, all of Han, or beyond the basic plane 65,536 code points.
     """
-    # The wordless characters and the two on either side of each, joined: no two groups touch by wordless ones.
-    near = np.zeros(len(wordless) + 4, np.bool_)
+    # The wordless characters with the two on either side of each, joined. The neighbours keep groups apart.
+    wanted = np.zeros(len(wordless) + 4, np.bool_)
     for shift in range(5):
-        near[shift : len(near) - 4 + shift] |= wordless
-    around = points[_BEFORE - 2 : 2 - _AFTER][near]
-    wordless = around >= WORDLESS
-    keys = around.astype(np.uint64)
+        wanted[shift : len(wanted) - 4 + shift] |= wordless
+    points_near = points[_BEFORE - 2 : 2 - _AFTER][wanted]
+    wordless = points_near >= WORDLESS
+    keys = points_near.astype(np.uint64)
     pair_keys = keys[:-1] | keys[1:] << np.uint64(21)
     in_pair = wordless[1:] & wordless[:-1]
     pairs = (_is_known(pair_keys, PIECE, known) & in_pair).astype(np.uint32)
@@ -288,33 +289,35 @@ def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
         state += triple * np.uint32(bit)
     for weight, pair in ((16, pairs[:-3]), (48, pairs[1:-2]), (144, pairs[2:-1])):
         state += pair * np.uint32(weight)
-    block = np.where(around < 1 << 16, around >> np.uint32(7), (around >> np.uint32(16)) + np.uint32(1024))
+    block = np.where(
+        points_near < 1 << 16, points_near >> np.uint32(7), (points_near >> np.uint32(16)) + np.uint32(1024)
+    )
     block = np.where((block >= _HAN.start) & (block < _HAN.stop), np.uint32(_HAN.start), block)
-    before = around[1:-3]
-    gap = np.where(block[2:-2] == block[1:-3], np.uint32(3), (before > 32).astype(np.uint32) + (before > 127))
+    previous = points_near[1:-3]
+    gap = np.where(block[2:-2] == block[1:-3], np.uint32(3), (previous > 32).astype(np.uint32) + (previous > 127))
     state += gap * np.uint32(432)
     mixed: Ints = block[2:-2] * np.uint32(0x9E3779B1) + state * np.uint32(0x85EBCA77) + np.uint32(77777)
     return mixed[wordless[2:-2]]
 
 
 def _edges(points: Ints, letters: Bytes) -> Bytes:
-    """What each character and the one after the last is to words, uint8[n + 1]; see `_pair_edges`."""
-    here, before = points[_BEFORE : 1 - _AFTER], points[_BEFORE - 1 : -_AFTER]
-    return _pair_edges(letters.take(before, mode="clip"), letters.take(here, mode="clip"), before == ord(" "))
+    """The edge of each character and of the one after the last, uint8[n + 1]; see `_pair_edges`."""
+    current, previous = points[_BEFORE : 1 - _AFTER], points[_BEFORE - 1 : -_AFTER]
+    return _pair_edges(letters.take(previous, mode="clip"), letters.take(current, mode="clip"), previous == ord(" "))
 
 
-def _pair_edges(before: Bytes, here: Bytes, space: Flags) -> Bytes:
-    """0 inside a word or outside all, 1 just after one, 2 the start of one, 3 the start of one after a space.
+def _pair_edges(previous: Bytes, current: Bytes, space: Flags) -> Bytes:
+    """Edges of words: 0 inside or outside a word, 1 just after one, 2 its start, 3 its start after a space.
 
-    Words are runs of letters, parted before an upper-case letter that follows a lower-case one.
+    Words are runs of letters, split before an upper-case letter that follows a lower-case one.
     """
-    edge = (here != before) & ((here != LOWER) | (before != UPPER))
-    kind = np.where(here > 0, np.where(space, _START_AFTER_SPACE, _START), _NO_WORD)
+    edge = (current != previous) & ((current != LOWER) | (previous != UPPER))
+    kind = np.where(current > 0, np.where(space, _START_AFTER_SPACE, _START), _NO_WORD)
     return np.where(edge, kind, _INSIDE).astype(np.uint8)
 
 
 def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Places]:
-    """Where the words start and end that the filter knows, by their characters and the space before them."""
+    """Start and end indices of the words that the filter knows, by their characters and the space before them."""
     places = (edges > 0).nonzero()[0]
     kinds = edges[places]
     words = (kinds[:-1] >= _START).nonzero()[0]
@@ -324,8 +327,8 @@ def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Pla
     eights = _windows(folded, "<u8", _BEFORE, len(folded) - _BEFORE - 7)
     low = eights[first] & _LOW_MASKS.take(length, mode="clip")
     high = eights[first + 8] & _HIGH_MASKS.take(length, mode="clip")
-    found = _is_known(low, high, known).nonzero()[0]
-    return starts[found], ends[found]
+    known_words = _is_known(low, high, known).nonzero()[0]
+    return starts[known_words], ends[known_words]
 
 
 def _is_known(low: Keys, high: Keys | int, known: Bytes) -> Flags:
