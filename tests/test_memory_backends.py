@@ -6,6 +6,7 @@ PostgreSQL is among them with ``-m integration``.
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from google.genai import types
 
 from aether_context.adk import HybridMemoryService
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Memory, MemoryBackend
+from aether_context.memory import Imported, Memories, Memory, MemoryBackend, export_lines, import_memories
 from aether_context.redaction import masker
 
 WORKER = Path(__file__).parent / "memory_worker.py"
@@ -424,3 +425,30 @@ def test_no_user_ever_sees_what_is_anothers(opened: Open, operations: int) -> No
         elif act == "u":
             owners = sorted((*one, len(texts)) for one, texts in there.items() if texts)
             assert backend.users() == owners
+
+
+# moving
+
+
+def test_memories_move_from_anywhere_to_anywhere(memories: MemoryBackend) -> None:
+    odd = "a \0 lone \ud800 \u2028 line\nbreak"
+    with closing(Memories(embedder="none")) as source:
+        source.add(
+            "app", "ann", [Memory(name="b", text="second by name", metadata={"kind": "preference", "deep": [{}]})]
+        )
+        source.add("app", "ann", [Memory(name="a", text=odd, session="s\0", author="Bén", timestamp="no time")])
+        source.add("app", "ben", [Memory(name="a", text="Ben's", role="model", timestamp="2024-05-01T00:00:00Z")])
+        source.add("a\0pp", "an\ud800n", [Memory(name="n\0", text="of odd names")])
+        lines = list(export_lines(source))
+
+    def moved(**options: Any) -> Imported:
+        return import_memories(memories, io.BytesIO("\n".join(lines).encode()), **options)
+
+    assert moved() == Imported(read=4, written=4, refused=0)
+    assert list(export_lines(memories)) == lines
+    assert moved() == Imported(read=4, written=0, refused=0)
+    assert memories.delete("app", "ann", name="b") == 1
+    assert moved().written == 0
+    assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
+    assert moved(revive=True).written == 1
+    assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]

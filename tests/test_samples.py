@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import httpx
@@ -112,8 +113,15 @@ def spoken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         patch.delenv("AETHER_CONTEXT_POLICY", raising=False)
         patch.setenv("AETHER_CONTEXT_STORE", str(store))
         patch.setenv("ADK_DISABLE_LOAD_DOTENV", "1")
+        # A process may come to a sample twice: what it loaded before writes to the store of that time.
+        for loaded in [one for one, module in sys.modules.items() if is_sample(module)]:
+            patch.delitem(sys.modules, loaded)
         events, artifacts = asyncio.run(converse(name, EXPECTED[name]))
         yield name, Spoken(events, artifacts, PackStore(store))
+
+
+def is_sample(module: ModuleType) -> bool:
+    return SAMPLES in Path(getattr(module, "__file__", None) or "/").parents
 
 
 async def converse(name: str, sample: Sample) -> tuple[tuple[list[Event], list[Event]], list[str]]:
