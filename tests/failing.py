@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 class FailingFileSystem(AbstractFileSystem):
     """Files of this process, all instances together.
 
-    ``down`` makes every call fail; ``refused`` are endings of paths that cannot be written; ``exits`` so many next
+    ``down`` makes every call fail; ``refused`` are parts of paths that cannot be written; ``exits`` so many next
     calls out of the library's own threads raise SystemExit; each call takes ``delay_seconds``.
     """
 
@@ -42,7 +42,7 @@ class FailingFileSystem(AbstractFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         self._check()
-        if path.endswith(self.refused or ("\0",)):
+        if any(part in path for part in self.refused):
             raise PermissionError(path)
         if mode == "create" and path in self.held:
             raise FileExistsError(path)

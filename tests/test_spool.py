@@ -154,6 +154,24 @@ def test_one_file_that_the_store_never_takes_holds_nothing_back(url, tmp_path):
     assert spool.is_empty()
 
 
+@pytest.mark.parametrize("refused", ["/packs/", "/blobs/"])
+def test_packs_after_one_that_the_store_never_takes_stand_without_it(url, refused):
+    chat = Chat(plugin=ContextPackPlugin(store=url, on_error="raise"))
+    FailingFileSystem.refused = (refused,)
+    chat.say("one")
+    spool = spool_of(chat.store.files)
+    wait_until(spool.is_empty)
+    assert spool.aside() != []
+    FailingFileSystem.refused = ()
+    chat.say("two", "three")
+    wait_until(spool.is_empty)
+    if refused == "/blobs/":
+        check(chat.store, 3)
+    else:
+        check(chat.store, 2)
+        assert [one.parent is None for one in chat.manifests()] == [True, False]
+
+
 def test_the_last_of_what_replaces_itself_arrives(url, tmp_path):
     files, spool = spooled(url, tmp_path)
     FailingFileSystem.down = True

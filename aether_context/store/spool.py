@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -235,6 +235,12 @@ class SpooledFiles(Files):
                 break
             time.sleep(0.01)
         return empty
+
+    def set_aside(self) -> int:
+        """How many writes were set aside; 0 where the spool cannot be read."""
+        with suppress(StoreError):
+            return sum(count for (count,) in self.spool.ask("SELECT count(*) FROM aside"))
+        return 0
 
     def _is_empty(self) -> bool:
         """Whether nothing waits. A spool that cannot be read counts as empty, so that it blocks no write."""

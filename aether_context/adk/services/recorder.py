@@ -81,6 +81,7 @@ class Recorder:
         self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
+        self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
         self._fails = False
         self._warned = False
         self._interrupted = 0
@@ -92,6 +93,7 @@ class Recorder:
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
+            self._forget_what_was_set_aside()
             recording = record(pack, policy, counter, self._tips.get(key))
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
@@ -148,6 +150,14 @@ class Recorder:
                 self._outcomes.pop(given_up, None)
             logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
         self._ensure_thread()
+
+    def _forget_what_was_set_aside(self) -> None:
+        """Begins all chains anew, and writes again what they name, where a write never came to the store."""
+        set_aside = self._spooled.set_aside() if self._spooled is not None else 0
+        if self._spooled is not None and set_aside > self._set_aside:
+            self._tips.clear()
+            self.store = self.store.through(self._spooled)
+        self._set_aside = set_aside
 
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
