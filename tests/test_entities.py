@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import answered, called, said
 
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.text.entities import _ENTITY, _TELLING, entity_table, is_entry, mentions, parse
 from aether_context.tokens import counter_for
 
@@ -153,3 +154,15 @@ def test_a_table_stays_inside_its_budget_and_reads_back(texts, room):
     assert not made or COUNTER.count(made) <= room + 4
     known = {entity for content in contents for entity, _ in mentions(content)}
     assert {entity for found in parse(made).values() for entity in found} <= known
+
+
+def test_what_an_extract_says_of_itself_names_nothing() -> None:
+    text = "src/first.py\n[… lines 2-238 …]\nsrc/last.py"
+    address = "artifact://evidence/0123456789abcdef.txt"
+    whole = f"{address} has all 1389 lines; read_artifact and search_artifact read it"
+    response = {"name": "read", "response": {"artifact": whole, "result": text}}
+    found = table(called("read", ""), content_of_parts("user", [part_of({"function_response": response})]))
+    assert "src/first.py" in found
+    assert "src/last.py" in found
+    assert f"read: {address}" in found
+    assert not any(word in found for word in ("2-238", "1389", "read_artifact"))

@@ -78,6 +78,14 @@ def test_an_earlier_recap_goes_on_and_says_nothing_twice() -> None:
     assert COUNTER.count(tight) <= 400
 
 
+def test_what_a_line_named_stays_in_the_table_where_the_line_goes() -> None:
+    first = recap(looked_up(), [], max_tokens=900, counter=COUNTER)
+    tight = recap([said("go on")], [], max_tokens=150, counter=COUNTER, earlier=first)
+    assert "pers-0000" in first.partition("- used:")[0]
+    assert "found by find pers-0000" not in tight
+    assert "pers-0000" in tight
+
+
 def test_what_a_recap_says_already_is_not_added_to_it() -> None:
     first = recap(looked_up(), [], max_tokens=900, counter=COUNTER)
     second = recap(looked_up(), [], max_tokens=900, counter=COUNTER, earlier=first)

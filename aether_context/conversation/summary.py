@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from aether_context.conversation.lookups import is_lookup, lookup_lines
 from aether_context.pack import Content
 from aether_context.text.compression import CountsAhead, Summaries, split_bullets, summarize
-from aether_context.text.entities import entity_table, is_entry
+from aether_context.text.entities import entity_table, is_entry, table_of
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
 
@@ -73,15 +73,11 @@ def _composed(
     bullets = split_bullets(earlier)
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     sentences = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
-    looked_up = "\n".join(
-        lookup_lines(
-            gone,
-            max_tokens=int(_LOOKUPS * room),
-            counter=counter,
-            earlier=[bullet for bullet in bullets if is_lookup(bullet)],
-            known=known,
-        )
-    )
+    told = [bullet for bullet in bullets if is_lookup(bullet)]
+    lines = lookup_lines(gone, max_tokens=int(_LOOKUPS * room), counter=counter, earlier=told, known=known)
+    looked_up = "\n".join(lines)
+    untold = table_of(line for line in told if line not in lines)
+    entries = "\n".join(filter(None, (untold, entries)))
     known = "\n".join(filter(None, (known, looked_up)))
     table = entity_table(
         gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known

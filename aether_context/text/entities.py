@@ -45,6 +45,8 @@ _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
+_GAP = "[… "
+"""What a note begins with that says how many lines an extract leaves out."""
 _LEAST_TOKENS = 4
 """Tokens of an entity with the separator; hardly any has fewer."""
 SCHEME = "artifact://"
@@ -162,6 +164,12 @@ def is_entry(bullet: str) -> bool:
     return bullet.startswith(tuple(_TITLES.values()))
 
 
+def table_of(texts: Iterable[str]) -> str:
+    """The entities of texts as a table of what was used; empty where there are none."""
+    entities = dict.fromkeys(entity for text in texts for entity in entities_of(text) if not is_number(entity))
+    return _TITLES["used"] + _BETWEEN.join(entities) if entities else ""
+
+
 def parse(tables: str) -> dict[Rank, list[str]]:
     """The entities of tables, by rank, the latest mentioned first."""
     by_rank: dict[Rank, list[str]] = {rank: [] for rank in RANKS}
@@ -277,6 +285,9 @@ def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str,
                 if len(entity) <= _LONGEST:
                     ranks[entity] = _stronger(ranks.get(entity, usual_rank), usual_rank)
                 continue
+            if kind == "response" and (address := _ADDRESS.match(leaf.text)):  # what follows it says how to read it
+                ranks.setdefault(f"{tool}: {address.group()}" if tool else address.group(), "used")
+                continue
             rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
             record = leaf.record if leaf.record != owner or len(leaf.text) <= _ANSWER else ""
             text = _ESCAPED.sub(r"\1", leaf.text) if "\\" in leaf.text else leaf.text
@@ -305,6 +316,8 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
         stripped = line.strip()
         if not stripped:
             label = record_key = ""
+            continue
+        if stripped.startswith(_GAP):
             continue
         if stripped[0] in "{[" and (value := read(stripped.rstrip(","))) is not None:
             for leaf in leaves(value, record):
