@@ -453,11 +453,11 @@ class RequestPacker:
     # after the call
 
     async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
-        metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response), {})
+        usage, review = reported(response.usage_metadata), None
+        metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
         if last is not None and last.pack.identity.invocation != context.invocation_id:
             last = None
-        usage, review = reported(response.usage_metadata), None
         if last is not None:
             pack = last.pack
             try:

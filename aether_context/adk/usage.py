@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
@@ -174,7 +173,11 @@ class Ledgers:
                 session.last = (events[-1].id, events[-1].timestamp)
             known = []
             has_limits = self.limits.measures or self._own
-            for _, ledger, limits, where in self._accounts(key, call.invocation, agent) if has_limits else ():
+            for _, ledger, limits, where in (
+                self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent)
+                if has_limits
+                else ()
+            ):
                 if limits.measures and limits.on_budget == "degrade":
                     known.append(ledger.pressure(limits, invocation=where["invocation"], agent=agent))
         return max(filter(None, known), key=lambda pressure: pressure.level, default=None)
@@ -209,7 +212,7 @@ class Ledgers:
                 formatting=formatting + sum(frame_of(item.content, framing) for item in new),
                 contents=(len(sent), sent[-1].content if sent else None),
             )
-            accounts = list(self._accounts(key, call.invocation, agent))
+            accounts = list(self._accounts(key, call.invocation.invocation_id, call.invocation.branch or "", agent))
             limited = [account for account in accounts if account.limits.measures]
             planned = None
             if limited:
@@ -234,26 +237,33 @@ class Ledgers:
                 account.ledger.begin(planned, **account.where)
         return None
 
-    def track(self, context: CallbackContext, response: LlmResponse) -> dict[str, JSON]:
+    def track(self, context: CallbackContext, response: LlmResponse, usage: Reported) -> dict[str, JSON]:
         """Books an answer; returns what its event should say: totals, and a limit that was passed.
 
         An answer without usage and without content is a failed call: it is not booked.
+
+        Args:
+            usage: what the answer reports.
         """
-        invocation = context.get_invocation_context()
-        if invocation.live_request_queue is not None:
-            return {}
-        key, agent, branch = session_key(context), context.agent_name, invocation.branch or ""
+        key, agent, branch, invocation = (
+            session_key(context),
+            context.agent_name,
+            context.branch or "",
+            context.invocation_id,
+        )
         with self._lock:
             session = self._session(key)
-            accounts = list(self._accounts(key, invocation, agent))
-            own = accounts[0].where
             going = session.going.get((branch, agent))
-            if going is None or going.invocation != invocation.invocation_id:
+            if going is None or going.invocation != invocation:
+                if context.get_invocation_context().live_request_queue is not None:
+                    return {}
                 events = context.session.events
                 time = events[-1].timestamp if events else 0.0
-                going = _Going(invocation=invocation.invocation_id, model=response.model_version or "", time=time)
+                going = _Going(invocation=invocation, model=response.model_version or "", time=time)
+            accounts = list(self._accounts(key, invocation, branch, agent))
+            own = accounts[0].where
             before = session.ledger.counted(**own)
-            call = _call_usage(response, going, before)
+            call = _call_usage(response, usage, going, before)
             for account in accounts:
                 if call is None:
                     account.ledger.fail(**account.where)
@@ -261,7 +271,7 @@ class Ledgers:
                     account.ledger.track(call, **account.where)
             if call is None:
                 return {}
-            standing = session.ledger.standing(invocation=invocation.invocation_id, agent=agent)
+            standing = session.ledger.standing(invocation=invocation, agent=agent)
             session.booked = standing
         noted: dict[str, JSON] = {"usage": standing}
         if call.output_estimated:
@@ -280,10 +290,10 @@ class Ledgers:
             session = self._sessions[key] = _Session()
         return session
 
-    def _accounts(self, key: SessionKey, invocation: InvocationContext, agent: str) -> Iterator[_Account]:
+    def _accounts(self, key: SessionKey, invocation: str, branch: str, agent: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
-        caller: tuple[SessionKey, str] | None = (key, invocation.invocation_id)
-        branch, seen = invocation.branch or "", set[SessionKey]()
+        caller: tuple[SessionKey, str] | None = (key, invocation)
+        seen = set[SessionKey]()
         while caller is not None and caller[0] not in seen and (session := self._sessions.get(caller[0])) is not None:
             key, name = caller
             seen.add(key)
@@ -310,14 +320,13 @@ def note(pressure: Pressure) -> str:
     return f"packed economically: the {pressure.scope}'s limit of {pressure.limit:,} {unit} is {state}"
 
 
-def _call_usage(response: LlmResponse, going: _Going, before: CallUsage | None) -> CallUsage | None:
+def _call_usage(response: LlmResponse, usage: Reported, going: _Going, before: CallUsage | None) -> CallUsage | None:
     """What an answer used; what the provider did not report is estimated. None where the call failed.
 
     Args:
         before: what an earlier answer of the same call came to. One that reports nothing adds only its own text to
             what was estimated, and nothing to what was reported.
     """
-    usage = reported(response.usage_metadata)
     parts = (response.content.parts if response.content is not None else None) or []
     silent = usage.input_tokens is None
     if silent and not parts and (response.error_code is not None or before is not None):

@@ -27,6 +27,7 @@ from aether_context.adk.request.reader import (
     is_free,
     memory_candidate,
     mirror,
+    new,
     preloaded,
     structure,
     system_text,
@@ -148,7 +149,7 @@ class Gatherer:
         ):
             return None
         positions = range(before.contents, seen.contents)
-        added = tuple(self.reader.known(raw[at], previous.model) for at in positions)
+        added = tuple(new(raw[at], previous.model) for at in positions)
         records, identity = self._records.of(call.context), _identity(call, source.identity, before.events)
         grown = replace(
             source,

@@ -72,9 +72,7 @@ class Reader:
         )
         found = self._contents.get(key)
         if found is None:
-            parts = content.parts or []
-            frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
-            found = Known(frozen, content.role, [fields(part) for part in parts])
+            found = new(content, model)
             self._contents.put(key, found)
         return found
 
@@ -96,6 +94,13 @@ class Reader:
             found = tuple(_tool(declaration, essential) for declaration in functions)
             self._tools.put(key, found)
         return found, tuple(others)
+
+
+def new(content: types.Content, model: str) -> Known:
+    """What `Reader.known` gives for a content, which is not looked up: nobody has read it before."""
+    parts = content.parts or []
+    frozen = attributed(content_of_parts(content.role or "", [_part(part, model) for part in parts]))
+    return Known(frozen, content.role, [fields(part) for part in parts])
 
 
 def declared_tools(request: LlmRequest) -> list[Any]:
