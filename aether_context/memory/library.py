@@ -26,10 +26,10 @@ logger = logging.getLogger("aether_context")
 MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
 
-_LISTED_AT_ONCE = 1_000
-_ATTEMPTS = 5
 COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
+_ATTEMPTS = 5
+_LISTED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,13 @@ class UserMemories:
             for _ in range(_ATTEMPTS):
                 self._follow()
                 hits = self._index.search(query, max(limit, COMPARED) if limit > 0 else 0)
-                names = [
-                    (hit.entry.thread or "", hit.id.partition(":")[2][len(hit.entry.thread or "") :]) for hit in hits
-                ]
-                rows = self._file.read(self._app, self._user, names)
-                there = {entry_of(memory).id: (number, memory) for number, memory in rows if number <= self._last}
-                if len(there) == len(hits):
+                rows = self._file.read(self._app, self._user, [_named(hit.id) for hit in hits])
+                places = {entry_of(memory).id: number for number, memory in rows if number <= self._last}
+                if len(places) == len(hits):
                     break
-        found = [hit for hit in hits if hit.id in there]
-        memories = {id_: memory for id_, (_, memory) in there.items()}
-        places = {id_: number for id_, (number, _) in there.items()}
-        return remembered(found, memories, places, query, self._index.redact)[:limit]
+        memories = {entry_of(memory).id: memory for _, memory in rows}
+        there = [hit for hit in hits if hit.id in places]
+        return remembered(there, memories, places, query, self._index.redact)[:limit]
 
     def follow(self) -> None:
         """Brings the index up to the file."""

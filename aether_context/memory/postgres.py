@@ -29,9 +29,9 @@ from aether_context.memory.library import COMPARED, Remembered, entry_of, rememb
 from aether_context.memory.migrations import prepare
 from aether_context.retrieval.arrays import Floats, Slots
 from aether_context.retrieval.embedders import Embedder, Vectors, embedder_for, quantized
-from aether_context.retrieval.lexical import InvertedIndex, hashes, key_of
+from aether_context.retrieval.lexical import InvertedIndex
 from aether_context.retrieval.scoring import Entry, candidates, combined, linked, ranked
-from aether_context.retrieval.terms import query_terms, terms
+from aether_context.retrieval.terms import hash_of, hashed, query_terms
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
@@ -278,7 +278,7 @@ class PostgresMemories:
                 is_preference(memory.metadata),
                 _thread(memory.session),
                 memory.time,
-                hashes(terms(text)).astype("<u4").tobytes(),
+                hashed(text),
                 vector,
             )
 
@@ -340,7 +340,7 @@ def _bm25(query: str, said: Sequence[bytes]) -> tuple[Floats, float]:
     """BM25 of rows, by the hashes of their terms; and what any row can reach."""
     lengths = np.array([len(row) // 4 for row in said], dtype=np.int32)
     keys, asked = np.frombuffer(b"".join(said), dtype="<u4"), query_terms(query)
-    places = np.flatnonzero(np.isin(keys, hashes(asked)))
+    places = np.flatnonzero(np.isin(keys, np.frombuffer(b"".join(map(hash_of, asked)), dtype="<u4")))
     index = InvertedIndex()
     index.extend(keys[places], np.searchsorted(np.cumsum(lengths), places, side="right"), lengths)
     return index.scores(asked)
@@ -353,7 +353,8 @@ def _written(vectors: Vectors) -> list[str]:
 
 def _thread(session: str) -> int | None:
     """What the turns of a session are known by, from 0 up."""
-    return key_of(session) >> 1 if session else None
+    digest = hashlib.blake2b(session.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 if session else None
 
 
 def _hash(*parts: str) -> UUID:

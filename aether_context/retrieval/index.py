@@ -63,7 +63,7 @@ class TextIndex:
             EmbeddingError: a local embedder failed; nothing was added.
         """
         self.semantic.add(texts)
-        self.lexical.add(map(terms.terms, texts))
+        self.lexical.add_hashed(list(map(terms.hashed, texts)))
 
     def remove(self, slots: Slots) -> None:
         """Forgets texts, each of them once."""

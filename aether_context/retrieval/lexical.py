@@ -8,15 +8,14 @@ Terms are known by hashes of 32 bits, so that no word is held. Of 200,000 terms 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aether_context.retrieval.arrays import Floats, Rows, Slots
+from aether_context.retrieval.terms import hash_of
 
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
@@ -53,15 +52,19 @@ class InvertedIndex:
 
     def add(self, documents: Iterable[Sequence[str]]) -> None:
         """Adds the next entries, by their terms."""
-        keys = [hashes(terms) for terms in documents]
-        lengths = np.array([len(entry) for entry in keys], dtype=np.int32)
-        self.extend(np.concatenate([np.empty(0, np.uint32), *keys]), np.repeat(np.arange(len(keys)), lengths), lengths)
+        self.add_hashed([b"".join(map(hash_of, terms)) for terms in documents])
+
+    def add_hashed(self, documents: Sequence[bytes]) -> None:
+        """Adds the next entries, by what `hashed` gives."""
+        lengths = np.array([len(entry) // 4 for entry in documents], dtype=np.int32)
+        keys = np.frombuffer(b"".join(documents), dtype="<u4")
+        self.extend(keys, np.repeat(np.arange(len(documents)), lengths), lengths)
 
     def extend(self, keys: NDArray[np.uint32], entries: Slots, lengths: NDArray[np.int32]) -> None:
         """Adds the next entries.
 
         Args:
-            keys: `hashes` of terms, all of them or those that will be asked for.
+            keys: hashes of terms, all of them or those that will be asked for.
             entries: which entry says each of them, 0 for the first new one.
             lengths: how many terms each entry has.
         """
@@ -114,26 +117,15 @@ class InvertedIndex:
         late = self._postings.values[self._sorted :] >> _TERM
         weights = []
         for term in sorted(query):
-            key = np.uint64(key_of(term)) & _ENTRY
+            key = np.uint64(int.from_bytes(hash_of(term), "little"))
             first, last = key << _TERM, key << _TERM | _ENTRY
             places = np.arange(known.searchsorted(first), known.searchsorted(last, side="right"))
             places = np.concatenate([places, self._sorted + np.flatnonzero(late == key)])
-            slots, counts = self._postings.values[places] & _ENTRY, self._counts.values[places]
+            slots = (self._postings.values[places] & _ENTRY).astype(np.int64)  # others are turned into it at each use
+            counts = self._counts.values[places]
             holders = len(slots) if self.live == len(self) else int(np.count_nonzero(self.alive[slots]))
             weights.append(math.log((self.live + 1) / max(1, holders)))
             found[slots] += weights[-1] * (K1 + 1) * counts / (norms[slots] + counts)
         if self.live < len(self):
             found[~self.alive] = 0.0
         return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
-
-
-@lru_cache(maxsize=100_000)
-def key_of(text: str) -> int:
-    """What a text is known by: 64 bits."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def hashes(terms: Sequence[str]) -> NDArray[np.uint32]:
-    """What terms are known by, in their order."""
-    return np.array([key_of(term) for term in terms], dtype=np.uint64).astype(np.uint32)

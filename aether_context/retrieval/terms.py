@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import math
 import re
 import threading
@@ -61,16 +62,43 @@ _local = threading.local()
 def terms(text: str) -> list[str]:
     """The terms of a text in its order, repeated as they are."""
     if text.isascii():
-        return list(chain.from_iterable(map(_terms_of.__getitem__, _ASCII_NAME.findall(text))))
+        return list(chain.from_iterable(map(_of_name, _ASCII_NAME.findall(text))))
     found: list[str] = []
     for run, name in _SPAN.findall(text):
         if name:
-            found += _terms_of[name]
+            found += _of_name(name)
         elif len(run) == 1:
             found.append(run)
         else:
             found += [first + second for first, second in pairwise(run)]
     return found
+
+
+def hashed(text: str) -> bytes:
+    """`hash_of` each term of a text, in its order."""
+    if text.isascii():
+        return b"".join(map(_hashes.__getitem__, _ASCII_NAME.findall(text)))
+    return b"".join(map(hash_of, terms(text)))
+
+
+class _Hashes(dict[str, bytes]):
+    """The hashes of names that were met lately: a look here takes a quarter of one into an `lru_cache`."""
+
+    def __missing__(self, name: str) -> bytes:
+        if len(self) >= _MOST_NAMES:
+            self.clear()
+        found = self[name] = b"".join(map(hash_of, _of_name(name)))
+        return found
+
+
+_MOST_NAMES = 50_000
+_hashes = _Hashes()
+
+
+@lru_cache(maxsize=50_000)
+def hash_of(term: str) -> bytes:
+    """What an index knows a term by: 32 bits, the lowest first."""
+    return hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()[:4]
 
 
 def query_terms(text: str) -> list[str]:
@@ -88,20 +116,7 @@ def _is_identifier(name: str) -> bool:
     return bool(_TELLING.search(name)) and not name.isdigit()
 
 
-class _Names(dict[str, tuple[str, ...]]):
-    """The terms of names that were met lately, which are looked up faster here than in an `lru_cache`."""
-
-    def __missing__(self, name: str) -> tuple[str, ...]:
-        if len(self) >= _MOST_NAMES:
-            self.clear()
-        found = self[name] = _of_name(name)
-        return found
-
-
-_MOST_NAMES = 50_000
-_terms_of = _Names()
-
-
+@lru_cache(maxsize=50_000)
 def _of_name(name: str) -> tuple[str, ...]:
     """The terms of one name: the whole where it is an identifier, its words, and the parts of those."""
     words = _WORD.findall(name)
@@ -119,6 +134,8 @@ def _of_name(name: str) -> tuple[str, ...]:
 @lru_cache(maxsize=100_000)
 def _stem(word: str) -> str:
     """The stem of a lower-case word, by the language that its script tells; the word itself where none does."""
+    if word.isascii() and word.isdigit():
+        return word
     language = next((language for script, language in _LANGUAGES if script.match(word)), None)
     if language is None or len(word) > _LONGEST_STEMMED:
         return word
