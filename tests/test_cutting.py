@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from packs import answered, called, lines, pack_input, said
+from scripted import Chat, call, inside
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation, Trimmed
@@ -122,3 +124,26 @@ def test_a_cut_pays_by_what_it_frees_what_it_keeps_and_what_a_cache_costs():
     assert pays(freed=4_000, kept=2_000, calls=20, cached_price=0.1)
     assert not pays(freed=4_000, kept=2_000, calls=7, cached_price=0.1)
     assert pays(freed=1, kept=5_000, calls=17, cached_price=1)
+
+
+@pytest.mark.parametrize("turns", [6, 14])
+def test_a_result_that_passes_the_window_leaves_what_tells_of_all_the_rest(turns):
+    def read_all() -> str:
+        """Reads all rows, of which there are more than the window holds."""
+        return "\n".join(f"row {at} of the ledger" for at in range(2_000))
+
+    answers = [f"The key of drawer {at} is K-{at * 37}. " + "It lies there. " * 60 for at in range(turns)]
+    chat = Chat(
+        script=[*answers, call("read_all"), "done", "ok"],
+        tools=[read_all],
+        policy=PackPolicy(max_input_tokens=4_000, offload={"mode": "off"}),
+    )
+    chat.say(*(f"My order is ORDER-{at * 91 + 1_000}." for at in range(turns)))
+    before = chat.manifests()[-1].epoch.cut_count
+    assert (before > 0) == (turns == 14)
+    chat.say("read all", "and now?")
+    for sent, manifest in zip(chat.sent[-2:], chat.manifests()[-2:], strict=True):
+        assert "ORDER-1000" in sent.text
+        assert "row 0 of the ledger" in str(sent.wires)
+        assert inside(manifest, 4_000)
+    chat.replays()

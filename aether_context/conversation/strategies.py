@@ -112,9 +112,11 @@ def cut_to(
             whole = raw if len(content.parts) == len(raw.parts) else content
             extract = shortened(whole, ceiling, asked(conversation.raws, at), counter)
             shorter[at] = Replaced(index=at, content=extract, reason=why, ceiling=ceiling)
+        left = budget.ceiling - kept - frame
         summary = conversation.summarized(
             frozenset(gone),
-            min(summary_ceiling, budget.ceiling - kept - frame),
+            # What passes the window by itself is shortened later, and what tells of all the rest does not go for it.
+            min(summary_ceiling, left) if left > 0 else summary_ceiling,
             shorter={at: replaced.content for at, replaced in shorter.items()},
             own=reserved is not None,
         )
