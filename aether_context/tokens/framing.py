@@ -1,7 +1,7 @@
-"""What providers add around what is said: tokens of messages, calls and declarations, and how each is written out.
+"""The tokens that providers add around messages, calls and declarations, and the form in which they write these out.
 
-No provider publishes all of it. Each figure of `FRAMINGS` has its source beside it; those without one are assumed, from
-what other providers are seen to add, and rather too high than too low.
+No provider publishes all of it. The figures of `FRAMINGS` are given with their sources; those without one are assumed
+from what other providers add, and rather too high than too low.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Framing:
     """Tokens that one provider adds, and the form in which calls, responses and declarations reach its models.
 
     Attributes:
-        request: once a request: its beginning, and the start of the answer.
-        message: each message, its role included.
-        system: a system instruction, where there is one.
+        request: per request, for its beginning and the start of the answer.
+        message: per message, its role included.
+        system: for a system instruction, where there is one.
         tools: once, where any function is declared.
-        tool: each declaration.
-        call: each call; `argument` each of its arguments.
-        response: each response of a function.
-        calls: how arguments are written out: as JSON, quoted and escaped, or as the texts that they hold.
-        responses: how responses are.
-        declarations: how functions are declared: their JSON, or TypeScript.
+        tool: per declaration.
+        call: per call; `argument` per argument of a call.
+        response: per response of a function.
+        calls: how arguments are written out: as JSON, quoted and escaped, or as plain texts.
+        responses: how responses are written out.
+        declarations: how functions are declared: as JSON or as TypeScript.
     """
 
     name: str
@@ -106,7 +106,7 @@ CLAUDE_TOOLS = (
     (r"claude-3-sonnet", 159),
     (r"claude-3-haiku", 264),
 )
-"""The system prompt that Anthropic adds where tools are declared, by model; the first pattern that matches.
+"""Tokens of the system prompt that Anthropic adds where tools are declared, by model; the first pattern that matches.
 
 From platform.claude.com, "Tool use with Claude", for the tool choice `auto`. For models of 5 and later other than
 Sonnet 5 the figure of that one is assumed.
@@ -115,14 +115,14 @@ Sonnet 5 the figure of that one is assumed.
 
 @functools.lru_cache(maxsize=1024)
 def framing_of(model: str) -> Framing:
-    """What the model's provider adds, the model in any of ADK's spellings.
+    """The framing of a model's provider; the model may be in any of ADK's spellings.
 
     Through LiteLLM (`provider/model`) responses are JSON for every provider.
     """
     framing = FRAMINGS[family_of(model)]
     if framing.name.startswith("claude"):
-        bare = bare_model_name(model)
-        tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, bare)), framing.tools)
+        name = bare_model_name(model)
+        tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, name)), framing.tools)
         framing = replace(framing, tools=tools)
     if through_litellm(model) and framing.responses != "json":
         framing = replace(framing, name=f"{framing.name}/litellm", responses="json")
@@ -135,16 +135,17 @@ def through_litellm(model: str) -> bool:
 
 
 def written_call(name: str, arguments: str, framing: Framing) -> str:
-    """A call as it is counted; `arguments` is a JSON object."""
+    """A call as the provider writes it out; `arguments` is a JSON object."""
     if framing.calls == "json":
         return f"{name} {arguments}"
     return "\n".join([name, *_plain(json.loads(arguments))])
 
 
 def written_response(name: str, response: str, framing: Framing) -> str:
-    """A response as it is counted: `response` is its JSON, of which ADK sends Claude what Claude should read.
+    """A response as the provider writes it out; `response` is its JSON.
 
-    As `google.adk.models.anthropic_llm` does: content or a lone result as text, anything else as JSON.
+    For Claude ADK sends the content or a lone result as text, anything else as JSON
+    (`google.adk.models.anthropic_llm`).
     """
     if framing.responses == "json":
         return f"{name} {response}"
@@ -165,10 +166,10 @@ def written_response(name: str, response: str, framing: Framing) -> str:
 
 
 def _with_written_runs(text: str) -> str:
-    """A text whose long runs of one line end or tab stand as in JSON.
+    """A text with long runs of one line end or tab escaped as in JSON.
 
-    Nobody publishes what such runs cost Claude's models. The vocabulary that is known takes a dozen line ends for one
-    token, which is far under what is sent where they reach the model escaped; rather too high than too low.
+    What such runs cost Claude's models is not published. In the known vocabulary a dozen line ends are one token, which
+    is far too low where they reach the model escaped; a count rather too high than too low is wanted.
     """
     return _RUN.sub(lambda run: canonical_json(run[0])[1:-1], text)
 
@@ -193,9 +194,9 @@ def _plain(value: JSON) -> Iterator[str]:
 
 
 def written_declaration(wire: str, framing: Framing) -> str:
-    """A function's declaration as it is counted, from its JSON.
+    """A function's declaration as the provider writes it out, from its JSON.
 
-    As OpenAI's models are seen to read it, that is a comment and a function type, a line an argument.
+    For OpenAI's models that is a comment and a TypeScript function type, with a line for each argument.
     """
     if framing.declarations == "json":
         return wire
@@ -225,11 +226,11 @@ def _type(schema: JSON) -> str:
         return "any"
     if choices := schema.get("enum"):
         return " | ".join(map(canonical_json, choices))
-    if several := schema.get("anyOf") or schema.get("any_of") or schema.get("oneOf"):
-        return " | ".join(map(_type, several))
-    kind = str(schema.get("type") or "any").lower()
-    if kind == "array":
+    if alternatives := schema.get("anyOf") or schema.get("any_of") or schema.get("oneOf"):
+        return " | ".join(map(_type, alternatives))
+    type_name = str(schema.get("type") or "any").lower()
+    if type_name == "array":
         return f"{_type(schema.get('items'))}[]"
-    if kind == "object":
+    if type_name == "object":
         return "{\n" + _members(schema) + "\n}" if schema.get("properties") else "object"
-    return "number" if kind == "integer" else kind
+    return "number" if type_name == "integer" else type_name

@@ -1,4 +1,4 @@
-"""What images, sound, video and documents count, by each provider's published rule, never by their base64.
+"""Tokens of images, sound, video and documents, by each provider's published rules, never by their base64.
 
 Sources, by provider:
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aether_context.tokens.model_limits import bare_model_name
 
 UNKNOWN_IMAGE_TOKENS = 2_000
-"""For an image whose size in pixels is not known, and for data of no known kind."""
+"""Tokens of an image whose size in pixels is unknown, and of data of an unknown kind."""
 
 _PLAIN_SOUND = ("audio/wav", "audio/x-wav", "audio/wave", "audio/l16", "audio/pcm", "audio/aiff", "audio/x-aiff")
 _HEADER_BYTES = 1 << 18
@@ -26,9 +26,9 @@ _HEADER_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """So many tokens, and so many for each tile of 512 pixels.
+    """``base`` tokens for an image, and ``tile`` for each square of 512 pixels.
 
-    The image is fitted into 2,048 by 2,048 pixels first, and then to a shorter side of 768.
+    The image is scaled down to fit into 2,048 by 2,048 pixels first, and then to a shorter side of 768.
     """
 
     base: int
@@ -42,7 +42,8 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """A share of the patches of 32 pixels, in hundredths, after fitting the longer side and the number of patches."""
+    """``percent`` of the number of squares of 32 pixels, after scaling the image down to ``most_pixels`` on its longer
+    side and to ``most`` squares."""
 
     percent: int
     most: int = 1_536
@@ -50,13 +51,13 @@ class Patches:
 
     def tokens(self, width: int, height: int) -> int:
         scale = min(1.0, self.most_pixels / max(width, height))
-        wide, high = width * scale, height * scale
-        if math.ceil(wide / 32) * math.ceil(high / 32) > self.most:
-            scale = math.sqrt(32 * 32 * self.most / (wide * high))
-            columns, rows = wide * scale / 32, high * scale / 32
+        fitted_width, fitted_height = width * scale, height * scale
+        if math.ceil(fitted_width / 32) * math.ceil(fitted_height / 32) > self.most:
+            scale = math.sqrt(32 * 32 * self.most / (fitted_width * fitted_height))
+            columns, rows = fitted_width * scale / 32, fitted_height * scale / 32
             scale *= min(math.floor(columns) / columns, math.floor(rows) / rows) or 1.0
-            wide, high = wide * scale, high * scale
-        patches = min(self.most, math.ceil(round(wide, 6) / 32) * math.ceil(round(high, 6) / 32))
+            fitted_width, fitted_height = fitted_width * scale, fitted_height * scale
+        patches = min(self.most, math.ceil(round(fitted_width, 6) / 32) * math.ceil(round(fitted_height, 6) / 32))
         return math.ceil(patches * self.percent / 100)
 
 
@@ -84,44 +85,44 @@ def media_tokens(
     model: str = "",
     data: bytes | None = None,
 ) -> int:
-    """Tokens that a piece of media counts for a model of the family (a name that `family_of` returns).
+    """Tokens of a piece of media for a model of the family (a name that `family_of` returns).
 
-    Seconds, and without `data` pixels and pages, are guessed on the high side; where not even the size is known, a
-    minute or ten pages. It never raises, whatever the data.
+    Seconds, and without `data` pixels and pages, are estimated, rather too high than too low. Where the size is unknown
+    as well, a minute or ten pages are assumed. It never raises, whatever the data.
 
     Args:
-        mime_type: None or empty is told from the data's first bytes.
-        size_bytes: that of the media itself, 0 where it is not known.
-        family: decides what an image, a page and a second cost.
-        model: tells OpenAI's models apart; GPT-4o where it is empty.
+        mime_type: where it is None or empty, it is detected from the data's first bytes.
+        size_bytes: size of the media itself, 0 where it is unknown.
+        family: decides the tokens of an image, a page and a second.
+        model: distinguishes OpenAI's models; empty counts as GPT-4o.
         data: the media; None where only its address is known.
     """
-    kind = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
+    media_type = (mime_type or "").split(";")[0].strip().lower() or sniffed(data)
     families = (family,) if family != "generic" else ("gemini", "gemini-3", "openai", "claude-4.7")
-    if kind.startswith("image/"):
+    if media_type.startswith("image/"):
         size = image_size(data)
         return max(_image(*size, name, model) for name in families) if size else UNKNOWN_IMAGE_TOKENS
-    if kind.startswith(("audio/", "video/")):
-        is_video = kind.startswith("video/")
+    if media_type.startswith(("audio/", "video/")):
+        is_video = media_type.startswith("video/")
         # 500 kbit/s, a low rate for 480 lines; 16,000 samples of 16 bits a second; 32 kbit/s, a low rate for
-        # compressed speech: a file is rarely longer than these make it.
-        bytes_a_second = 62_500 if is_video else 32_000 if kind in _PLAIN_SOUND else 4_000
+        # compressed speech: a file rarely lasts longer than at these rates.
+        bytes_a_second = 62_500 if is_video else 32_000 if media_type in _PLAIN_SOUND else 4_000
         seconds = size_bytes / bytes_a_second if size_bytes > 0 else 60
         # Tokens a second. Gemini: sound 32; video about 300 (258 a frame, one frame a second, and its sound), from
-        # version 3 on 70 a frame. OpenAI: sound 10. Other pairs are accepted by nobody and count as Gemini's.
+        # version 3 on 70 a frame. OpenAI: sound 10. No provider accepts other pairs; they count as Gemini's.
         rates = {"gemini-3": 110} if is_video else {"openai": 10}
         rate = max(rates.get(name, 300 if is_video else 32) for name in families)
         return max(1, math.ceil(seconds * rate))
-    if kind == "application/pdf":
-        # By the file's own page tree, else, where that is compressed, one for each 25,000 bytes. A document of more
-        # than 1,000 pages is refused by every provider.
+    if media_type == "application/pdf":
+        # By the file's page tree or, where that is compressed, one page for each 25,000 bytes. Every provider refuses
+        # documents of more than 1,000 pages.
         pages = len(re.findall(rb"/Type\s*/Page(?![a-zA-Z])", data)) if data else 0
         pages = pages or (math.ceil(size_bytes / 25_000) if size_bytes > 0 else 10)
         # Tokens a page: Gemini 258, from version 3 on 560. Anthropic 1,500 to 3,000, the page's image included here.
         # OpenAI sends text and image and publishes no figure: an image of two by three tiles and 900 of text.
         page_tokens = {"gemini": 258, "gemini-3": 560, "openai": 2_005}
         return min(pages, 1_000) * max(page_tokens.get(name, 3_000) for name in families)
-    if kind.startswith("text/") or kind.endswith(("json", "xml", "yaml", "javascript")):
+    if media_type.startswith("text/") or media_type.endswith(("json", "xml", "yaml", "javascript")):
         return size_bytes // 3 + 1
     return UNKNOWN_IMAGE_TOKENS
 
@@ -146,16 +147,16 @@ def _image(width: int, height: int, family: str, model: str) -> int:
 
 
 def sniffed(data: bytes | None) -> str:
-    """The kind of the data by its first bytes, as a media type; empty where it is not known."""
+    """The media type of data by its first bytes; empty where it is unknown."""
     head = data[:12] if data else b""
     if head[:4] == b"RIFF":
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12], "")
-    starts = {b"\x89PNG": "image/png", b"\xff\xd8": "image/jpeg", b"GIF8": "image/gif", b"%PDF": "application/pdf"}
-    return next((kind for start, kind in starts.items() if head.startswith(start)), "")
+    signatures = {b"\x89PNG": "image/png", b"\xff\xd8": "image/jpeg", b"GIF8": "image/gif", b"%PDF": "application/pdf"}
+    return next((media_type for signature, media_type in signatures.items() if head.startswith(signature)), "")
 
 
 def image_size(data: bytes | None) -> tuple[int, int] | None:
-    """Width and height in pixels, from the header of a PNG, JPEG, GIF or WebP; None where they cannot be told."""
+    """Width and height in pixels, from the header of a PNG, JPEG, GIF or WebP; None where they cannot be read."""
     try:
         width, height = _header_size(data[:_HEADER_BYTES] if data else b"")
     except (struct.error, IndexError):
@@ -164,30 +165,30 @@ def image_size(data: bytes | None) -> tuple[int, int] | None:
 
 
 def _header_size(head: bytes) -> tuple[int, int]:
-    kind = sniffed(head)
-    if kind == "image/png":
+    media_type = sniffed(head)
+    if media_type == "image/png":
         return struct.unpack_from(">II", head, 16)
-    if kind == "image/gif":
+    if media_type == "image/gif":
         return struct.unpack_from("<HH", head, 6)
-    if kind == "image/jpeg":
-        place = 2
-        while head[place] == 0xFF:  # segments, up to the first start of a frame: C0 to CF without C4, C8 and CC
-            marker = head[place + 1]
+    if media_type == "image/jpeg":
+        position = 2
+        while head[position] == 0xFF:  # segments, up to the first start of a frame: C0 to CF without C4, C8 and CC
+            marker = head[position + 1]
             if marker == 0xFF:
-                place += 1
+                position += 1
             elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-                height, width = struct.unpack_from(">HH", head, place + 5)
+                height, width = struct.unpack_from(">HH", head, position + 5)
                 return width, height
             else:
-                place += 2 + struct.unpack_from(">H", head, place + 2)[0]
-    if kind == "image/webp":
-        form = head[12:16]
-        if form == b"VP8X":
+                position += 2 + struct.unpack_from(">H", head, position + 2)[0]
+    if media_type == "image/webp":
+        chunk = head[12:16]
+        if chunk == b"VP8X":
             return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
-        if form == b"VP8L":
+        if chunk == b"VP8L":
             bits = int.from_bytes(head[21:25], "little")
             return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        if form == b"VP8 ":
+        if chunk == b"VP8 ":
             width, height = struct.unpack_from("<HH", head, 26)
             return width & 0x3FFF, height & 0x3FFF
     return 0, 0

@@ -1,4 +1,4 @@
-"""How much a model can read, from a public list of models, with a small table for what the list lacks."""
+"""The context windows of models, from a public list, with a small table for models that the list lacks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aether_context")
 
 DEFAULT_INPUT_TOKENS = 32_768
-"""Assumed for a model that nothing is known about: small enough for nearly every model in use."""
+"""The window that is assumed for an unknown model: small enough for nearly every model in use."""
 
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
-"""LiteLLM providers whose window is what the server was started with, not what the model could read."""
+"""LiteLLM providers whose window depends on how the server was started, not on the model."""
 
 INPUT_TOKENS = (
     ("gemini*-tts*", 8_192),
@@ -57,10 +57,10 @@ INPUT_TOKENS = (
     ("kimi-k2*", 131_072),
     ("phi-4*", 16_384),
 )
-"""Input windows of models that genai-prices 0.2.3 has none for, by name pattern, the first that matches.
+"""Input windows of models for which genai-prices 0.2.3 has none, by name pattern; the first that matches.
 
-From the providers' model pages, checked against LiteLLM 1.109.1's list. Of several versions under one pattern the
-smallest window stands.
+From the providers' model pages, checked against LiteLLM 1.109.1's list. Where several versions match a pattern, it has
+the smallest of their windows.
 """
 
 
@@ -78,48 +78,48 @@ def bare_model_name(model: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def model_window(model: str | None) -> int:
-    """The most tokens that a model can read, where `shares_window` those of its answer included.
+    """The most tokens that a model can read; where `shares_window` holds, those of its answer are included.
 
-    By the list, else the table, else a small default with one warning for each name.
+    They are from the list, else from the table, else a small default with one warning for each name.
     """
     name = model or ""
-    listed = next((info.context_window for info in listed_models(name) if info.context_window is not None), None)
-    if listed is not None:
-        return int(listed)
-    bare = bare_model_name(name)
+    listed_window = next((info.context_window for info in listed_models(name) if info.context_window is not None), None)
+    if listed_window is not None:
+        return int(listed_window)
+    bare_name = bare_model_name(name)
     for pattern, tokens in INPUT_TOKENS if _provider(name) not in SERVED_LOCALLY else ():
-        if fnmatch.fnmatchcase(bare, pattern):
+        if fnmatch.fnmatchcase(bare_name, pattern):
             return tokens
     logger.warning("No context window is known for model %r: %d tokens are assumed.", name, DEFAULT_INPUT_TOKENS)
     return DEFAULT_INPUT_TOKENS
 
 
 def shares_window(model: str | None) -> bool:
-    """Whether an answer takes room in the window that the model reads from."""
+    """Whether the model's answer takes tokens of the window that it reads from."""
     return not bare_model_name(model or "").startswith(("gemini", "learnlm"))
 
 
 def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInfo]:
-    """What the list of `genai-prices` says of a model, best match first; nothing for models that are served locally.
+    """The entries of a model in the list of `genai-prices`, best match first; none for models that are served locally.
 
     Args:
-        any_provider: where the provider that the name begins with does not have the model, asks whoever makes it.
+        any_provider: whether to look for the model at its maker where the provider in its name does not have it.
     """
     from genai_prices.data_snapshot import get_snapshot
 
-    name, bare, provider = model.strip().lower(), bare_model_name(model), _provider(model)
-    if not bare or provider in SERVED_LOCALLY:
+    name, bare_name, provider = model.strip().lower(), bare_model_name(model), _provider(model)
+    if not bare_name or provider in SERVED_LOCALLY:
         return
     attempts: list[tuple[str, str | None]] = []
     if provider not in ("", "models", "projects", "publishers"):  # as Google's resource names begin
-        attempts += [(name.split("/", 1)[-1], provider), (bare, provider)]
+        attempts += [(name.split("/", 1)[-1], provider), (bare_name, provider)]
     if any_provider or not attempts:
-        attempts.append((bare, None))
+        attempts.append((bare_name, None))
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
             yield get_snapshot().find_provider_model(reference, None, provider_id, None)[1]
 
 
 def _provider(model: str) -> str:
-    """What stands before the first slash of a name."""
+    """The part of a name before its first slash, in lower case; empty where it has none."""
     return model.strip().lower().rpartition("/")[0].partition("/")[0]
