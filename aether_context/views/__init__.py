@@ -1,4 +1,4 @@
-"""Packs as people look at them: values without any formatting, for whatever shows them."""
+"""Packs as values for people to look at, without formatting: the command line and the viewer show them."""
 
 from __future__ import annotations
 

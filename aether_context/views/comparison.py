@@ -1,4 +1,4 @@
-"""What sessions read with their packs, beside what they would have read without, told from the records alone."""
+"""The input of a session's calls with their packs and without, computed from the recorded manifests."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ class Reading:
     """The input of one call, or of several.
 
     Attributes:
-        tokens: as the provider is expected to count them.
-        shared: of these, what begins as the call before did, and a provider's cache can serve at best.
-        largest: those of the largest call.
-        over_window: calls whose input is larger than the window.
-        cost_usd: of the input by its list price, as if a cache had served all that is shared; None where no call has a
-            known price.
+        tokens: input tokens as the provider is expected to count them.
+        shared: those of the prefix in common with the call before, the most that a provider's cache can serve.
+        largest: input tokens of the largest call.
+        over_window: number of calls whose input is larger than the window.
+        cost_usd: list price of the input, as if a cache had served all shared tokens; None where no price is known.
     """
 
     calls: int = 0
@@ -59,14 +58,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The same calls with their packs and without: then each reads all that the host made of its request.
+    """The same calls with their packs and without.
 
-    That is the whole history, every declaration but those that read what is kept elsewhere, and the results of tools
-    that an extract stands for. That the model would have answered and called the same is taken for granted.
+    Without packs, a call reads the host's whole request: the whole history, all declarations but those of the tools
+    that read evidence, and whole results in the place of extracts. It is assumed that the model would have given the
+    same answers and made the same calls.
 
     Attributes:
-        unknown: contents of the host that no pack on record tells of, and results whose record is gone: what is said
-            of the calls without packs is then too little.
+        unknown: number of the host's contents that are in no recorded pack, and of results whose record is gone. They
+            are missing in the numbers without packs, which are then too low.
     """
 
     packed: Reading = field(default_factory=Reading)
@@ -84,15 +84,16 @@ class Comparison:
 
 _MEDIA_KEY = "media"
 _MOST_CONTENTS = 200_000
-"""Contents of a host's list that are compared: a manifest that names more is not what was written."""
+"""The most contents that a host's list can have; a manifest with more is not valid."""
 
 
 @dataclass(slots=True)
 class _Host:
-    """What the host's requests to one agent consist of.
+    """The host's requests to one agent.
 
-    ``contents`` are the hash and the tokens of each content by its place, ``ends`` their sums up to there, ``unknown``
-    the places of which no pack tells.
+    ``contents`` are the hash and the tokens of each content, in the order of the host's list; ``ends`` the sums of the
+    tokens up to each; ``unknown`` the indices of contents that are in no recorded pack; ``fixed`` identifies the system
+    instruction and the declarations.
     """
 
     contents: list[tuple[str, int]] = field(default_factory=list)
@@ -101,36 +102,36 @@ class _Host:
     fixed: tuple[str, ...] = ()
 
     def take(self, length: int, known: Mapping[int, tuple[str, int]]) -> int:
-        """Takes a list of so many contents, of which some are told; how many stay as they were, from the beginning."""
-        before = len(self.contents)
-        self.unknown = {place for place in self.unknown if place < length} | set(range(before, length))
+        """Updates the list to a length and to the known contents; returns how many are unchanged from the beginning."""
+        previous_count = len(self.contents)
+        self.unknown = {place for place in self.unknown if place < length} | set(range(previous_count, length))
         del self.contents[length:]
-        self.contents += [("", 0)] * (length - before)
-        same = stale = min(before, length)
+        self.contents += [("", 0)] * (length - previous_count)
+        unchanged = recount_from = min(previous_count, length)
         for place, content in sorted(known.items()):
             if self.contents[place] != content:
-                stale = min(stale, place)
-                same = same if place in self.unknown else min(same, place)
+                recount_from = min(recount_from, place)
+                unchanged = unchanged if place in self.unknown else min(unchanged, place)
                 self.contents[place] = content
             self.unknown.discard(place)
-        del self.ends[stale:]
-        for _, tokens in self.contents[stale:]:
+        del self.ends[recount_from:]
+        for _, tokens in self.contents[recount_from:]:
             self.ends.append(self.upto(len(self.ends)) + tokens)
-        return same
+        return unchanged
 
     def upto(self, count: int) -> int:
-        """Tokens of the first contents."""
+        """Tokens of the first ``count`` contents."""
         return self.ends[count - 1] if count else 0
 
 
 class Unpacked:
-    """Tells of one pack after another, in the order in which they were built, what its call would have read without.
+    """Compares packs, given in the order in which they were built, with calls without packs.
 
-    The host's contents are known from the rows of the packs: each was a candidate once, with its tokens. Settings are
-    read from the store, and so are texts where a result is kept elsewhere.
+    The host's contents are known from the rows of the packs: each was a candidate once, with its tokens. System
+    instruction and declarations are read from the store, and so are the extracts of results that are kept elsewhere.
 
     Args:
-        priced_as: the model whose prices are taken; None for each pack's own.
+        priced_as: the model whose prices are used; None uses that of each pack.
     """
 
     def __init__(self, store: PackStore, *, priced_as: str | None = None) -> None:
@@ -143,7 +144,7 @@ class Unpacked:
         self._gone: set[str] = set()
 
     def compare(self, manifest: Manifest) -> Comparison:
-        """The comparison for one call; `ManifestError` where its manifest names more contents than a host has."""
+        """The comparison for one call; `ManifestError` where its manifest has more contents than a host can have."""
         length = manifest.positions[-1][1] if manifest.positions else 0
         if not 0 <= length <= _MOST_CONTENTS:
             raise ManifestError(f"{manifest.pack_id}: not a manifest: positions: up to {length:,} contents")
@@ -151,21 +152,21 @@ class Unpacked:
         rows = {place: row for row in manifest.rows if 0 <= (place := place_of(row)) < length}
         host = self._hosts.setdefault((*manifest.session_key, manifest.agent, manifest.branch), _Host())
         tokens_of = {row.hash: row.tokens + self._left_out.get(row.hash, 0) for row in rows.values()}
-        same = host.take(length, {place: (row.hash, tokens_of[row.hash]) for place, row in rows.items()})
-        fixed, marks = self._fixed(manifest)
-        shared = fixed + host.upto(same) if marks == host.fixed else 0
-        host.fixed = marks
+        unchanged = host.take(length, {place: (row.hash, tokens_of[row.hash]) for place, row in rows.items()})
+        fixed, identity = self._fixed(manifest)
+        shared = fixed + host.upto(unchanged) if identity == host.fixed else 0
+        host.fixed = identity
         counted = fixed + host.upto(length)
-        expected = estimated(manifest.calibration, counted) if manifest.calibration is not None else counted
+        expected_tokens = estimated(manifest.calibration, counted) if manifest.calibration is not None else counted
         packed = manifest.request_tokens, manifest.prefix.shared_tokens or 0, manifest.counted_tokens
         return Comparison(
             packed=self._reading(manifest, *packed),
-            unpacked=self._reading(manifest, expected, shared, counted),
+            unpacked=self._reading(manifest, expected_tokens, shared, counted),
             unknown=len(host.unknown) + len(self._gone),
         )
 
     def _reading(self, manifest: Manifest, tokens: int, shared: int, counted: int) -> Reading:
-        """What a call reads, the tokens that were counted as shared in proportion to all that were."""
+        """The input of a call; shared tokens are scaled from counted to expected ones."""
         cached = min(tokens, shared * tokens // counted) if counted else 0
         prices = prices_of(self._priced_as or manifest.model, manifest.last_event_time)
         return Reading(
@@ -178,7 +179,7 @@ class Unpacked:
         )
 
     def _fixed(self, manifest: Manifest) -> tuple[int, tuple[str, ...]]:
-        """Tokens of the host's system instruction and declarations, and what tells them from others."""
+        """Tokens of the host's system instruction and declarations, and values that identify these."""
         counter = counter_for(manifest.model)
         system, tools = manifest.allocation["system"].used, manifest.allocation["tools"].used
         system -= manifest.calibration.unseen if manifest.calibration is not None else 0
@@ -187,23 +188,25 @@ class Unpacked:
         setting = self._setting(manifest)
         if setting is None:
             return system + tools, (*manifest.tools.sent, *manifest.tools.left_out)
-        own = [tool for tool in setting.tools if tool.name not in (READ, SEARCH)]
-        if manifest.tools.left_out or manifest.epoch.trimmed or len(own) < len(setting.tools):
-            counted = PackCounter(counter, framing=framing_of(manifest.model))
-            tools = sum(counted.tools(own)) + sum(counted.count_all(setting.other_tools))
-        return system + tools, (setting.system, *(tool.digest for tool in own), *setting.other_tools)
+        host_tools = [tool for tool in setting.tools if tool.name not in (READ, SEARCH)]
+        if manifest.tools.left_out or manifest.epoch.trimmed or len(host_tools) < len(setting.tools):
+            pack_counter = PackCounter(counter, framing=framing_of(manifest.model))
+            tools = sum(pack_counter.tools(host_tools)) + sum(pack_counter.count_all(setting.other_tools))
+        return system + tools, (setting.system, *(tool.digest for tool in host_tools), *setting.other_tools)
 
     def _setting(self, manifest: Manifest) -> Setting | None:
         """System instruction and declarations as the host gave them; None where they are not recorded."""
         if manifest.setting not in self._settings:
-            found = None
+            setting = None
             with suppress(AetherContextError, ValueError):
-                found = SETTING.validate_json(self._store.blob(manifest, manifest.setting)) if manifest.texts else None
-            self._settings[manifest.setting] = found
+                setting = (
+                    SETTING.validate_json(self._store.blob(manifest, manifest.setting)) if manifest.texts else None
+                )
+            self._settings[manifest.setting] = setting
         return self._settings[manifest.setting]
 
     def _read_extracts(self, manifest: Manifest) -> None:
-        """Notes what the extracts among a pack's new texts leave out, in tokens, by the hashes of their contents."""
+        """Notes how many tokens the extracts among a pack's new texts leave out, by the hashes of their contents."""
         if not manifest.texts or not any(map(evidence_key, manifest.artifact_uris)):
             return
         counter = counter_for(manifest.model)
@@ -216,27 +219,27 @@ class Unpacked:
             left_out = 0
             for part in content.responses:
                 for uri in _extracted(part.text):
-                    whole = self._whole(manifest, uri)
-                    if whole is None:
+                    whole_tokens = self._whole(manifest, uri)
+                    if whole_tokens is None:
                         self._gone.add(uri)
                     else:
-                        left_out += max(0, whole - counter.count(part.text))
+                        left_out += max(0, whole_tokens - counter.count(part.text))
             if left_out:
                 self._left_out[content.digest] = left_out
 
     def _whole(self, manifest: Manifest, uri: str) -> int | None:
-        """Tokens of a result that is kept elsewhere; None where its record is gone."""
-        wholes = self._wholes.setdefault(manifest.session_key, {})
-        if uri not in wholes:
+        """Tokens of the whole result behind an extract; None where its record is gone."""
+        tokens_by_uri = self._wholes.setdefault(manifest.session_key, {})
+        if uri not in tokens_by_uri:
             with suppress(AetherContextError):
-                wholes |= {record.uri: record.tokens for record in self._store.evidence(*manifest.session_key)}
-        return wholes.get(uri)
+                tokens_by_uri |= {record.uri: record.tokens for record in self._store.evidence(*manifest.session_key)}
+        return tokens_by_uri.get(uri)
 
 
 def _extracted(response: str) -> Iterator[str]:
-    """The addresses of what an extract or marks stand for."""
+    """The addresses of whole results and media in a response that was replaced by an extract."""
     value = json.loads(response)
-    for key, found in value.items() if isinstance(value, dict) else ():
+    for key, values in value.items() if isinstance(value, dict) else ():
         if key.rstrip("_") in (ARTIFACT_KEY, _MEDIA_KEY):
-            for text in found if isinstance(found, list) else [found]:
+            for text in values if isinstance(values, list) else [values]:
                 yield from artifact_uris(str(text))[:1]

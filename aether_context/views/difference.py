@@ -1,4 +1,4 @@
-"""What differs between two packs: two of one session, of two sessions, or one and what another policy makes of it."""
+"""The difference of two packs: of one session, of two sessions, or of a pack and what another policy makes of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aether_context.pack import LAYERS, CandidateOutcome, Layer, LayerTokens, Pr
 from aether_context.views.packs import PackView, Piece, PiecePart
 
 _AROUND = 40
-"""Characters that are shown on either side of where two requests part."""
+"""Characters that are shown on either side of where two requests begin to differ."""
 
 UNSENT = ("hidden", "dropped", "in_tail", "redacted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChange:
-    """One layer's tokens; None where a pack has no account of it."""
+    """One layer's tokens; None where a pack does not have the layer."""
 
     layer: Layer
     before: LayerTokens | None
@@ -32,9 +32,9 @@ class Fate:
 
     Attributes:
         state: ``absent`` where it was no candidate.
-        reason: why it was not sent whole, one of `Reason`; ``cut_earlier`` where it is absent since an earlier cut took
-            it; of a tool also why it was declared, one of `Keep`.
-        tokens: what was sent of it or in its place, 0 where nothing was; None where that is not recorded.
+        reason: why it was not sent whole, one of `Reason`; ``cut_earlier`` where it is absent since an earlier cut
+            removed it; of a tool also why it was declared, one of `Keep`.
+        tokens: tokens that were sent for it, 0 where none were; None where that is not recorded.
     """
 
     state: State | Literal["absent"]
@@ -44,18 +44,18 @@ class Fate:
 
     @property
     def sent(self) -> bool:
-        """Whether anything is sent of it."""
+        """Whether it is sent, whole or in part."""
         return self.state != "absent" and self.state not in UNSENT
 
 
 Change: TypeAlias = Literal["left", "entered", "resized", "fate"]
-"""``left`` and ``entered``: sent in one of the packs only; ``resized``: sent in both with other tokens; ``fate``: a
-candidate of both, of which as much is sent, in another state or for another reason."""
+"""``left``: sent only in the first pack; ``entered``: only in the second; ``resized``: sent in both with other tokens;
+``fate``: a candidate in both with the same tokens, in another state or for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateChange:
-    """A candidate whose fate differs. Declarations of tools are candidates, too."""
+    """A candidate whose fate differs. Tool declarations count as candidates."""
 
     id: str
     layer: Layer
@@ -67,7 +67,7 @@ class CandidateChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextChange:
-    """A piece of one request beside that of the other which stands for the same; None where there is none."""
+    """A piece of one request with the corresponding one of the other; None where there is none."""
 
     before: Piece | None
     after: Piece | None
@@ -79,30 +79,29 @@ class TextChange:
 
     @property
     def lines(self) -> Iterator[tuple[Literal[" ", "-", "+"], str]]:
-        """The lines of both, in their order: in both, in the first only, in the second only."""
-        old, new = _texts(self.before, self.after)
-        before, after = old.split("\n") if self.before else [], new.split("\n") if self.after else []
-        for kind, start, stop, first, last in SequenceMatcher(None, before, after).get_opcodes():
+        """The lines of both, in order: `` `` in both, ``-`` only in the first, ``+`` only in the second."""
+        before_text, after_text = _texts(self.before, self.after)
+        before_lines, after_lines = (
+            before_text.split("\n") if self.before else [],
+            after_text.split("\n") if self.after else [],
+        )
+        for kind, start, stop, first, last in SequenceMatcher(None, before_lines, after_lines).get_opcodes():
             if kind == "equal":
-                yield from ((" ", line) for line in before[start:stop])
+                yield from ((" ", line) for line in before_lines[start:stop])
                 continue
-            yield from (("-", line) for line in before[start:stop])
-            yield from (("+", line) for line in after[first:last])
+            yield from (("-", line) for line in before_lines[start:stop])
+            yield from (("+", line) for line in after_lines[first:last])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where two requests are the same no longer, in the order in which a provider's prefix cache reads them.
+    """The first difference of two requests, in the order in which a provider's prefix cache reads them.
 
-    Attributes:
-        at: the piece's index among those of its part.
-        name: the tool's name or the content's role.
-        character: the characters of the piece that are the same. They are those of the text as people read it, of its
-            canonical JSON where that text is the same in both.
-        common: the last of these characters.
-        before: what follows in the first request; empty where it ends there.
-        after: what follows in the second one.
-        reason: why, as recorded; None where the first request is not the one before the second.
+    Attributes: at: the piece's index among those of its part. name: the tool's name or the content's role. character:
+        number of characters of the piece that are the same, in the text for people or, where that is the same in both,
+        in the canonical JSON. common: the last of these characters. before: the text that follows in the first request;
+        empty where it ends there. after: the text that follows in the second one. reason: the recorded reason; None
+        where the first request is not the one before the second.
     """
 
     part: PiecePart
@@ -121,11 +120,11 @@ class Difference:
 
     Attributes:
         same: whether the same request is sent.
-        layers: all layers that either accounts for.
+        layers: all layers of either pack.
         candidates: those whose fate differs, by layer.
         texts: all pieces of both requests, aligned; empty where a request is unknown.
-        shared_tokens: counted tokens that both requests begin with; None where one is unknown.
-        parting: None where one of the requests begins with the whole other one, or is unknown.
+        shared_tokens: counted tokens of the pieces that both requests begin with; None where one is unknown.
+        parting: None where one of the requests begins with the whole other one, or one is unknown.
     """
 
     before: PackView
@@ -146,8 +145,8 @@ def difference(before: PackView, after: PackView) -> Difference:
     if before.request is not None and after.request is not None:
         pairs = tuple(_aligned(before.request, after.request))
         same = 0
-        for one, other in zip(before.request, after.request, strict=False):
-            if one.digest != other.digest:
+        for before_piece, after_piece in zip(before.request, after.request, strict=False):
+            if before_piece.digest != after_piece.digest:
                 break
             same += 1
         shared = sum(piece.tokens for piece in after.request[:same])
@@ -173,32 +172,37 @@ def difference(before: PackView, after: PackView) -> Difference:
 
 
 def _candidates(before: PackView, after: PackView) -> Iterator[CandidateChange]:
-    """Those whose fate differs, in the order of layers, of changes, and of the host's list or the rows."""
-    found: list[tuple[int, CandidateChange]] = []
-    for one, other in _pairs(before, after):
-        row = other or one
+    """The candidates whose fate differs, by layer, kind of change, and index in the host's list."""
+    changes: list[tuple[int, CandidateChange]] = []
+    for before_row, after_row in _pairs(before, after):
+        row = after_row or before_row
         assert row is not None
-        old, new = _fate(one) or _absence(before, after, row), _fate(other) or _absence(after, before, row)
-        if (change := _change(old, new)) is not None:
-            given = CandidateChange(id=row.id, layer=row.layer, source=row.source, change=change, before=old, after=new)
-            found.append((place_of(row), given))
-    found += [(-1, change) for change in _tools(before, after)]
+        before_fate, after_fate = (
+            _fate(before_row) or _absence(before, after, row),
+            _fate(after_row) or _absence(after, before, row),
+        )
+        if (change := _change(before_fate, after_fate)) is not None:
+            candidate_change = CandidateChange(
+                id=row.id, layer=row.layer, source=row.source, change=change, before=before_fate, after=after_fate
+            )
+            changes.append((place_of(row), candidate_change))
+    changes += [(-1, change) for change in _tools(before, after)]
     order = get_args(Change)
-    found.sort(key=lambda placed: (LAYERS.index(placed[1].layer), order.index(placed[1].change), placed[0]))
-    yield from (change for _, change in found)
+    changes.sort(key=lambda item: (LAYERS.index(item[1].layer), order.index(item[1].change), item[0]))
+    yield from (change for _, change in changes)
 
 
 def _pairs(before: PackView, after: PackView) -> Iterator[tuple[CandidateOutcome | None, CandidateOutcome | None]]:
-    """The rows of two packs that stand for the same: by their ids, else by what they hold."""
-    left: defaultdict[str, deque[CandidateOutcome]] = defaultdict(deque)
+    """The corresponding rows of two packs: those with the same id, else those with the same content."""
+    unmatched: defaultdict[str, deque[CandidateOutcome]] = defaultdict(deque)
     for row in before.rows.values():
         if row.id not in after.rows:
-            left[row.hash].append(row)
+            unmatched[row.hash].append(row)
     for row in after.rows.values():
-        others = left[row.hash]
-        yield before.rows.get(row.id) or (others.popleft() if others else None), row
-    for others in left.values():
-        yield from ((row, None) for row in others)
+        same_hash = unmatched[row.hash]
+        yield before.rows.get(row.id) or (same_hash.popleft() if same_hash else None), row
+    for same_hash in unmatched.values():
+        yield from ((row, None) for row in same_hash)
 
 
 def _fate(row: CandidateOutcome | None) -> Fate | None:
@@ -209,11 +213,11 @@ def _fate(row: CandidateOutcome | None) -> Fate | None:
     return Fate(state=row.state, reason=row.reason, tokens=tokens, scores=row.scores)
 
 
-def _absence(view: PackView, other: PackView, row: CandidateOutcome) -> Fate:
-    """The fate of what is a candidate of the other pack only: of the same session, a cut may have taken it."""
+def _absence(view: PackView, other_view: PackView, row: CandidateOutcome) -> Fate:
+    """The fate of a candidate of the other pack only. Within a session, an earlier cut may have removed it."""
     place, epoch = place_of(row), view.manifest.epoch
     is_cut = (
-        view.manifest.session_key == other.manifest.session_key
+        view.manifest.session_key == other_view.manifest.session_key
         and 0 <= place < epoch.cut_count
         and not any(start <= place < stop for start, stop in epoch.kept)
     )
@@ -221,7 +225,7 @@ def _absence(view: PackView, other: PackView, row: CandidateOutcome) -> Fate:
 
 
 def place_of(row: CandidateOutcome) -> int:
-    """The index of a content in the host's list, -1 of what is none."""
+    """The index of a row's content in the host's list, -1 where the row is not a content."""
     place = row.id.removeprefix("c").partition("_")[0]
     return int(place) if row.layer in ("conversation", "task") and place.isdecimal() else -1
 
@@ -231,21 +235,26 @@ def _change(before: Fate, after: Fate) -> Change | None:
         return "entered" if after.sent else "left"
     if before.tokens != after.tokens:
         return "resized"
-    other = (before.state, before.reason) != (after.state, after.reason)
-    return "fate" if other and "absent" not in (before.state, after.state) else None
+    differs = (before.state, before.reason) != (after.state, after.reason)
+    return "fate" if differs and "absent" not in (before.state, after.state) else None
 
 
 def _tools(before: PackView, after: PackView) -> Iterator[CandidateChange]:
-    """Declarations, in the order in which they are sent."""
+    """The tool declarations whose fate differs, in the order in which they are sent."""
     names = dict.fromkeys(name for view in (before, after) for name in view.manifest.tools.sent)
     names |= dict.fromkeys(name for view in (before, after) for name in view.manifest.tools.left_out)
     tokens: list[dict[str, int]] = [
         {piece.name: piece.tokens for piece in view.request or () if piece.part == "tool"} for view in (before, after)
     ]
     for name in names:
-        old, new = (_tool_fate(view, name, of.get(name)) for view, of in zip((before, after), tokens, strict=True))
-        if (change := _change(old, new)) is not None:
-            yield CandidateChange(id=name, layer="tools", source="", change=change, before=old, after=new)
+        before_fate, after_fate = (
+            _tool_fate(view, name, tokens_by_name.get(name))
+            for view, tokens_by_name in zip((before, after), tokens, strict=True)
+        )
+        if (change := _change(before_fate, after_fate)) is not None:
+            yield CandidateChange(
+                id=name, layer="tools", source="", change=change, before=before_fate, after=after_fate
+            )
 
 
 def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
@@ -262,54 +271,57 @@ def _tool_fate(view: PackView, name: str, tokens: int | None) -> Fate:
 
 
 def _aligned(before: Sequence[Piece], after: Sequence[Piece]) -> Iterator[TextChange]:
-    """The pieces of both, by what they stand for; what stands in the same place for something else is paired, too."""
+    """The pieces of both, paired by their sources; others are paired where part and name match in the same place."""
     matcher = SequenceMatcher(None, [_key(piece) for piece in before], [_key(piece) for piece in after], autojunk=False)
     for kind, start, stop, first, last in matcher.get_opcodes():
-        old, new = before[start:stop], after[first:last]
-        in_pairs = kind == "equal" or [(piece.part, piece.name) for piece in old] == [
-            (piece.part, piece.name) for piece in new
+        before_pieces, after_pieces = before[start:stop], after[first:last]
+        in_pairs = kind == "equal" or [(piece.part, piece.name) for piece in before_pieces] == [
+            (piece.part, piece.name) for piece in after_pieces
         ]
         if in_pairs:
-            yield from (TextChange(before=one, after=other) for one, other in zip(old, new, strict=True))
+            yield from (
+                TextChange(before=before_piece, after=after_piece)
+                for before_piece, after_piece in zip(before_pieces, after_pieces, strict=True)
+            )
         else:
-            yield from (TextChange(before=piece, after=None) for piece in old)
-            yield from (TextChange(before=None, after=piece) for piece in new)
+            yield from (TextChange(before=piece, after=None) for piece in before_pieces)
+            yield from (TextChange(before=None, after=piece) for piece in after_pieces)
 
 
 def _key(piece: Piece) -> tuple[str, ...]:
-    """What a piece stands for, whatever is sent of it."""
+    """The key by which pieces are aligned: the tool, or the host's contents, whatever is sent of them."""
     if piece.part == "tool":
         return (piece.part, piece.name or piece.digest)
     return (piece.part, *(piece.sources or (piece.outcome or "",)))
 
 
 def _texts(before: Piece | None, after: Piece | None) -> tuple[str, str]:
-    """Two pieces as they are compared: as people read them, as they are sent where that is the same."""
-    old, new = before.text if before else "", after.text if after else ""
-    return (before.wire, after.wire) if before and after and old == new else (old, new)
+    """The texts by which two pieces are compared: those for people or, where these are equal, the canonical JSON."""
+    before_text, after_text = before.text if before else "", after.text if after else ""
+    return (before.wire, after.wire) if before and after and before_text == after_text else (before_text, after_text)
 
 
 def _parting(before: Sequence[Piece], after: Sequence[Piece], reason: PrefixBreak | None) -> Parting | None:
-    """Where they part, given what comes behind the pieces that both begin with."""
+    """The first difference, given the pieces after those that both requests begin with."""
     if not before or not after:
         return None
-    one, other = before[0], after[0]
-    same_part = one.part == other.part
-    old, new = _texts(one, other) if same_part else (one.text, other.text)
-    same = common_characters(old, new) if same_part else 0
+    before_piece, after_piece = before[0], after[0]
+    same_part = before_piece.part == after_piece.part
+    before_text, after_text = _texts(before_piece, after_piece) if same_part else (before_piece.text, after_piece.text)
+    same = common_characters(before_text, after_text) if same_part else 0
     return Parting(
-        part=other.part,
-        at=other.at,
-        name=other.name,
+        part=after_piece.part,
+        at=after_piece.at,
+        name=after_piece.name,
         character=same,
-        common=new[max(0, same - _AROUND) : same],
-        before=old[same : same + _AROUND],
-        after=new[same : same + _AROUND],
+        common=after_text[max(0, same - _AROUND) : same],
+        before=before_text[same : same + _AROUND],
+        after=after_text[same : same + _AROUND],
         reason=reason,
     )
 
 
-def common_characters(one: str, other: str) -> int:
-    """So many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+def common_characters(first: str, second: str) -> int:
+    """The number of characters that two texts have in common at their beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))

@@ -25,14 +25,14 @@ class Piece:
 
     Attributes:
         at: its index among the pieces of its part.
-        name: of a tool; of a content its role.
-        text: what people read of it: texts as they are, calls and responses with their names, media in words.
+        name: the tool's name or the content's role.
+        text: the piece for people to read: texts as they are, calls and responses with their names, media described.
         wire: its canonical JSON; of the system instruction its text.
         digest: the hash by which a request is compared with the one before it.
-        tokens: counted.
+        tokens: counted tokens.
         outcome: how a content is sent; None for the other parts.
-        rows: the contents of the host that it stands for, by the names of their rows; empty for what was made.
-        sources: the same by the hashes of what the host gave.
+        rows: ids of the rows of the host's contents that it is sent for; empty for a piece that packing made.
+        sources: the hashes of these contents.
     """
 
     part: PiecePart
@@ -53,10 +53,10 @@ class PackView:
 
     Attributes:
         rows: its candidates by their ids, with those of the packs that it extends.
-        texts: what rows stand for, by the rows' ids, as far as it was recorded.
+        texts: the texts of rows by the rows' ids, where they were recorded.
         request: system, tools and contents in the order in which a provider's prefix cache reads them; None where it is
             unknown.
-        outcome: what the model answered; None where that is not recorded.
+        outcome: how the model call ended; None where that is not recorded.
         gaps: what could not be read, and why.
     """
 
@@ -69,11 +69,11 @@ class PackView:
 
 
 def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -> PackView:
-    """A recorded pack. What is missing or unreadable is among the gaps; what was not to be recorded is none.
+    """A recorded pack. ``gaps`` name what is missing or unreadable, but not what the policy chose not to record.
 
     Args:
-        replayer: keep one for several packs of a session.
-        request: whether to build the request again, which is checked against the recorded checksum.
+        replayer: use the same one for several packs of a session.
+        request: whether to build the request again and check it against the recorded checksum.
     """
     rows = {row.id: row for row in manifest.rows}
     view = PackView(manifest=manifest, rows=rows)
@@ -103,10 +103,10 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
 
 
 def view_of(pack: Pack, manifest: Manifest) -> PackView:
-    """A pack that was built here, with the manifest that was made of it."""
+    """A pack that was just built, with its manifest."""
     request = pack.source.request
     names = zip(request.positions, request.contents, strict=True)
-    texts = {content_name(place, content): _said(content) for place, content in names}
+    texts = {content_name(place, content): _joined_text(content) for place, content in names}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     rows = {row.id: row for row in pack.outcomes}
     return PackView(
@@ -118,10 +118,10 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
 
 
 def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> PackView:
-    """What another policy makes of a recorded pack's material, in the recorded window unless it states one.
+    """The pack that another policy builds from a recorded pack's input, in the recorded window unless it sets one.
 
     Raises:
-        ReplayError: what is recorded cannot be built from.
+        ReplayError: the recording cannot be built from.
     """
     pack = replayer.replay(manifest, policy, window=_window(manifest, policy)).pack
     return view_of(pack, record(pack, policy, manifest.counter, None).manifest)
@@ -139,24 +139,24 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutcome]) -> dict[str, str]:
-    """The texts that rows stand for, by the rows' ids, from the manifest's recording and those of its ancestors."""
-    wanted = {row.id: row.hash for row in rows}
-    found: dict[str, str] = {}
+    """The texts of rows, by the rows' ids, from the recordings of the manifest and its ancestors."""
+    hashes = {row.id: row.hash for row in rows}
+    texts: dict[str, str] = {}
     for link in replayer.line(manifest):
-        if not link.texts or found.keys() == wanted.keys():
+        if not link.texts or texts.keys() == hashes.keys():
             break
         recorded = json.loads(replayer.store.blob(link, link.texts[0]))
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
         contents = {hash_text(wire): wire for wire in wires(recorded)}
-        for name in wanted.keys() - found.keys():
+        for name in hashes.keys() - texts.keys():
             if name in candidates:
-                found[name] = candidates[name]
-            elif wanted[name] in contents:
-                found[name] = _said(content_from_wire(contents[wanted[name]]))
-    return found
+                texts[name] = candidates[name]
+            elif hashes[name] in contents:
+                texts[name] = _joined_text(content_from_wire(contents[hashes[name]]))
+    return texts
 
 
-def _said(content: Content) -> str:
+def _joined_text(content: Content) -> str:
     return " ".join(part.text for part in content.parts if part.text)
 
 
@@ -165,29 +165,32 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
     sent, request = pack.sent, pack.source.request
     yield Piece(part="system", text=pack.system, wire=pack.system, digest=sent.system.digest, tokens=sent.system.tokens)
     tools = chain(((tool.name, tool.wire) for tool in pack.tools), (("", wire) for wire in request.other_tools))
-    for at, ((name, wire), block) in enumerate(zip(tools, sent.tools, strict=True)):
-        yield Piece(part="tool", at=at, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)
-    for at, item in enumerate(pack.contents):
-        origins = dict.fromkeys(origin for origin in (item.origin, *(of for of, _ in item.members)) if origin >= 0)
-        given = [request.contents[origin] for origin in origins]
+    for index, ((name, wire), block) in enumerate(zip(tools, sent.tools, strict=True)):
+        yield Piece(part="tool", at=index, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)
+    for index, item in enumerate(pack.contents):
+        origins = dict.fromkeys(
+            origin for origin in (item.origin, *(member_origin for member_origin, _ in item.members)) if origin >= 0
+        )
+        originals = [request.contents[origin] for origin in origins]
         yield Piece(
             part="content",
-            at=at,
+            at=index,
             name=item.content.role,
-            text="\n".join(map(_shown, item.content.parts)),
+            text="\n".join(map(_part_text, item.content.parts)),
             wire=item.content.wire,
             digest=item.content.digest,
             tokens=item.tokens,
             outcome=item.outcome,
             rows=tuple(
-                content_name(request.positions[at], content) for at, content in zip(origins, given, strict=True)
+                content_name(request.positions[index], content)
+                for index, content in zip(origins, originals, strict=True)
             ),
-            sources=tuple(content.digest for content in given),
+            sources=tuple(content.digest for content in originals),
         )
 
 
-def _shown(part: Part) -> str:
-    """What people read of a part."""
+def _part_text(part: Part) -> str:
+    """A part as text for people."""
     if part.kind == "text":
         return part.text
     if part.kind == "media":
