@@ -1,8 +1,8 @@
 """Packs in a browser: sessions, their calls, each pack with its request and candidates, and two side by side.
 
-Pages are made on the server, read what the store holds, and write nothing. ``aether-context serve`` shows a store
-alone; ``app.mount("/context", create_app("artifacts"))`` puts it beside other pages,
-and `report` makes one file of a session. Needs the extra ``viewer``.
+Pages are rendered on the server and only read the store. ``aether-context serve`` serves a store on its own;
+``app.mount("/context", create_app("artifacts"))`` adds it to another app, and `report` writes a session into one HTML
+file. Needs the extra ``viewer``.
 """
 
 from __future__ import annotations

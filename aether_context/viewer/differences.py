@@ -1,4 +1,4 @@
-"""What two packs side by side show, and what one would have been under another policy."""
+"""The pages that compare two packs, or a pack with what another policy would have made of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aether_context.store.replay import Replayer
 from aether_context.views import Difference, Piece, TextChange, difference, read_view, view_under
 
 MOST_TOML = 8_000
-"""Characters of settings that are read."""
+"""Most characters of settings."""
 POLICIES = (*PROFILES, *(name for name in PRESETS if name != "balanced"))
-"""Policies by name."""
+"""Names of policies to choose from."""
 _MOST_LINES = 1_500
-"""Lines of a text that are compared; longer ones are shown by their beginnings."""
+"""Most lines of two texts that are compared; of longer ones the beginnings are shown."""
 _AROUND = 3
 
 Lines: TypeAlias = Sequence[tuple[Literal[" ", "-", "+"], str]]
@@ -36,48 +36,52 @@ class DiffPage:
         return (*self.difference.before.gaps, *self.difference.after.gaps)
 
     def text_of(self, row: str) -> str:
-        """The text of a candidate, from whichever pack knows it."""
+        """The text of a candidate, from the second pack or else the first."""
         return self.difference.after.texts.get(row) or self.difference.before.texts.get(row, "")
 
     @property
     def texts(self) -> Iterator[tuple[bool, Lines, Piece, int]]:
-        """Runs of pieces that are the same, with their number, and each one that is not, with its lines."""
-        same = 0
+        """Tuples (same, lines, piece, count): one for each run of equal pieces, with their number, and one for each
+        piece that differs, with its lines."""
+        same_count = 0
         for change in self.difference.texts:
             piece = change.after or change.before
             assert piece is not None
             if change.same:
-                same += 1
-                last = piece
+                same_count += 1
+                last_piece = piece
                 continue
-            if same:
-                yield True, (), last, same
-                same = 0
+            if same_count:
+                yield True, (), last_piece, same_count
+                same_count = 0
             yield False, _lines(change), piece, 1
-        if same:
-            yield True, (), last, same
+        if same_count:
+            yield True, (), last_piece, same_count
 
 
 def _lines(change: TextChange) -> Lines:
-    """The lines of a change, those that are the same and far from it left out."""
+    """The lines of a change, without equal lines far from it."""
     size = sum(piece.text.count("\n") for piece in (change.before, change.after) if piece is not None)
-    shown: list[tuple[Literal[" ", "-", "+"], str]] = []
+    selected: list[tuple[Literal[" ", "-", "+"], str]] = []
     if size > _MOST_LINES:
         if change.before is not None:
-            shown.append(("-", _beginning(change.before)))
+            selected.append(("-", _beginning(change.before)))
         if change.after is not None:
-            shown.append(("+", _beginning(change.after)))
-        return shown
+            selected.append(("+", _beginning(change.after)))
+        return selected
     lines = list(change.lines)
-    near = {
-        at for place, (kind, _) in enumerate(lines) if kind != " " for at in range(place - _AROUND, place + _AROUND + 1)
+    near_change = {
+        index
+        for changed, (kind, _) in enumerate(lines)
+        if kind != " "
+        for index in range(changed - _AROUND, changed + _AROUND + 1)
     }
-    for at, line in enumerate(lines):
-        if at in near:
-            shown.append(line)
-        elif shown and shown[-1] != (" ", "…"):
-            shown.append((" ", "…"))
-    return shown
+    for index, line in enumerate(lines):
+        if index in near_change:
+            selected.append(line)
+        elif selected and selected[-1] != (" ", "…"):
+            selected.append((" ", "…"))
+    return selected
 
 
 def _beginning(piece: Piece) -> str:
@@ -90,15 +94,15 @@ def side_by_side(replayer: Replayer, before: Manifest, after: Manifest) -> DiffP
 
 
 def what_if(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> DiffPage:
-    """A recorded pack beside what a policy makes of its material; `ReplayError` where that is not recorded."""
+    """A recorded pack and what a policy makes of its input; `ReplayError` where that was not recorded."""
     return DiffPage(difference(read_view(replayer, manifest), view_under(replayer, manifest, policy)))
 
 
 def policy_of(recorded: PackPolicy, *, name: str, toml: str, window: int | None) -> PackPolicy:
-    """The recorded policy or the one of a name, with settings on top.
+    """The recorded policy or a named one, with settings on top.
 
     Raises:
-        PolicyError: there is none of that name, or the settings are none.
+        PolicyError: there is no policy of that name, or the settings are not valid.
     """
     if name and name not in POLICIES:
         raise PolicyError(f"{name!r} is no policy: known are {', '.join(POLICIES)}", field="policy")

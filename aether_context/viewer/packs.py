@@ -1,4 +1,4 @@
-"""What the page of a pack shows: the request as it was sent, each candidate and what became of it, and why."""
+"""The page of a pack: the request as it was sent, and each candidate with what became of it and why."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aether_context.viewer.rows import Row
 from aether_context.views import PackView, Parting, Piece, difference, read_view
 
 MOST_CHARACTERS = 4_000
-"""Characters of a text that are shown where not the whole of it is asked for."""
+"""Characters of a text that are shown where its whole is not requested."""
 _MANY = 60
-"""Messages up to which each has a line among the candidates."""
+"""Up to this many messages each has a line among the candidates."""
 _UNSENT: tuple[State, ...] = ("dropped", "hidden", "in_tail", "redacted")
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
@@ -28,7 +28,7 @@ _LAYERS: Mapping[str, Layer] = {
     "MEMORY": "memory",
     "CONVERSATION SUMMARY": "conversation",
 }
-"""The sections of a payload that are of another layer than the task."""
+"""The sections of a payload that belong to another layer than the task."""
 _HEADER = re.compile(rf"^(?:{'|'.join(payload.HEADERS)}):\n", re.MULTILINE)
 _BULLET = re.compile(r"^(?=- )", re.MULTILINE)
 
@@ -56,7 +56,7 @@ REASONS: Mapping[Reason, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of a request: its layer, what it is, its text, and the row that it stands for, empty without one."""
+    """A section of a request: its layer, label and text, and the id of the row that it shows, empty without one."""
 
     layer: Layer
     label: str
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A piece of a request and its stretches."""
+    """A piece of a request and its sections."""
 
     piece: Piece
     spans: tuple[Span, ...]
@@ -78,7 +78,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that may explain an answer: what happened, why, and the rows or the part of the page to look at."""
+    """Something that may explain an answer: what happened, why, and the rows or the part of the page with details."""
 
     layer: Layer
     what: str
@@ -90,7 +90,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Those of a layer: ``kept`` further ones are sent as they are, with so many ``tokens`` together."""
+    """The candidates of a layer. ``kept`` further ones are sent unchanged and not listed, with ``tokens`` in total."""
 
     layer: Layer
     rows: Sequence[CandidateOutcome]
@@ -100,7 +100,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class PackPage:
-    """A pack. ``line`` are the rows of its agent's packs in the session, the oldest first, as far as they are known."""
+    """A pack. ``line`` are the known rows of its agent's packs in the session, the oldest first."""
 
     view: PackView
     line: Sequence[Row] = ()
@@ -113,7 +113,7 @@ class PackPage:
 
     @cached_property
     def fault(self) -> str:
-        """Why the manifest is not what was written; empty where it is."""
+        """Why the manifest does not verify; empty where it does."""
         try:
             self.manifest.verify()
         except ChecksumMismatch as error:
@@ -122,12 +122,12 @@ class PackPage:
 
     @cached_property
     def neighbours(self) -> tuple[Row | None, Row | None]:
-        """The rows before and after it."""
+        """The rows of the packs before and after it."""
         names = [row.pack_id for row in self.line]
         if self.manifest.pack_id not in names:
             return None, None
-        at = names.index(self.manifest.pack_id)
-        return (self.line[at - 1] if at else None), (self.line[at + 1] if at + 1 < len(names) else None)
+        index = names.index(self.manifest.pack_id)
+        return (self.line[index - 1] if index else None), (self.line[index + 1] if index + 1 < len(names) else None)
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -140,7 +140,7 @@ class PackPage:
 
     @cached_property
     def linked(self) -> frozenset[str]:
-        """The rows that stretches of the request stand for."""
+        """Ids of the rows that sections of the request show."""
         return frozenset(span.row for message in self.messages for span in message.spans if span.row)
 
     @cached_property
@@ -149,24 +149,24 @@ class PackPage:
 
     @cached_property
     def candidates(self) -> list[Candidates]:
-        """Rows by layer: what was chosen from first, then the messages; of many messages those not sent as they are."""
+        """Rows by layer: memories and evidence first, then messages; of many messages only those that were changed."""
         order: Sequence[Layer] = ("memory", "evidence", "task", "conversation", *LAYERS)
         rows = sorted(self.view.rows.values(), key=lambda row: order.index(row.layer))
-        found = []
-        for layer, of_layer in groupby(rows, key=lambda row: row.layer):
-            all_of = list(of_layer)
-            kept = [row for row in all_of if row.state == "kept" and row.sent_tokens is None]
-            if layer != "conversation" or len(all_of) <= _MANY:
+        groups = []
+        for layer, layer_rows in groupby(rows, key=lambda row: row.layer):
+            members = list(layer_rows)
+            kept = [row for row in members if row.state == "kept" and row.sent_tokens is None]
+            if layer != "conversation" or len(members) <= _MANY:
                 kept = []
-            whole = {row.id for row in kept}
-            shown = [row for row in all_of if row.id not in whole]
-            found.append(Candidates(layer=layer, rows=shown, kept=len(kept), tokens=sum(row.tokens for row in kept)))
-        return found
+            collapsed = {row.id for row in kept}
+            listed = [row for row in members if row.id not in collapsed]
+            groups.append(Candidates(layer=layer, rows=listed, kept=len(kept), tokens=sum(row.tokens for row in kept)))
+        return groups
 
     @cached_property
     def listed(self) -> frozenset[str]:
         """The candidates that have a line of their own."""
-        return frozenset(row.id for found in self.candidates for row in found.rows)
+        return frozenset(row.id for group in self.candidates for row in group.rows)
 
     @property
     def outcome(self) -> Mapping[str, JSON]:
@@ -174,12 +174,12 @@ class PackPage:
 
     @property
     def acceptance(self) -> Mapping[str, JSON]:
-        found = self.outcome.get("acceptance")
-        return found if isinstance(found, dict) else {}
+        acceptance = self.outcome.get("acceptance")
+        return acceptance if isinstance(acceptance, dict) else {}
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What may explain an answer, the gravest first."""
+        """What may explain an answer, the most serious first."""
         return list(_findings(self))
 
 
@@ -216,33 +216,35 @@ def spans(piece: Piece, view: PackView) -> Iterator[Span]:
 
 
 def _sections(text: str, row: str, view: PackView) -> Iterator[Span]:
-    """The sections of a payload, which nothing in it can forge: what is not the project's own is indented."""
-    sent = [
+    """The sections of a payload. Its content cannot imitate their headers, since text from outside is indented."""
+    candidates = [
         (candidate, " ".join(view.texts.get(candidate.id, "").split())[:80])
         for candidate in view.rows.values()
         if candidate.layer in ("evidence", "memory") and candidate.state not in _UNSENT
     ]
-    marks = [found.start() for found in _HEADER.finditer(text)]
-    asked = [at for at in marks if text.startswith((payload.REQUEST, payload.HANDED), at)][:1]
-    marks = [at for at in marks if not asked or at <= asked[0]]
-    yield Span(layer="task", label="task", text=text[: marks[0] if marks else len(text)])
-    for at, end in zip(marks, [*marks[1:], len(text)], strict=True):
-        section = text[at:end]
+    section_starts = [match.start() for match in _HEADER.finditer(text)]
+    request_starts = [start for start in section_starts if text.startswith((payload.REQUEST, payload.HANDED), start)][
+        :1
+    ]
+    section_starts = [start for start in section_starts if not request_starts or start <= request_starts[0]]
+    yield Span(layer="task", label="task", text=text[: section_starts[0] if section_starts else len(text)])
+    for start, end in zip(section_starts, [*section_starts[1:], len(text)], strict=True):
+        section = text[start:end]
         header = section.partition(":")[0]
         layer = _LAYERS.get(header, "task")
         if layer not in ("evidence", "memory"):
-            yield Span(layer=layer, label=header.lower(), text=section, row=row if [at] == asked else "")
+            yield Span(layer=layer, label=header.lower(), text=section, row=row if [start] == request_starts else "")
             continue
         head, *bullets = _BULLET.split(section)
         yield Span(layer=layer, label=header.lower(), text=head)
         for bullet in bullets:
-            yield Span(layer=layer, label=header.lower(), text=bullet, row=_stands_for(bullet, layer, sent))
+            yield Span(layer=layer, label=header.lower(), text=bullet, row=_candidate_shown(bullet, layer, candidates))
 
 
-def _stands_for(bullet: str, layer: Layer, sent: Sequence[tuple[CandidateOutcome, str]]) -> str:
-    """The candidate that a line of a payload shows; empty where none is found."""
+def _candidate_shown(bullet: str, layer: Layer, candidates: Sequence[tuple[CandidateOutcome, str]]) -> str:
+    """The id of the candidate that a line of a payload shows; empty where none matches."""
     words = " ".join(bullet.split())
-    for candidate, text in sent:
+    for candidate, text in candidates:
         if candidate.layer == layer and (
             (candidate.uri and " ".join(candidate.uri.split()) in words) or (text and text in words)
         ):
@@ -260,9 +262,9 @@ def _findings(page: PackPage) -> Iterator[Finding]:
         yield Finding(layer="slack", what="The request passes its window", tokens=manifest.over_window, part="layers")
     if manifest.validity == "invalid":
         yield Finding(layer="task", what="The plan is invalid", why=manifest.invalid_reason, part="facts")
-    since = _same_step(page)
-    if since is not None:
-        first, messages = since
+    same_step = _same_step(page)
+    if same_step is not None:
+        first, messages = same_step
         yield Finding(
             layer="task",
             what=f"The plan stands where it stood {messages} messages of the user ago",
@@ -280,7 +282,7 @@ def _findings(page: PackPage) -> Iterator[Finding]:
         yield Finding(
             layer="tools",
             what=f"{len(names)} {'tool' if len(names) == 1 else 'tools'} left out",
-            why=f"{_words(reason)}: {', '.join(names[:6])}{', …' if len(names) > 6 else ''}",
+            why=f"{_in_words(reason)}: {', '.join(names[:6])}{', …' if len(names) > 6 else ''}",
             part="tools",
         )
     for note in manifest.degradations:
@@ -293,7 +295,7 @@ def _findings(page: PackPage) -> Iterator[Finding]:
         yield Finding(layer="slack", what="The call failed", why=str(error), part="outcome")
 
 
-_DONE: Mapping[State, str] = {
+_STATE_WORDS: Mapping[State, str] = {
     "dropped": "left out",
     "hidden": "not sent this time",
     "placeholder": "replaced by a placeholder",
@@ -307,37 +309,37 @@ def _left_out(view: PackView) -> Iterator[Finding]:
     """Candidates that were not sent whole, by layer, state and reason."""
     groups: dict[tuple[int, State, str], list[CandidateOutcome]] = {}
     for row in view.rows.values():
-        if row.state in _DONE:
+        if row.state in _STATE_WORDS:
             groups.setdefault((LAYERS.index(row.layer), row.state, row.reason or ""), []).append(row)
         elif row.layer == "task" and row.sent_tokens is not None and row.sent_tokens < row.tokens:
             groups.setdefault((LAYERS.index(row.layer), "extract", row.reason or "window"), []).append(row)
     for (layer, state, reason), rows in sorted(groups.items(), key=lambda item: item[0]):
-        kind = {"memory": "memory", "evidence": "evidence", "task": "message"}.get(LAYERS[layer], "message")
-        many = {"memory": "memories", "evidence": "pieces of evidence"}.get(kind, "messages")
-        one = {"evidence": "piece of evidence"}.get(kind, kind)
+        noun = {"memory": "memory", "evidence": "evidence", "task": "message"}.get(LAYERS[layer], "message")
+        plural = {"memory": "memories", "evidence": "pieces of evidence"}.get(noun, "messages")
+        singular = {"evidence": "piece of evidence"}.get(noun, noun)
         yield Finding(
             layer=LAYERS[layer],
-            what=f"{len(rows)} {one if len(rows) == 1 else many} {_DONE[state]}",
-            why=_words(reason),
+            what=f"{len(rows)} {singular if len(rows) == 1 else plural} {_STATE_WORDS[state]}",
+            why=_in_words(reason),
             rows=tuple(row.id for row in rows[:4]),
             tokens=sum(row.tokens - (row.sent_tokens or 0) for row in rows),
         )
 
 
-def _words(reason: str) -> str:
+def _in_words(reason: str) -> str:
     words: Mapping[str, str] = REASONS  # type: ignore[assignment]
     return words.get(reason, reason.replace("_", " "))
 
 
 def _same_step(page: PackPage) -> tuple[Row, int] | None:
-    """The first pack of the step that a pack is for, and how many messages ago that was; None for less than two."""
-    here = page.manifest
-    if not (here.step_id or here.task_id):
+    """The first pack of the pack's step, and how many of the user's messages ago that was; None for fewer than two."""
+    manifest = page.manifest
+    if not (manifest.step_id or manifest.task_id):
         return None
-    first, invocations = None, dict.fromkeys([here.invocation])
-    until = [row for row in page.line if (row.time, row.call) <= (here.last_event_time, here.call)]
-    for row in reversed(until):
-        if (row.task, row.step) != (here.task_id, here.step_id):
+    first, invocations = None, dict.fromkeys([manifest.invocation])
+    earlier_rows = [row for row in page.line if (row.time, row.call) <= (manifest.last_event_time, manifest.call)]
+    for row in reversed(earlier_rows):
+        if (row.task, row.step) != (manifest.task_id, manifest.step_id):
             break
         first = row
         invocations[row.invocation] = None

@@ -1,6 +1,6 @@
-"""From page values to HTML: templates, links, and texts that show what they hold and do nothing else.
+"""From page values to HTML: templates, links and escaped texts.
 
-Every value that a template writes goes through `visible` and is escaped then, wherever it stands.
+Every value that a template writes goes through `visible` and is then escaped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 class _Visible(dict[int, str | int]):
-    """What stands for a character, by its number: itself, or an escape."""
+    """Maps a character's code point to itself, or to an escape where the character is invisible."""
 
     def __missing__(self, code: int) -> str | int:
         character = chr(code)
@@ -45,7 +45,7 @@ class _Visible(dict[int, str | int]):
 _VISIBLE = _Visible()
 
 STATIC: Mapping[str, str] = {"viewer.css": "text/css", "viewer.js": "text/javascript"}
-"""The files beside the pages, with their media types."""
+"""The static files of the pages, with their media types."""
 
 
 @lru_cache(maxsize=8)
@@ -56,7 +56,7 @@ def static(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses of pages below a base: where the app is mounted."""
+    """Addresses of pages below a base, the path where the app is mounted."""
 
     base: str = ""
     in_file: bool = False
@@ -90,25 +90,25 @@ class Links:
 
 
 def _query(query: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"?{urlencode(given)}" if given else ""
+    parameters = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"?{urlencode(parameters)}" if parameters else ""
 
 
 def anchor(name: str, prefix: str = "") -> str:
-    """The fragment of a row: its name may hold anything."""
+    """The HTML id of a row: a hash, since the row's id may hold any character."""
     return f"{prefix}c-{short(hash_text(name))}"
 
 
 def visible(text: str) -> str:
-    """A text whose characters that are not seen, or that move or turn others around, stand as escapes."""
+    """A text with escapes for characters that are invisible or that change the direction of others."""
     return text if _PLAIN.fullmatch(text) else text.translate(_VISIBLE)
 
 
-def clipped(text: str, most: int | None = MOST_CHARACTERS) -> tuple[str, int, str]:
-    """A text's beginning, the characters left out, and its end."""
-    if most is None or len(text) <= most:
+def clipped(text: str, limit: int | None = MOST_CHARACTERS) -> tuple[str, int, str]:
+    """A text's beginning, the number of characters left out, and its end."""
+    if limit is None or len(text) <= limit:
         return text, 0, ""
-    half = most // 2
+    half = limit // 2
     return text[:half], len(text) - 2 * half, text[len(text) - half :]
 
 
@@ -128,7 +128,7 @@ def environment() -> jinja2.Environment:
     def finalize(value: object) -> object:
         return value if isinstance(value, Markup) else visible(str(value)) if value is not None else ""
 
-    found = jinja2.Environment(
+    jinja_environment = jinja2.Environment(
         loader=jinja2.PackageLoader("aether_context.viewer"),
         autoescape=True,
         finalize=finalize,
@@ -136,14 +136,27 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"n": number, "pct": percent, "when": when, "clock": clock, "usd": dollars, "clipped": clipped}
-    found.globals |= {"LAYERS": LAYERS, "FLAGS": FLAGS, "REASONS": REASONS, "anchor": anchor, "version": __version__}
-    return found
+    jinja_environment.filters |= {
+        "n": number,
+        "pct": percent,
+        "when": when,
+        "clock": clock,
+        "usd": dollars,
+        "clipped": clipped,
+    }
+    jinja_environment.globals |= {
+        "LAYERS": LAYERS,
+        "FLAGS": FLAGS,
+        "REASONS": REASONS,
+        "anchor": anchor,
+        "version": __version__,
+    }
+    return jinja_environment
 
 
-def when(time: float, most: int = 16) -> str:
+def when(time: float, length: int = 16) -> str:
     """A time to the minute, or the first characters of that."""
-    return minute(time)[:most]
+    return minute(time)[:length]
 
 
 def clock(time: float) -> str:

@@ -1,4 +1,4 @@
-"""A small row for each pack of a store, read once a file: what pages of many packs are made of."""
+"""A small row for each pack of a store, for pages that show many packs. Each file is read once."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage
 
 MOST_PACKS = 20_000
-"""Packs of which rows are kept, the newest ones: about 20 MB."""
+"""The most rows that are kept, those of the newest packs: about 20 MB."""
 _PLANNED = ("cut", "new_invocation")
-"""What ends a common prefix as it is meant to."""
-_REST = 10
-"""A list that took a second is made again after so many seconds at the earliest."""
-_UNSOUND = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading fields fails with where they are not those of a manifest."""
+"""Expected reasons for the end of a common prefix."""
+_LISTING_PAUSE_FACTOR = 10
+"""Packs are listed again at the earliest after this many times the seconds that the last listing took."""
+_INVALID_FIELDS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""The exceptions that reading fields raises where they are not those of a manifest."""
 _MOST = 10**15
 _Number: TypeAlias = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One pack in a list, of values that can be compared, added up and drawn.
+    """One pack in a list.
 
     Attributes:
-        place: where it is, below the store's base: ``app/user/session/packs/pack_id`` in safe names.
+        place: its place below the store's base: ``app/user/session/packs/pack_id`` in safe names.
         stamp: size and time of its file when it was read.
-        fault: why it is not what was written, or could not be read; empty where it is sound.
-        budget: what the request may take: the window less what stays free.
+        fault: why it does not verify or could not be read; empty where it is valid.
+        budget: the most tokens of the request: the window without the slack.
         used: tokens by layer, in the order of `LAYERS`.
-        left_out: declarations that were not sent.
-        cut: why what was cut went, by the events' stages.
-        answered: what the provider reported, None where no answer is on record or the call failed.
-        error: the code with which the call failed.
+        left_out: number of declarations that were not sent.
+        cut: stage, reason and freed tokens of each truncation event.
+        answered: the reported usage, None where no answer is recorded or the call failed.
+        error: the error code of a call that failed.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = {"revalidate_instances": "always", "strict": True}
@@ -98,8 +98,8 @@ class Row:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What makes it worth a look, as `FLAGS` names it."""
-        found = {
+        """The names in `FLAGS` that apply to it."""
+        holds_by_flag = {
             "over": self.over_window > 0,
             "degraded": self.degradations > 0,
             "invalid": self.validity == "invalid",
@@ -108,7 +108,7 @@ class Row:
             "needed": self.needed > 0,
             "failed": bool(self.error),
         }
-        return tuple(name for name, holds in found.items() if holds)
+        return tuple(name for name, holds in holds_by_flag.items() if holds)
 
 
 _ROW = TypeAdapter(Row)
@@ -126,9 +126,9 @@ FLAGS: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class PackRows:
-    """The rows of a store's newest packs. A file is read when it is new or was changed, and then never again.
+    """The rows of a store's newest packs. A file is read only when it is new or was changed.
 
-    ``unread`` are packs that are listed and not yet read, ``older`` those beyond the newest that are kept.
+    ``unread`` is the number of packs that are listed but not read yet, ``older`` of those beyond the newest ``most``.
     """
 
     store: PackStore
@@ -136,53 +136,55 @@ class PackRows:
     unread: int = 0
     older: int = 0
     _rows: dict[str, Row] = field(default_factory=dict)
-    _listed_again: float = 0.0
+    _list_after: float = 0.0
 
     def all(self, *, most_seconds: float | None = None) -> list[Row]:
-        """Rows of all packs, the newest first; with what there was time to read."""
-        if self.unread == 0 and time.monotonic() < self._listed_again:
+        """Rows of all packs, the newest first, as far as they could be read within ``most_seconds``."""
+        if self.unread == 0 and time.monotonic() < self._list_after:
             return self._newest(self._rows.values())
         began = time.monotonic()
         sessions = self.store.sessions()
-        listed = self.store.files.at_once(self.store.pack_files, sessions)
-        files = sorted((file for files in listed for file in files), key=lambda file: file.name, reverse=True)
-        taken = time.monotonic() - began
-        self._listed_again = time.monotonic() + _REST * taken
+        listings = self.store.files.at_once(self.store.pack_files, sessions)
+        files = sorted((file for files in listings for file in files), key=lambda file: file.name, reverse=True)
+        seconds = time.monotonic() - began
+        self._list_after = time.monotonic() + _LISTING_PAUSE_FACTOR * seconds
         self.older = max(0, len(files) - self.most)
-        there = {self._place(file): file for file in files[: self.most]}
-        self._rows = {place: row for place, row in self._rows.items() if place in there}
-        self.unread = self._read(there, most_seconds)
+        files_by_place = {self._place(file): file for file in files[: self.most]}
+        self._rows = {place: row for place, row in self._rows.items() if place in files_by_place}
+        self.unread = self._read(files_by_place, most_seconds)
         return self._newest(self._rows.values())
 
     def of_session(self, place: str, *, most_seconds: float | None = None) -> tuple[list[Row], int]:
-        """Rows of a session's packs, the newest first, and how many are not read yet."""
+        """Rows of a session's packs, the newest first, and the number of packs that are not read yet."""
         files = sorted(self.store.pack_files(f"{self.store.files.root}/{place}"), key=lambda file: file.name)
-        there = {self._place(file): file for file in files[-self.most :][::-1]}
-        gone = [name for name, row in self._rows.items() if row.session_place == place and name not in there]
-        for name in gone:
+        files_by_place = {self._place(file): file for file in files[-self.most :][::-1]}
+        deleted = [
+            name for name, row in self._rows.items() if row.session_place == place and name not in files_by_place
+        ]
+        for name in deleted:
             del self._rows[name]
-        unread = self._read(there, most_seconds)
-        return self._newest(row for name in there if (row := self._rows.get(name)) is not None), unread
+        unread = self._read(files_by_place, most_seconds)
+        return self._newest(row for name in files_by_place if (row := self._rows.get(name)) is not None), unread
 
     def _place(self, file: File) -> str:
         return file.path.removeprefix(f"{self.store.files.root}/").removesuffix(ENDING)
 
-    def _read(self, there: Mapping[str, File], most_seconds: float | None) -> int:
-        """Reads what is new of the files at places, in their order; how many are left."""
-        until = None if most_seconds is None else time.monotonic() + most_seconds
-        left = 0
-        for place, file in there.items():
+    def _read(self, files_by_place: Mapping[str, File], most_seconds: float | None) -> int:
+        """Reads the files that are new or changed, in their order; returns how many are left unread."""
+        deadline = None if most_seconds is None else time.monotonic() + most_seconds
+        unread = 0
+        for place, file in files_by_place.items():
             stamp = (file.size, file.modified)
-            known = self._rows.get(place)
-            if known is not None and known.stamp == stamp:
+            row_before = self._rows.get(place)
+            if row_before is not None and row_before.stamp == stamp:
                 continue
-            if until is not None and time.monotonic() > until:
-                left += 1
+            if deadline is not None and time.monotonic() > deadline:
+                unread += 1
                 continue
             row = read_row(self.store, place, stamp)
             if row is not None:
                 self._rows[place] = row
-        return left
+        return unread
 
     @staticmethod
     def _newest(rows: Iterable[Row]) -> list[Row]:
@@ -190,17 +192,17 @@ class PackRows:
 
 
 def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> Row | None:
-    """The row of the pack at a place below the store's base; None where it is gone."""
-    whole = f"{store.files.root}/{place}"
+    """The row of the pack at a place below the store's base; None where it was deleted."""
+    store_place = f"{store.files.root}/{place}"
     fault = ""
     try:
-        lines = store.lines(whole)
+        lines = store.lines(store_place)
         if lines is None:
             return None
-        fields = store.filled(whole, fields_of(lines[0]))
+        fields = store.filled(store_place, fields_of(lines[0]))
         digest = fields.get("digest")
         if hash_text(canonical_json({name: value for name, value in fields.items() if name != "digest"})) != digest:
-            manifest = Manifest.of(fields)  # so that what is not sound is at least of the right types
+            manifest = Manifest.of(fields)  # so that the fields at least have the right types
             try:
                 manifest.verify()
             except ChecksumMismatch as error:
@@ -211,22 +213,22 @@ def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> R
     except ValidationError as error:
         first = error.errors()[0]
         return _unreadable(place, stamp, f"not a manifest: {first['loc'][0]}: {first['msg']}")
-    except (ManifestError, PackNotFound, *_UNSOUND) as error:
+    except (ManifestError, PackNotFound, *_INVALID_FIELDS) as error:
         return _unreadable(place, stamp, str(error) or type(error).__name__)
 
 
 def policies_of(store: PackStore) -> Callable[[Row], PackPolicy | None]:
-    """Gives the policy of a row's pack, None where it cannot be read; of equal ones the blob is read once."""
-    known: LRUCache[tuple[str, str, str], PackPolicy | None] = LRUCache(256)
+    """A function that returns the policy of a row's pack, None where it cannot be read. Each blob is read once."""
+    policies: LRUCache[tuple[str, str, str], PackPolicy | None] = LRUCache(256)
 
     def policy_of(row: Row) -> PackPolicy | None:
         key = (row.app, row.user, row.policy)
-        if key not in known:
+        if key not in policies:
             try:
-                known[key] = Replayer(store).policy(store.read(f"{store.files.root}/{row.place}"))
+                policies[key] = Replayer(store).policy(store.read(f"{store.files.root}/{row.place}"))
             except (AetherContextError, ValueError):
-                known[key] = None
-        return known[key]
+                policies[key] = None
+        return policies[key]
 
     return policy_of
 
@@ -237,14 +239,14 @@ def _unreadable(place: str, stamp: tuple[int, float | None], fault: str) -> Row:
 
 
 def _row(place: str, stamp: tuple[int, float | None], fields: Mapping[str, Any], outcome: JSON, fault: str) -> Row:
-    """A row from the fields of a manifest, those at their default left out."""
+    """A row from the fields of a manifest, in which defaults are left out."""
     allocation: Mapping[str, Mapping[str, int]] = fields["allocation"]
     used = tuple(allocation[layer]["used"] if layer in allocation else 0 for layer in LAYERS)
     slack = allocation.get("slack", {}).get("final", 0)
     prefix, tools = fields["prefix"], fields["tools"]
-    reported = outcome if isinstance(outcome, dict) else None
-    usage = None if reported is None else CallUsage.of_outcome(reported, fields["request_tokens"])
-    error = None if reported is None else reported.get("error_code")
+    outcome_fields = outcome if isinstance(outcome, dict) else None
+    usage = None if outcome_fields is None else CallUsage.of_outcome(outcome_fields, fields["request_tokens"])
+    error = None if outcome_fields is None else outcome_fields.get("error_code")
     events = fields.get("truncation_events", ())
     names = ("app", "user", "session", "agent", "branch", "invocation", "model", "policy")
     return Row(

@@ -1,4 +1,4 @@
-"""The web app over a store: addresses, who may read, and what a page is given."""
+"""The web app over a store: routes, access, and the values of each page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SAFE = re.compile(r"[a-z0-9~][a-z0-9._~-]{0,80}")
 _PACK = re.compile(r"pack_[A-Za-z0-9._-]{1,200}")
 _MOST_RAW = 200_000
 _SECONDS = 0.25
-"""How long a page of many packs reads files that it has not seen; what is left comes with the next one."""
+"""How long a page of many packs reads new files; the next request reads the rest."""
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -65,10 +65,10 @@ def create_app(
 
     Args:
         store: a store, or its URL.
-        token: what a reader has to give, as ``Authorization: Bearer`` or once as ``?token=``; None asks for nothing, so
-            whoever reaches the app can read every pack.
-        hosts: names under which it answers, without ports; None is any. A page from elsewhere cannot read a viewer on
-            this machine through a name of its own where only those of `LOOPBACK` are given.
+        token: the token that readers must send, as ``Authorization: Bearer`` or once as ``?token=``. Without one,
+            whoever can reach the app can read every pack.
+        hosts: host names that it answers to, without ports; None is any. With only those of `LOOPBACK`, a web site
+            cannot read a viewer on this machine through a host name of its own (DNS rebinding).
 
     Raises:
         MissingExtra: Jinja2 is not installed.
@@ -97,7 +97,7 @@ def create_app(
 
 
 class _Guard:
-    """Lets in who may read, and puts the headers of every page on what is answered."""
+    """Checks access to every page, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str] | None) -> None:
         self.app = app
@@ -112,9 +112,9 @@ class _Guard:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
                 present = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(pair for pair in given if pair[0] not in present)]
+                message["headers"] = [*message["headers"], *(pair for pair in headers if pair[0] not in present)]
             await send(message)
 
         request = Request(scope)
@@ -127,9 +127,9 @@ class _Guard:
             return PlainTextResponse("not under this name\n", status_code=421)
         if self.token is None:
             return None
-        given = request.query_params.get("token")
-        if given is not None and request.method == "GET":
-            if not _same(given, self.token):
+        token = request.query_params.get("token")
+        if token is not None and request.method == "GET":
+            if not _same(token, self.token):
                 return PlainTextResponse("wrong token\n", status_code=401)
             return self._signed_in(request)
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -141,9 +141,9 @@ class _Guard:
         return PlainTextResponse("open it with ?token=… once\n", status_code=401, headers=headers)
 
     def _signed_in(self, request: Request) -> Response:
-        """On to the same page without the token in its address."""
-        rest = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
-        query = f"?{urlencode(rest)}" if rest else ""
+        """A redirection to the same page without the token in its address, which sets the cookie."""
+        parameters = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
+        query = f"?{urlencode(parameters)}" if parameters else ""
         # One slash at the beginning: two would be the address of another host.
         answer = RedirectResponse("/" + request.url.path.lstrip("/\\") + query, status_code=303)
         answer.set_cookie(
@@ -157,12 +157,12 @@ class _Guard:
         return answer
 
 
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode("utf-8", "surrogateescape"))
+def _same(first: str, second: str) -> bool:
+    return hmac.compare_digest(first.encode("utf-8", "surrogateescape"), second.encode("utf-8", "surrogateescape"))
 
 
 class _Viewer:
-    """The pages. They are made one at a time: a viewer beside agents takes no more than one thread's time."""
+    """The pages. They are built one at a time, so that a viewer next to agents takes at most one thread's time."""
 
     def __init__(self, store: PackStore) -> None:
         self.store = store
@@ -172,7 +172,7 @@ class _Viewer:
         self._policy_of = policies_of(store)
 
     def guarded(self, page: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A route of a page; what the store cannot give is a page, too."""
+        """The route of a page. Errors of the store become error pages."""
         from starlette.concurrency import run_in_threadpool
 
         def answer(request: Request) -> Response:
@@ -187,17 +187,19 @@ class _Viewer:
                 raise
             except Exception as error:  # whoever can write into the store can put anything into its files
                 logger.exception("%s cannot be shown", request.url.path)
-                raise HTTPException(422, self._of_no_pack(request, error)) from error
+                raise HTTPException(422, self._not_a_pack(request, error)) from error
 
         async def route(request: Request) -> Response:
             return await run_in_threadpool(answer, request)
 
         return route
 
-    def _of_no_pack(self, request: Request, error: Exception) -> str:
-        """What to do where a page fails: what it shows is of the right types, and of no pack all the same."""
-        asked = {**request.path_params, **{name: request.query_params.get(name) for name in ("a", "b")}}
-        names = [asked[name] for name in ("pack", "a", "b") if asked.get(name)] or [asked.get("session", "a pack")]
+    def _not_a_pack(self, request: Request, error: Exception) -> str:
+        """The message where a page fails: its pack's fields have the right types, but impossible values."""
+        parameters = {**request.path_params, **{name: request.query_params.get(name) for name in ("a", "b")}}
+        names = [parameters[name] for name in ("pack", "a", "b") if parameters.get(name)] or [
+            parameters.get("session", "a pack")
+        ]
         name, verify = " or ".join(names), self.store.command("verify")
         return (
             f"{name} holds what no pack does ({type(error).__name__}: {str(error)[:300]}): it was changed since it was "
@@ -223,10 +225,10 @@ class _Viewer:
         rows = self.rows.all(most_seconds=_SECONDS)
         query = dict(request.query_params)
         shown = session_list(rows, Wanted.of(query), _whole(query.get("page")) or 1)
-        found = self._page(request, "sessions.html", title="Sessions", shown=shown, rows=self.rows, follows=True)
+        response = self._page(request, "sessions.html", title="Sessions", shown=shown, rows=self.rows, follows=True)
         if self.rows.unread:
-            found.headers["refresh"] = "1"
-        return found
+            response.headers["refresh"] = "1"
+        return response
 
     def session(self, request: Request) -> Response:
         place = self._session_place(request)
@@ -234,20 +236,20 @@ class _Viewer:
         if not rows:
             raise HTTPException(404, "no packs of this session are in the store")
         agent = request.query_params.get("agent", "")
-        wanted = [row for row in reversed(rows) if not agent or row.agent == agent]
-        if not wanted:
+        selected = [row for row in reversed(rows) if not agent or row.agent == agent]
+        if not selected:
             raise HTTPException(404, "no packs of this agent are in the session")
-        asked = "compare" in request.query_params or len(wanted) <= COMPARED
-        sides = compared(self.store, wanted) if asked and not unread else None
-        shown = timeline(wanted, self._policy_of, _whole(request.query_params.get("page")))
+        is_compared = "compare" in request.query_params or len(selected) <= COMPARED
+        comparison = compared(self.store, selected) if is_compared and not unread else None
+        shown = timeline(selected, self._policy_of, _whole(request.query_params.get("page")))
         agents = sorted({row.agent for row in rows})
-        found = self._page(
+        response = self._page(
             request, "session.html", title=rows[0].session, shown=shown, agents=agents, agent=agent, place=place,
-            unread=unread, sides=sides, follows=True,
+            unread=unread, sides=comparison, follows=True,
         )  # fmt: skip
         if unread:
-            found.headers["refresh"] = "1"
-        return found
+            response.headers["refresh"] = "1"
+        return response
 
     def pack(self, request: Request) -> Response:
         place = self._pack_place(request)
@@ -259,7 +261,7 @@ class _Viewer:
         )  # fmt: skip
 
     def raw(self, request: Request) -> Response:
-        """The raw artifact that an address in a pack stands for, as plain text whatever it is."""
+        """The content of an address in a pack, as plain text whatever it is."""
         place = self._pack_place(request)
         manifest = self._manifest(place)
         uri = request.query_params.get("uri", "")
@@ -274,7 +276,7 @@ class _Viewer:
         )  # fmt: skip
 
     def diff(self, request: Request) -> Response:
-        places = [self._named(request.query_params.get(name, "")) for name in ("a", "b")]
+        places = [self._place_named(request.query_params.get(name, "")) for name in ("a", "b")]
         before, after = map(self._manifest, places)
         shown = side_by_side(self._replayer(places[1]), before, after)
         names = ("the first", "the second")
@@ -301,8 +303,8 @@ class _Viewer:
         )  # fmt: skip
 
     def find(self, request: Request) -> Response:
-        """On to a pack by its id, the beginning of it, or the hash at its end."""
-        place = self._named(request.path_params["pack"])
+        """A redirection to a pack by its id, the beginning of it, or the hash at its end."""
+        place = self._place_named(request.path_params["pack"])
         links = Links(str(request.scope.get("root_path", "")).rstrip("/"))
         return RedirectResponse(links.pack_at(place), status_code=303)
 
@@ -313,7 +315,7 @@ class _Viewer:
         headers = {"cache-control": "public, max-age=31536000, immutable"}
         return Response(static(name), 200, headers, media_type=STATIC[name])
 
-    # what pages are made of
+    # values of pages
 
     def page_of(self, manifest: Manifest, place: str) -> PackPage:
         """The values of a pack's page."""
@@ -322,14 +324,14 @@ class _Viewer:
         return pack_page(self._replayer(place), manifest, line)
 
     def _replayer(self, place: str) -> Replayer:
-        """The one that knows what the packs of a session have in common, while that session is looked at."""
+        """The replayer of a pack's session, kept for the sessions viewed last."""
         session = place.split("/packs/")[0]
         if session not in self.replayers:
             self.replayers[session] = Replayer(self.store)
         return self.replayers[session]
 
-    def _named(self, text: str) -> str:
-        """The place of a pack by its address, or by whatever `PackStore.find` takes."""
+    def _place_named(self, text: str) -> str:
+        """The place of a pack by its address, or by what `PackStore.find` takes."""
         *names, pack = text.split("/")
         if len(names) == 3 and all(map(_SAFE.fullmatch, names)) and _PACK.fullmatch(pack):
             return f"{'/'.join(names)}/packs/{pack}"
@@ -352,7 +354,7 @@ class _Viewer:
 
 
 def _masked(text: str) -> str:
-    """A text whose URLs hold no user names and passwords."""
+    """A text with the user names and passwords in URLs masked."""
     return re.sub(r"://[^/\s@]*@", "://…@", text)
 
 

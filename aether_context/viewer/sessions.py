@@ -1,4 +1,4 @@
-"""What the list of sessions shows: a line for each session, and what calls used by day and agent."""
+"""The list of sessions: a line for each session, and the usage by day and agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_GROUPS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which packs are asked for: by the names that are given, all of them, and by words anywhere in their names."""
+    """A filter of packs: by the fields that are set, all of which must match, and by words anywhere in their names."""
 
     app: str = ""
     user: str = ""
@@ -31,7 +31,7 @@ class Wanted:
         return cls(**{name.name: query[name.name].strip()[:200] for name in fields(cls) if name.name in query})
 
     def given(self, **changed: str) -> dict[str, str]:
-        """Those that are set, as a query."""
+        """The fields that are set, as a query."""
         return {name: value for name, value in {**self.all(), **changed}.items() if value}
 
     def all(self) -> dict[str, str]:
@@ -51,7 +51,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class SessionLine:
-    """A session in the list: sums over those of its packs that are asked for. ``fullest`` is a share of a window."""
+    """A session in the list: sums over its packs that pass the filter. ``fullest`` is the largest share of a window."""
 
     last: Row
     agents: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLine:
-    """What the calls of an agent used on a day; ``share`` is that of the largest line's tokens."""
+    """What the calls of an agent used on a day; ``share`` is relative to the tokens of the largest line."""
 
     day: str
     agent: str
@@ -85,7 +85,7 @@ class UsageLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionList:
-    """The list. ``choices`` are the values by which it can be narrowed, ``found`` the sessions on all pages."""
+    """The list. ``choices`` are the values to filter by, ``found`` is the number of sessions on all pages."""
 
     wanted: Wanted
     sessions: Sequence[SessionLine]
@@ -103,16 +103,16 @@ class SessionList:
 
 
 def session_list(rows: Iterable[Row], wanted: Wanted, page: int = 1) -> SessionList:
-    """The list of the sessions of rows that come the newest first."""
+    """The list of sessions, from rows with the newest first."""
     lines: dict[str, SessionLine] = {}
     groups: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
     flags: Counter[str] = Counter()
-    seen: defaultdict[str, set[str]] = defaultdict(set)
+    choices: defaultdict[str, set[str]] = defaultdict(set)
     whole, packs = Totals(), 0
     for row in rows:
-        seen["app"].add(row.app)
-        seen["user"].add(row.user)
-        seen["agent"].add(row.agent)
+        choices["app"].add(row.app)
+        choices["user"].add(row.user)
+        choices["agent"].add(row.agent)
         flags.update(row.flags)
         if not wanted.holds(row):
             continue
@@ -126,17 +126,17 @@ def session_list(rows: Iterable[Row], wanted: Wanted, page: int = 1) -> SessionL
             groups[day(row.time), row.agent] = groups[day(row.time), row.agent].plus(used)
             whole = whole.plus(used)
     page = max(1, min(page, -(-len(lines) // MOST_SESSIONS)))
-    most = max((totals.total_tokens for totals in groups.values()), default=0) or 1
+    largest = max((totals.total_tokens for totals in groups.values()), default=0) or 1
     usage = [
-        UsageLine(day=of_day, agent=agent, totals=totals, share=totals.total_tokens / most)
-        for (of_day, agent), totals in sorted(groups.items(), key=lambda item: item[0], reverse=True)
+        UsageLine(day=group_day, agent=agent, totals=totals, share=totals.total_tokens / largest)
+        for (group_day, agent), totals in sorted(groups.items(), key=lambda item: item[0], reverse=True)
     ]
     return SessionList(
         wanted=wanted,
         sessions=list(lines.values())[(page - 1) * MOST_SESSIONS : page * MOST_SESSIONS],
         usage=usage[:_MOST_GROUPS],
         whole=whole,
-        choices={name: sorted(filter(None, values))[:500] for name, values in sorted(seen.items())},
+        choices={name: sorted(filter(None, values))[:500] for name, values in sorted(choices.items())},
         flags={name: flags[name] for name in FLAGS if flags[name]},
         packs=packs,
         found=len(lines),

@@ -1,4 +1,4 @@
-"""The pages of one session in one file that needs nothing else."""
+"""The pages of one session in a single HTML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aether_context.viewer.timeline import compared, timeline
 
 @dataclass(frozen=True, slots=True)
 class _InFile(Links):
-    """Addresses within the file; what is not in it has none."""
+    """Addresses within the file. Packs that are not in it link to its beginning."""
 
     in_file: bool = True
     shown: frozenset[str] = frozenset()
@@ -35,8 +35,8 @@ def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False)
 
     Args:
         place: the session's folder below the store's base, ``app/user/session`` in safe names.
-        most: so many packs.
-        whole: texts in full, however long they are.
+        most: the most packs that are shown in full.
+        whole: whether texts are shown in full, however long they are.
     """
     from markupsafe import Markup
 
@@ -49,8 +49,8 @@ def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False)
             continue
         try:
             page = pack_page(replayer, store.read(f"{store.files.root}/{row.place}"), _of_agent(line, row))
-            of_pack = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
-            parts.append((row, Markup(render("pack_body.html", links, **of_pack))))
+            pack_values = {"shown": page, "place": row.place, "whole": whole, "prefix": _prefix(row.pack_id)}
+            parts.append((row, Markup(render("pack_body.html", links, **pack_values))))
         except Exception as error:  # whoever can write into the store can put anything into its files
             faults[row.place] = f"it cannot be shown: {error or type(error).__name__}"
     line = [replace(row, fault=faults.get(row.place, row.fault)) for row in line]
@@ -78,9 +78,9 @@ def report(store: PackStore, place: str, *, most: int = 20, whole: bool = False)
 
 
 def _of_agent(line: Sequence[Row], row: Row) -> list[Row]:
-    return [other for other in line if (other.agent, other.branch) == (row.agent, row.branch)]
+    return [candidate for candidate in line if (candidate.agent, candidate.branch) == (row.agent, row.branch)]
 
 
 def _prefix(pack_id: str) -> str:
-    """What ids within a pack begin with, so that no other pack of the file has them."""
+    """The prefix of HTML ids within a pack, which makes them unique in the file."""
     return f"{pack_id.rpartition('_')[2]}-"

@@ -1,4 +1,4 @@
-"""What the page of a session shows: its calls in their order, as bars and as lines."""
+"""The page of a session: its calls in their order, as charts and as a table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from aether_context.viewer.rows import Row
 from aether_context.views import Comparison, Unpacked
 
 MOST_CALLS = 1_000
-"""Calls on a page."""
+"""Most calls on a page."""
 COMPARED = 60
-"""Calls up to which a session is compared with itself without packs unasked."""
+"""Up to this many calls a session is compared with itself without packs even where that is not requested."""
 WIDTH, LEFT = 1_000, 52
 """Units across a chart, and before its first bar."""
 _WIDEST = 34
@@ -36,9 +36,9 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Bars in units of an SVG: a path for each series, lines by name, ticks by height, and markers.
+    """A chart in units of an SVG: a path of bars for each series, lines by name, ticks by height, and markers.
 
-    ``above`` are lines that lie beyond the top, with their tokens.
+    ``above`` are the lines that are beyond the top, with their tokens.
     """
 
     height: int
@@ -52,9 +52,9 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLine:
-    """A call: ``grown`` are tokens against the call before it of the same agent, ``freed`` what was left out of it.
+    """A call: ``grown`` is the growth in tokens since the agent's call before, ``freed`` the tokens left out.
 
-    ``error`` is the share by which the estimate missed what was reported.
+    ``error`` is the estimate's error as a share of the reported tokens.
     """
 
     row: Row
@@ -91,7 +91,7 @@ class Timeline:
 
 
 def timeline(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None], page: int | None = None) -> Timeline:
-    """The timeline of a session's rows, the oldest first; its last page unless another one is asked for.
+    """The timeline of a session's rows, which are given the oldest first; by default its last page.
 
     Args:
         policy_of: the policy of a pack, None where it cannot be read.
@@ -103,7 +103,7 @@ def timeline(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None],
     for row in rows:
         if row.answered is not None:
             totals = totals.plus(Totals.of(row.answered))
-    pairs = [(row.estimate, read) for row in rows if (read := _reported(row)) is not None]
+    pairs = [(row.estimate, reported) for row in rows if (reported := _reported(row)) is not None]
     return Timeline(
         calls=_lines(shown),
         requests=_requests(shown, policy_of),
@@ -117,18 +117,18 @@ def timeline(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None],
 
 
 def compared(store: PackStore, rows: Sequence[Row]) -> Comparison:
-    """What a session's calls read, and what they would have read without packs; rows the oldest first.
+    """A session's input with its packs and without; rows are given the oldest first.
 
-    Each manifest is read for that, which takes a second for a thousand.
+    This reads each manifest, which takes a second for a thousand.
     """
-    unpacked, whole = Unpacked(store), Comparison()
+    unpacked, comparison = Unpacked(store), Comparison()
     for row in rows:
         if row.fault:  # it has a flag of its own
             continue
-        # Deleted since it was listed, or changed to what no pack holds, of which its own page tells.
+        # It was deleted meanwhile, or its fields are impossible, which its own page reports.
         with suppress(PackNotFound, ManifestError, LookupError, ArithmeticError):
-            whole = whole.plus(unpacked.compare(store.read(f"{store.files.root}/{row.place}")))
-    return whole
+            comparison = comparison.plus(unpacked.compare(store.read(f"{store.files.root}/{row.place}")))
+    return comparison
 
 
 def _reported(row: Row) -> int | None:
@@ -136,34 +136,34 @@ def _reported(row: Row) -> int | None:
 
 
 def _lines(rows: Sequence[Row]) -> list[CallLine]:
-    before: dict[tuple[str, str], int] = {}
+    previous_estimates: dict[tuple[str, str], int] = {}
     lines = []
     for row in rows:
-        earlier = before.get((row.agent, row.branch))
-        before[row.agent, row.branch] = row.estimate
-        read = _reported(row)
+        previous = previous_estimates.get((row.agent, row.branch))
+        previous_estimates[row.agent, row.branch] = row.estimate
+        reported = _reported(row)
         lines.append(
             CallLine(
                 row=row,
-                grown=None if earlier is None else row.estimate - earlier,
+                grown=None if previous is None else row.estimate - previous,
                 freed=sum(max(0, tokens) for _, _, tokens in row.cut),
                 reasons=tuple(dict.fromkeys(f"{stage}: {reason}" for stage, reason, _ in row.cut)),
-                error=(row.estimate - read) / read if read else None,
+                error=(row.estimate - reported) / reported if reported else None,
             )
         )
     return lines
 
 
 class _Scale:
-    """From tokens and calls to units of an SVG of a height, whose top stands for so many tokens."""
+    """Converts calls and tokens to units of an SVG. ``top`` are the tokens at the top of ``height``."""
 
     def __init__(self, calls: int, height: int, top: int) -> None:
         self.height, self.top = height, max(1, top)
         self.step = min(float(_WIDEST), (WIDTH - LEFT - 8) / max(1, calls))
         self.wide = max(0.6, self.step * 0.8)
 
-    def x(self, at: int) -> float:
-        return round(LEFT + at * self.step, 2)
+    def x(self, index: int) -> float:
+        return round(LEFT + index * self.step, 2)
 
     def y(self, tokens: float) -> float:
         return round(self.height - 18 - (self.height - 26) * tokens / self.top, 2)
@@ -173,55 +173,55 @@ class _Scale:
 
     def bars(self, series: Mapping[str, Sequence[int]]) -> dict[str, str]:
         """A path for each series, stacked in their order."""
-        below = [0] * max(map(len, series.values()), default=0)
+        stacked = [0] * max(map(len, series.values()), default=0)
         paths = {}
         for name, values in series.items():
-            pieces = []
-            for at, tokens in enumerate(values):
+            segments = []
+            for index, tokens in enumerate(values):
                 if tokens > 0:
-                    low, high = self.y(below[at]), self.y(below[at] + tokens)
-                    pieces.append(f"M{self.x(at)} {low}V{high}h{self.wide:.2f}V{low}z")
-                    below[at] += tokens
-            if pieces:
-                paths[name] = "".join(pieces)
+                    low, high = self.y(stacked[index]), self.y(stacked[index] + tokens)
+                    segments.append(f"M{self.x(index)} {low}V{high}h{self.wide:.2f}V{low}z")
+                    stacked[index] += tokens
+            if segments:
+                paths[name] = "".join(segments)
         return paths
 
     def line(self, values: Sequence[int]) -> str:
-        """Steps at the heights of values, one for each call."""
+        """The path of a stepped line, one step for each call."""
         path = f"M{self.x(0)} {self.y(values[0])}H{self.x(1)}"
-        for at, (before, tokens) in enumerate(pairwise(values), start=1):
-            path += ("" if before == tokens else f"V{self.y(tokens)}") + f"H{self.x(at + 1)}"
+        for index, (previous, tokens) in enumerate(pairwise(values), start=1):
+            path += ("" if previous == tokens else f"V{self.y(tokens)}") + f"H{self.x(index + 1)}"
         return path
 
 
 def _requests(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None]) -> Chart:
-    """Each request by layer, against window, budget and marks."""
+    """The chart of requests by layer, with window, budget and the marks for cuts as lines."""
     lines: dict[str, list[int]] = {
         "window": [row.window for row in rows],
         "budget": [row.budget for row in rows],
     }
     policies = [policy_of(row) for row in rows]
     for name in ("compact_at", "compact_to"):
-        marks = [getattr(policy.conversation, name) if policy is not None else 1.0 for policy in policies]
-        lines[name] = [int(mark * row.budget) for mark, row in zip(marks, rows, strict=True)]
+        thresholds = [getattr(policy.conversation, name) if policy is not None else 1.0 for policy in policies]
+        lines[name] = [int(threshold * row.budget) for threshold, row in zip(thresholds, rows, strict=True)]
     if lines["compact_at"] == lines["budget"]:
         del lines["compact_at"]
-    # Layers are counted, window and budget are the provider's tokens: each bar is as high as its request's estimate.
+    # Layers are in counted tokens, window and budget in the provider's: each bar is scaled to its request's estimate.
     shares = [row.estimate / (sum(row.used) or 1) for row in rows]
     series: dict[str, list[int]] = {
-        layer: [int(row.used[at] * share) for row, share in zip(rows, shares, strict=True)]
-        for at, layer in enumerate(LAYERS)
+        layer: [int(row.used[index] * share) for row, share in zip(rows, shares, strict=True)]
+        for index, layer in enumerate(LAYERS)
     }
     peak = max(row.estimate for row in rows)
     window = max(lines["window"])
     top = max(window, peak) if 4 * peak >= window else int(1.3 * peak)
     scale = _Scale(len(rows), 240, top)
     markers: list[Marker] = []
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.epoch_reason:
-            x = scale.x(at)
-            named = not markers or x - max((m.x for m in markers if m.label), default=-_LABEL) >= _LABEL
-            markers.append(Marker(x=x, label=str(row.epoch) if named else "", reason=row.epoch_reason))
+            x = scale.x(index)
+            has_room = not markers or x - max((m.x for m in markers if m.label), default=-_LABEL) >= _LABEL
+            markers.append(Marker(x=x, label=str(row.epoch) if has_room else "", reason=row.epoch_reason))
     return Chart(
         height=240,
         bars=scale.bars(series),
@@ -229,19 +229,21 @@ def _requests(rows: Sequence[Row], policy_of: Callable[[Row], PackPolicy | None]
         ticks=scale.ticks(),
         markers=markers,
         above={name: max(values) for name, values in lines.items() if max(values) > top},
-        columns=[(scale.x(at), scale.step, row) for at, row in enumerate(rows)],
+        columns=[(scale.x(index), scale.step, row) for index, row in enumerate(rows)],
     )
 
 
 def _tokens(rows: Sequence[Row]) -> Chart:
-    """What providers reported: cached and fresh input, and output; with the estimate as a line."""
-    used = [row.answered for row in rows]
-    read = [_reported(row) or 0 for row in rows]
-    cached = [min(call.cached_tokens or 0, all_of) if call else 0 for call, all_of in zip(used, read, strict=True)]
-    fresh = [all_of - saved for all_of, saved in zip(read, cached, strict=True)]
-    output = [call.output_tokens if call is not None else 0 for call in used]
+    """The chart of reported tokens: cached and fresh input, and output; with the estimate as a line."""
+    usages = [row.answered for row in rows]
+    input_tokens = [_reported(row) or 0 for row in rows]
+    cached = [
+        min(call.cached_tokens or 0, total) if call else 0 for call, total in zip(usages, input_tokens, strict=True)
+    ]
+    fresh = [total - cached_tokens for total, cached_tokens in zip(input_tokens, cached, strict=True)]
+    output = [call.output_tokens if call is not None else 0 for call in usages]
     estimates = [row.estimate for row in rows]
-    peak = max(*map(sum, zip(read, output, strict=True)), *estimates, 1)
+    peak = max(*map(sum, zip(input_tokens, output, strict=True)), *estimates, 1)
     scale = _Scale(len(rows), 150, peak)
     return Chart(
         height=150,
@@ -249,5 +251,5 @@ def _tokens(rows: Sequence[Row]) -> Chart:
         lines={"estimate": scale.line(estimates)},
         ticks=scale.ticks(),
         above={},
-        columns=[(scale.x(at), scale.step, row) for at, row in enumerate(rows)],
+        columns=[(scale.x(index), scale.step, row) for index, row in enumerate(rows)],
     )
