@@ -5,9 +5,9 @@
     2    wrong usage
     3    something is not there, or the store cannot be read
 
-A command hands its options by name to a function that prints, and ends with the exit code that this returns. The
-function is imported when the command runs: ``--help`` then takes a tenth of a second, and no command pays for what
-another one does.
+A command passes its options by name to a function that prints, and ends with the exit code that this returns. The
+function is imported when the command runs, so that ``--help`` takes a tenth of a second, and a command loads only what
+it needs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Commands(click.Group):
 
 
 class _Amount(click.FloatRange):
-    """A number from 0 on. "nan" is none, though it compares as false with both ends of a range."""
+    """A number of at least 0. "nan" is refused, which a range alone would accept."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -53,22 +53,22 @@ class _Amount(click.FloatRange):
 
 
 def size(text: str) -> int:
-    """The whole bytes of a size, rounded down. Units of thousands end in ``B``, those of 1,024 in ``iB``, in any case.
+    """A size in whole bytes, rounded down. Units of 1,000 end in ``B``, those of 1,024 in ``iB``, in any case.
 
     Raises:
         click.BadParameter: it is not a size.
     """
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         units = "B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB"
         raise click.BadParameter(f"{text!r} is no size: give bytes, or a number with a unit out of {units}")
-    number, letter, binary = found.groups()
+    number, letter, binary = match.groups()
     power = " kmgtp".index(letter.lower()) if letter else 0
     return int(Decimal(number) * (1_024 if binary else 1_000) ** power)
 
 
 def _examples(*lines: str) -> str:
-    """An epilog whose lines click leaves alone."""
+    """An epilog whose lines click does not wrap."""
     return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
 
 
@@ -82,7 +82,7 @@ def _json_option(meaning: str) -> Callable[[_Command], _Command]:
 
 
 def _packs_of(command: _Command) -> _Command:
-    """Options that say whose packs are meant."""
+    """Adds the options that select packs by application, user and session."""
     command = click.option("--session", help="Packs of this session only.")(command)
     command = click.option("--user", help="Packs of this user only.")(command)
     return click.option("--app", help="Packs of this application only.")(command)
@@ -102,7 +102,7 @@ _policy_option = click.option(
     "--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat."
 )
 _all_option = click.option("--all", "everything", is_flag=True, help="Every row and item, however many.")
-_yes_option = click.option("--yes", "delete", is_flag=True, help="Delete; without it what would go is shown.")
+_yes_option = click.option("--yes", "delete", is_flag=True, help="Delete; without it, only show what would be deleted.")
 
 
 @click.group(
@@ -137,7 +137,7 @@ def list_packs(**options: Any) -> int:
 @click.argument("pack", required=False)
 @_store_option
 @_all_option
-@_json_option("The manifest as JSON, with what the packs before it hold filled in.")
+@_json_option("The manifest as JSON, completed from the packs that it extends.")
 def inspect(**options: Any) -> int:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 
@@ -158,7 +158,7 @@ def inspect(**options: Any) -> int:
 @click.argument("pack")
 @_store_option
 @click.option(
-    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same material."
+    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same input."
 )
 @click.option("--all", "everything", is_flag=True, help="Every line of every text, none of them shortened.")
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
@@ -167,8 +167,8 @@ def replay(**options: Any) -> int:
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
-    What earlier calls had cut away stays away under another policy, too; the window is the recorded one unless that
-    policy names one.
+    Under another policy, what earlier calls had cut stays cut, and the window is the recorded one unless that policy
+    sets one.
     """
     from aether_context.cli.inspection import show_replay
 
@@ -180,12 +180,12 @@ def replay(**options: Any) -> int:
 @click.argument("after", required=False, metavar="[OTHER]")
 @_store_option
 @click.option("--all", "everything", is_flag=True, help="Every candidate, and every line of every text that differs.")
-@_json_option("All of it as a JSON object, with every piece of both requests.")
+@_json_option("The whole comparison as a JSON object, with every piece of both requests.")
 def diff(**options: Any) -> int:
     """Shows how two packs differ: layers, candidates, texts, and the character at which their common prefix ends.
 
-    One PACK is compared with the pack before it of the same agent, the newest where none is named. For what another
-    policy would have sent there is `replay --policy`.
+    A single PACK, by default the newest one, is compared with the pack before it of the same agent. `replay --policy`
+    shows what another policy would have sent.
 
     Exit codes: 0 the same request is sent, 1 the requests differ, 2 wrong usage, 3 a pack or a part of it cannot be
     read, or is not what was written.
@@ -200,10 +200,10 @@ def diff(**options: Any) -> int:
 @_store_option
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again and check its checksum.")
 def verify(**options: Any) -> int:
-    """Checks that packs are what was written: digests of manifests, the texts that they name, the packs they extend.
+    """Checks that packs are what was written: digests of manifests, their texts, and the packs that they extend.
 
-    A pack whose request passed its window fails, too. Without PACK_IDS all packs are checked. The exit code is 1 where
-    any failed.
+    A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
+    is 1 where any failed.
     """
     from aether_context.cli.verification import show_verification
 
@@ -229,16 +229,16 @@ def verify(**options: Any) -> int:
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
 @click.option("--store", "url", metavar="URL", help="Also record the pack in this store.")
-@click.option("--request", is_flag=True, help="The request itself, not the account of it.")
+@click.option("--request", is_flag=True, help="The request itself, not its description.")
 @click.option("--strategies", is_flag=True, help="What each strategy would cut, save and cost in cache.")
-@click.option("--by-hand", is_flag=True, help="With --strategies: as if a cut had been asked for.")
+@click.option("--by-hand", is_flag=True, help="With --strategies: as if a cut had been requested.")
 @_all_option
 @_json_option("The manifest as JSON; with --request, the request.")
 def preview(**options: Any) -> None:
     """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
 
-    SESSION.json is what `Session.model_dump_json()` or ADK's web page wrote. A session that waits for a user's message
-    gets a stand-in where --message gives none. Tools are not known here, and memories are not searched.
+    SESSION.json is a file from `Session.model_dump_json()` or ADK's web page. Where the session waits for a user's
+    message and --message gives none, a placeholder is used. Tools are unknown here, and memories are not searched.
     """
     from aether_context.cli.preview import show
 
@@ -259,17 +259,17 @@ def preview(**options: Any) -> None:
     "counters",
     metavar="NAME",
     multiple=True,
-    help="A counter's name, and leave for it to use the network.",
+    help="A counter's name; it may then use the network.",
 )
 @click.option("--vocabulary", metavar="FILE", help="The model's vocabulary, in place of the policy's `tokens.files`.")
 @_policy_option
 @_store_option
 @_json_option("A JSON object with the layers of each counter.")
 def tokens(**options: Any) -> None:
-    """Counts what is sent, by layer and by counter: the estimate, and what the policy or --counter asks for.
+    """Counts the tokens of a request, by layer and by counter: the estimate, and what the policy or --counter names.
 
-    The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path;
-    or any text. Nothing of a pack is decided anew.
+    The source is an exported session, whose next request is counted; a recorded pack, by id or by its manifest's path,
+    which is counted as it was sent; or any text.
     """
     from aether_context.cli.tokens import show
 
@@ -284,15 +284,20 @@ def tokens(**options: Any) -> None:
 )
 @click.argument("urls", nargs=-1, metavar="STORES")
 @click.option(
-    "--profile", "profiles", multiple=True, default=("chat",), show_default=True, help="Whose calls; can be repeated."
+    "--profile",
+    "profiles",
+    multiple=True,
+    default=("chat",),
+    show_default=True,
+    help="The profile whose calls count; can be repeated.",
 )
 @click.option(
-    "--knob", "knobs", multiple=True, metavar="NAME=LOW:HIGH", help="A setting to move, in the place of the usual six."
+    "--knob", "knobs", multiple=True, metavar="NAME=LOW:HIGH", help="A setting to tune, in the place of the usual six."
 )
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
 @click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
 @click.option("--trials", type=click.IntRange(min=1), default=40, show_default=True, help="Policies to try.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the halves, the search and the intervals.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the split, the search and the intervals.")
 @click.option(
     "--margin",
     type=_Amount(min=0),
@@ -301,28 +306,28 @@ def tokens(**options: Any) -> None:
     help="Points of retention and percent of cost that do not matter.",
 )
 @click.option(
-    "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost that more retention may take."
+    "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost allowed for more retention."
 )
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; else one a core.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
 @click.option("--dask", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
 @click.option(
-    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Keeps results, to go on after a stop."
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File that keeps results, to resume a run."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Writes the policy there.")
 @click.option(
     "--report", "report_to", type=click.Path(dir_okay=False, path_type=Path), help="Writes a page with plots there."
 )
-@click.option("--explain", is_flag=True, help="The sessions that moved the decision, with their packs.")
+@click.option("--explain", is_flag=True, help="The sessions that changed most, with their packs.")
 @_json_option("A JSON list, an object for each profile.")
 def tune(urls: tuple[str, ...], **options: Any) -> int:
     """Looks for a better policy on recorded sessions, and says "no change" where it finds none.
 
-    The sessions of each store are played again from their first call on, with the recorded answers, under other values
-    of a few settings. Half of the sessions choose, the other half decide. What counts is cost, with cached input at the
-    model's own price, and retention: the share of what answers used that stood in the request. Whether an agent does
-    its task is not measured.
+    The sessions of each store are simulated from their first call on, with the recorded answers, under other values of
+    a few settings. The values are chosen on half of the sessions and tested on the other half, by cost, with cached
+    input at the model's price, and by retention: the share of what answers used that was in the request. Whether an
+    agent does its task is not measured.
 
-    With --check it ends with 1 where the policy loses by more than the margin.
+    With --check the exit code is 1 where the policy is worse by more than the margin.
     """
     from aether_context.cli.tuning import tune as run
 
@@ -344,10 +349,10 @@ def tune(urls: tuple[str, ...], **options: Any) -> int:
 def usage(**options: Any) -> int:
     """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
 
-    Below stands what each strategy did to the requests, where any did: cuts, contents removed and replaced, tokens
-    freed, and tokens of the cached prefix that had to be read anew.
+    Below it lists what each strategy did to the requests: cuts, contents removed and replaced, tokens freed, and tokens
+    of the cached prefix that had to be read anew.
 
-    At the end stands what the same calls would have read without packs, as far as the records tell.
+    At the end it shows what the same calls would have read without packs, as far as the records show.
 
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
@@ -394,16 +399,16 @@ def search(**options: Any) -> None:
     metavar="SIZE",
     help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
 )
-@click.option("--grace-minutes", type=_Amount(min=0), default=60.0, show_default=True, help="What is younger stays.")
+@click.option("--grace-minutes", type=_Amount(min=0), default=60.0, show_default=True, help="Younger files are kept.")
 @_yes_option
 @_json_option("A JSON object with a row per user.")
 def gc(**options: Any) -> int:
-    """Deletes what is old: packs, raw evidence, caches, and texts that no pack names any more.
+    """Deletes old packs, raw evidence and caches, and texts that no pack names any more.
 
-    A pack that younger ones extend outlives its age. With --max-bytes the chains of packs that were written to longest
-    ago go as well. Agents may write to the store meanwhile. Artifacts that an app saved stay.
+    A pack is kept while younger packs extend it. With --max-bytes the chains of packs that were written to longest ago
+    are deleted as well. Agents may write to the store meanwhile. Artifacts that an app saved are kept.
 
-    The exit code is 3 where a manifest could not be read; then no text of that user goes.
+    The exit code is 3 where a manifest could not be read; then no text of that user is deleted.
     """
     from aether_context.cli.retention import collect
 
@@ -418,10 +423,11 @@ def gc(**options: Any) -> int:
 @_yes_option
 @_json_option("A JSON object with what was found.")
 def forget(**options: Any) -> None:
-    """Deletes all that a store keeps of a user, or of one session, whatever its age.
+    """Deletes all files of a user, or of one session, from a store, whatever their age.
 
-    That is packs, texts, evidence, caches, artifacts in the same store, and what waits in this machine's spool. Texts
-    that other sessions of the user name stay until those go. A memory service keeps its own.
+    These are packs, texts, evidence, caches, artifacts in the same store, and writes that wait in this machine's spool.
+    Texts that other sessions of the user name are kept until these are deleted. Memories in a memory service are not
+    touched.
     """
     from aether_context.cli.retention import forget_all
 
@@ -437,8 +443,8 @@ def forget(**options: Any) -> None:
 @click.argument("pack", required=False)
 @_store_option
 @click.option("--to", "target", metavar="URL", help="The store to copy PACK to.")
-@click.option("--raw/--no-raw", default=True, show_default=True, help="Also copy what artifact:// URIs stand for.")
-@click.option("--parquet", "tables", metavar="URL", help="Where tables of many packs go: a folder or any fsspec URL.")
+@click.option("--raw/--no-raw", default=True, show_default=True, help="Also copy the content of artifact:// URIs.")
+@click.option("--parquet", "tables", metavar="URL", help="Where to write tables: a folder or any fsspec URL.")
 @_packs_of
 @click.option(
     "--since", type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Tables of this day and later ones only."
@@ -447,13 +453,13 @@ def forget(**options: Any) -> None:
 def export(**options: Any) -> int:
     """Copies a pack to another store, or writes tables of many packs as Parquet files.
 
-    With --to go the pack, the packs that it extends and all their texts: there they verify and replay. With them goes
-    what the packs' artifact:// URIs stand for: tool results and other evidence with their records, what was taken out
-    of oversized messages, and artifacts that an app saved in the same store. URIs whose whole is not in the store are
-    named.
+    With --to, the pack, the packs that it extends and all their texts are copied, so that they verify and replay there.
+    The content of their artifact:// URIs is copied, too: tool results and other evidence with their records, texts that
+    were cut out of oversized messages, and artifacts that an app saved in the same store. URIs whose content is not in
+    the store are listed.
 
-    With --parquet there are four tables, packs, candidates, events and outcomes, a file for each day. They hold no
-    texts. The same again replaces its files. Needs the extra `parquet`.
+    With --parquet, four tables are written, packs, candidates, events and outcomes, with a file for each day. They hold
+    no texts. Running it again replaces the files. Needs the extra `parquet`.
     """
     from aether_context.cli.export import export as run_export
 
@@ -468,9 +474,9 @@ def export(**options: Any) -> int:
 @click.option("--app", help="Memories of this application only.")
 @click.option("--user", help="Memories of this user only.")
 def export_memories(**options: Any) -> None:
-    """Prints what a memory service remembers, a JSON object a line, for `import-memories`.
+    """Prints the memories of a memory service, a JSON object per line, for `import-memories`.
 
-    What was deleted is not in it. Agents may write meanwhile.
+    Deleted memories are left out. Agents may write meanwhile.
     """
     from aether_context.cli.memories import export_all
 
@@ -491,10 +497,11 @@ def export_memories(**options: Any) -> None:
 def import_memories(**options: Any) -> int:
     """Adds memories to a memory service from FILE, or from stdin where that is -.
 
-    FILE is what `export-memories` printed, the database of ADK's `SqliteMemoryService`, or JSON as Vertex AI Memory
-    Bank answers `memories.list`. The same again adds nothing, and what was deleted there stays so.
+    FILE is the output of `export-memories`, the database of ADK's `SqliteMemoryService`, or the JSON that Vertex AI
+    Memory Bank returns for `memories.list`. Importing the same file again adds nothing, and deleted memories stay
+    deleted.
 
-    What is no memory is named with its line, and the rest is added; then the exit code is 3.
+    Lines that are no memories are listed, the rest is added, and the exit code is 3.
     """
     from aether_context.cli.memories import import_all
 
@@ -503,18 +510,18 @@ def import_memories(**options: Any) -> int:
 
 @_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere with a token only.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
 @click.option(
     "--token",
     envvar="AETHER_CONTEXT_TOKEN",
     show_envvar=True,
-    help="What a reader has to give, at least 16 characters; best set in the environment.",
+    help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
 def serve(**options: Any) -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
-    It reads and writes nothing. Bound to another address than this machine's own it needs a token, which a reader gives
+    It only reads the store. To listen on another address than this machine's own it needs a token, which readers send
     once as ?token=…, or as the header "Authorization: Bearer …". Needs the extra "viewer".
     """
     from aether_context.cli.browser import serve as run
@@ -533,9 +540,9 @@ def serve(**options: Any) -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The N newest packs in full.")
 @click.option("--all", "everything", is_flag=True, help="Every text in full, none of them shortened.")
 def report(**options: Any) -> None:
-    """Writes what `serve` shows of a session into one HTML file, to attach to a bug.
+    """Writes the pages that `serve` shows for a session into one HTML file, to attach to a bug report.
 
-    The file needs nothing else and holds no script. Needs the extra "viewer".
+    The file is complete in itself and holds no script. Needs the extra "viewer".
     """
     from aether_context.cli.browser import write_report
 
@@ -545,7 +552,7 @@ def report(**options: Any) -> None:
 @_command("schema", "schema state", "schema policy > policy.schema.json")
 @click.argument("kind", type=click.Choice(["manifest", "state", "policy"]), default="manifest")
 def schema(kind: str) -> None:
-    """Prints a JSON Schema: of manifests, of the session state that is read, or of policies."""
+    """Prints a JSON Schema: of manifests, of the session state, or of policies."""
     from aether_context import policy, state, store
 
     schemas = {"manifest": store.schema, "state": state.state_schema, "policy": policy.PackPolicy.model_json_schema}

@@ -198,7 +198,8 @@ def pack_page(replayer: Replayer, manifest: Manifest, line: Sequence[Row]) -> Pa
 
 
 def spans(piece: Piece, view: PackView) -> Iterator[Span]:
-    """The stretches of a piece; of a packed message one for each section, and for each line of evidence and memory."""
+    """The sections of a piece; a packed message has one for each of its sections and each line of evidence and
+    memory."""
     if piece.part != "content":
         layer: Layer = "system" if piece.part == "system" else "tools"
         yield Span(layer=layer, label=piece.name or "system", text=piece.text)
