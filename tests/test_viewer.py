@@ -493,13 +493,13 @@ def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Any) -> None:
     rows = PackRows(chat.store)
     before = {row.pack_id: row for row in rows.all()}
     chat.say("three")
-    rows._listed_again = 0.0
+    rows._list_after = 0.0
     after = {row.pack_id: row for row in rows.all()}
     assert len(after) == 3
     assert all(after[name] is row for name, row in before.items())
     manifest = chat.manifests()[0]
     chat.store.files.delete(f"{chat.store.place(manifest)}{ENDING}")
-    rows._listed_again = 0.0
+    rows._list_after = 0.0
     assert manifest.pack_id not in {row.pack_id for row in rows.all()}
 
 

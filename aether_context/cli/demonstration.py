@@ -78,8 +78,8 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     # Extracts in the place of its long files would leave nothing to cut.
     policy = PackPolicy.load("research", max_input_tokens=window, offload={"mode": "off"})
     out.print_heading("A research agent reads this package's source")
-    who = model or "a script in the model's place, offline"
-    out.print_line(f"model: {who} · window: {window:,} tokens · policy: the profile research, without offload")
+    model_name = model or "a script in the model's place, offline"
+    out.print_line(f"model: {model_name} · window: {window:,} tokens · policy: the profile research, without offload")
     out.print()
     plugin = ContextPackPlugin(policy=policy, store=store)
     run = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
@@ -119,12 +119,12 @@ def _show_calls(out: Screen, manifests: Sequence[Manifest]) -> None:
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
     layers = [layer for layer in LAYERS if layer != "slack"]
     calls = grid(">call", "step", ">sent", *(f">{short.get(layer, layer)}" for layer in layers), ">prefix", "events")
-    for at, manifest in enumerate(manifests, start=1):
+    for number, manifest in enumerate(manifests, start=1):
         shared = manifest.prefix.shared_tokens
-        began = manifest.epoch_reason if manifest.epoch_reason != "high_water" else None
-        events = [began.replace("_", " ")] if began else []
+        epoch_reason = manifest.epoch_reason if manifest.epoch_reason != "high_water" else None
+        events = [epoch_reason.replace("_", " ")] if epoch_reason else []
         calls.add_row(
-            str(at),
+            str(number),
             cell(manifest.step_id),
             f"{manifest.request_tokens:,}",
             *(f"{manifest.allocation[layer].used:,}" for layer in layers),
@@ -142,7 +142,9 @@ def _show_calls(out: Screen, manifests: Sequence[Manifest]) -> None:
 
 def _show_too_large(out: Screen, manifests: Sequence[Manifest]) -> bool:
     """Says which requests are larger than the window, and what they consist of; True where none is."""
-    over = {at: manifest for at, manifest in enumerate(manifests, 1) if manifest.request_tokens > manifest.window}
+    over = {
+        number: manifest for number, manifest in enumerate(manifests, 1) if manifest.request_tokens > manifest.window
+    }
     if not over:
         return True
     largest = max(over.values(), key=lambda manifest: manifest.request_tokens)
@@ -163,25 +165,25 @@ def _show_too_large(out: Screen, manifests: Sequence[Manifest]) -> bool:
 def _show_left_out(out: Screen, manifests: Sequence[Manifest]) -> None:
     """What was cut, shortened or never chosen, and why, in words."""
     acts = []
-    for at, manifest in enumerate(manifests, start=1):
+    for number, manifest in enumerate(manifests, start=1):
         for event in manifest.truncation_events:
             items = f"{len(event.item_ids)} item" + ("s" if len(event.item_ids) != 1 else "")
-            done = {
+            action = {
                 "cut": f"a cut took {items} out of the {event.layer}",
                 "emergency": f"{items} of the {event.layer} shortened to extracts",
                 "drop": f"{items} of {event.layer} dropped",
                 "compress": f"{items} of {event.layer} compressed",
             }.get(event.stage, f"{items} of {event.layer} left out")
             tokens = f"{event.tokens_before:,} to {event.tokens_after:,} tokens"
-            acts.append(f"call {at} ({manifest.step_id}): {done}, {tokens}: {WHY[event.reason]}")
+            acts.append(f"call {number} ({manifest.step_id}): {action}, {tokens}: {WHY[event.reason]}")
     acts += sorted({f"{note} ({manifest.step_id})" for manifest in manifests for note in manifest.degradations})
     # The latest row of each memory and piece of evidence that no pack held.
     rows = [row for manifest in manifests for row in manifest.rows if row.layer in ("memory", "evidence")]
     sent = {row.id for row in rows if row.state not in ("dropped", "in_tail")}
     unsent = []
     for row in {row.id: row for row in rows if row.id not in sent}.values():
-        known = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""
-        unsent.append(f"{row.layer} {row.id}{known}: {WHY.get(row.reason or '', '')}")
+        similarity = f" (similarity {row.scores['similarity']:.3f})" if "similarity" in row.scores else ""
+        unsent.append(f"{row.layer} {row.id}{similarity}: {WHY.get(row.reason or '', '')}")
     tools = {name: reason for manifest in manifests for name, reason in manifest.tools.left_out.items()}
     unsent += [f"tool {name}: {WHY[reason]}" for name, reason in tools.items()]
     out.print_heading("Left out, and why (similarity is that to the request and the step, from 0 to 1)")

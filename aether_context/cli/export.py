@@ -97,16 +97,16 @@ def export(
 def _copy(url: str, pack: str, target: str, *, raw: bool, as_json: bool) -> None:
     """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for."""
     packs.require(PackStore(url))
-    (store, place), other = packs.locate(url, pack), PackStore(target)
-    other.files.is_there()  # a file in its place is told before anything is copied
-    exported = export_pack(store, store.read(place), other, raw=raw)
+    (store, place), target_store = packs.locate(url, pack), PackStore(target)
+    target_store.files.is_there()  # a file in its place is told before anything is copied
+    exported = export_pack(store, store.read(place), target_store, raw=raw)
     names = [manifest.pack_id for manifest in exported.manifests]
     if as_json:
-        copied = {"packs": names, "files": exported.files, "bytes": exported.size, "target": other.url}
+        copied = {"packs": names, "files": exported.files, "bytes": exported.size, "target": target_store.url}
         print_json(copied | {"raw": list(exported.raw), "missing": list(exported.missing)})
         return
     out = Screen()
-    out.print_line(f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {other.url}")
+    out.print_line(f"{names[-1]} with its chain of {len(names):,}: {exported.files:,} files in {target_store.url}")
     if raw:
         out.print_line(f"raw evidence of {len(exported.raw):,} addresses is there")
     for uri in exported.missing:
@@ -120,10 +120,10 @@ def _write_tables(
     unpacked, unreadable = Unpacked(store), []
     written, size = dict.fromkeys(TABLES, 0), 0
     with progress("exporting", len(places)) as step:
-        for digits, of_day in groupby(places, key=lambda place: packs.pack_name(place)[5:13]):
+        for digits, day_places in groupby(places, key=lambda place: packs.pack_name(place)[5:13]):
             day = f"{digits[:4]}-{digits[4:6]}-{digits[6:]}"
             rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
-            for place in of_day:
+            for place in day_places:
                 step(place)
                 try:
                     manifest = store.read(place)
@@ -133,15 +133,15 @@ def _write_tables(
                     unreadable.append(packs.fault(place, error))
             if day < first_day:
                 continue
-            for table, of_table in rows.items():
+            for table, table_rows in rows.items():
                 folder = f"{target.root}/{table}/day={day}"
-                if others := [file.name for file in target.files(folder) if file.name != name]:
+                if other_files := [file.name for file in target.files(folder) if file.name != name]:
                     raise StoreError(
-                        f"{folder} holds {others[0]}, of other packs: export these to a place of their own"
+                        f"{folder} holds {other_files[0]}, of other packs: export these to a place of their own"
                     )
-                data = _parquet(table, of_table)
+                data = _parquet(table, table_rows)
                 target.replace(f"{folder}/{name}", data)
-                written[table], size = written[table] + len(of_table), size + len(data)
+                written[table], size = written[table] + len(table_rows), size + len(data)
     if as_json:
         print_json({"target": target.url, "rows": written, "bytes": size, "unreadable": len(unreadable)})
     else:
@@ -162,11 +162,11 @@ def _rows(manifest: Manifest, compared: Comparison, outcome: JSON) -> Iterator[t
         "session_id": manifest.session,
         "agent": manifest.agent,
     }
-    as_they_are = ("epoch_reason", "parent", "previous", "checksum", "evidence_needed", "degradations")
+    copied_fields = ("epoch_reason", "parent", "previous", "checksum", "evidence_needed", "degradations")
     yield (
         "packs",
         owner
-        | {name: getattr(manifest, name) for name in (*as_they_are, *_NAMED, *_COUNTED)}
+        | {name: getattr(manifest, name) for name in (*copied_fields, *_NAMED, *_COUNTED)}
         | {f"{layer}_tokens": tokens.used for layer, tokens in manifest.allocation.items()}
         | {
             "window_tokens": manifest.window,
@@ -181,15 +181,15 @@ def _rows(manifest: Manifest, compared: Comparison, outcome: JSON) -> Iterator[t
         },
     )
     for row in manifest.rows:
-        of_row = ("layer", "source", "state", "reason", "uri", "superseded_by", "hash", "tokens")
+        row_fields = ("layer", "source", "state", "reason", "uri", "superseded_by", "hash", "tokens")
         sent = 0 if row.state in UNSENT else row.tokens if row.sent_tokens is None else row.sent_tokens
-        made = {"candidate_id": row.id, "sent_tokens": sent, "said_at": row.time}
+        renamed_fields = {"candidate_id": row.id, "sent_tokens": sent, "said_at": row.time}
         scores = {name: row.scores.get(name) for name in _SCORES}
-        yield "candidates", owner | {name: getattr(row, name) for name in of_row} | made | scores
+        yield "candidates", owner | {name: getattr(row, name) for name in row_fields} | renamed_fields | scores
     for number, event in enumerate(manifest.truncation_events, start=1):
-        of_event = ("layer", "stage", "reason", "strategy", "tokens_before", "tokens_after")
-        listed = {"number": number, "candidate_ids": event.item_ids}
-        yield "events", owner | {name: getattr(event, name) for name in of_event} | listed
+        event_fields = ("layer", "stage", "reason", "strategy", "tokens_before", "tokens_after")
+        numbered = {"number": number, "candidate_ids": event.item_ids}
+        yield "events", owner | {name: getattr(event, name) for name in event_fields} | numbered
     if isinstance(outcome, dict):
         call = answered(manifest, outcome)
         cost = None if call is None or call.cost_usd is None else float(call.cost_usd)

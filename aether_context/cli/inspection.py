@@ -52,13 +52,13 @@ def _faults(manifest: Manifest, gaps: tuple[str, ...]) -> int:
 
 def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as_json: bool) -> int:
     """Prints a request that was built again, or how another policy's request differs from it."""
-    other = PackPolicy.load(policy) if policy is not None else None
+    other_policy = PackPolicy.load(policy) if policy is not None else None
     store, place = packs.locate(url, pack)
     manifest, replayer = store.read(place), Replayer(store)
     replayed = replayer.replay(manifest)
     view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(place, line=True)
-    if other is not None:
-        _show_difference(difference(view, view_under(replayer, manifest, other)), everything, as_json)
+    if other_policy is not None:
+        _show_difference(difference(view, view_under(replayer, manifest, other_policy)), everything, as_json)
     elif as_json:
         click.echo(replayed.request.encode())
     else:
@@ -85,14 +85,14 @@ def show_difference(url: str, before: str | None, after: str | None, *, everythi
     replayer = Replayer(store)
     old_replayer = replayer if earlier.url == store.url else Replayer(earlier)
     views = read_view(old_replayer, earlier.read(earlier_place)), read_view(replayer, manifest)
-    found = difference(*views)
-    _show_difference(found, everything, as_json)
+    result = difference(*views)
+    _show_difference(result, everything, as_json)
     faults = [_faults(view.manifest, view.gaps) for view in views]
-    return NOT_THERE if any(faults) else 0 if found.same else FAILED
+    return NOT_THERE if any(faults) else 0 if result.same else FAILED
 
 
-def _show_difference(found: Difference, everything: bool, as_json: bool) -> None:
+def _show_difference(result: Difference, everything: bool, as_json: bool) -> None:
     if as_json:
-        print_json(difference_json(found))
+        print_json(difference_json(result))
     else:
-        print_difference(found, everything=everything)
+        print_difference(result, everything=everything)

@@ -35,8 +35,8 @@ def require(store: PackStore) -> PackStore:
 def whose(*, app: str | None, user: str | None, session: str | None) -> str:
     """Those whose packs are meant, as the middle of a sentence; empty where it is everybody."""
     names = (("app", app), ("user", user), ("session", session))
-    given = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
-    return f" of {given}" if given else ""
+    selection = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
+    return f" of {selection}" if selection else ""
 
 
 def find(store: PackStore, pack_id: str | None) -> str:
@@ -57,10 +57,10 @@ def find(store: PackStore, pack_id: str | None) -> str:
 def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
     """The store and the place of a pack: by whatever `find` takes, or by the path of a file with its manifest."""
     if pack is not None and (path := Path(pack)).is_file():
-        found = in_file(url, path)
-        if found is None:
+        located = in_file(url, path)
+        if located is None:
             raise ManifestError(f"{pack} is no pack: it holds no manifest")
-        return found
+        return located
     store = PackStore(url)
     return store, find(store, pack)
 
@@ -82,11 +82,11 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
         return None
     if "pack_id" not in fields:
         return None
-    file, *above = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
+    file, *folders = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
     # A store's folders above a pack: application, user, session, "packs".
-    if path.name.endswith((ENDING, "manifest.json")) and len(above) > 4 and above[0].name == "packs":
-        store = PackStore(above[4])
-        return store, f"{store.files.root}/{file.relative_to(above[4]).as_posix()}".removesuffix(ENDING)
+    if path.name.endswith((ENDING, "manifest.json")) and len(folders) > 4 and folders[0].name == "packs":
+        store = PackStore(folders[4])
+        return store, f"{store.files.root}/{file.relative_to(folders[4]).as_posix()}".removesuffix(ENDING)
     store = PackStore(url)
     return store, find(store, str(fields["pack_id"]))
 
@@ -158,9 +158,9 @@ def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
 def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:
     if isinstance(manifest, AetherContextError):
         return {"pack_id": name, "error": plain(manifest)}
-    same = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
+    fields = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
-    return {field: getattr(manifest, field) for field in (*same, *tokens)} | {
+    return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
         "epoch": manifest.epoch.number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),

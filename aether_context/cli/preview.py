@@ -54,26 +54,26 @@ def show(
     from aether_context.adk.preview import fetch_session, make_preview, preview_strategies, read_session
 
     if database is not None:
-        read = fetch_session(database, app=app or "", user=user or "", session=session or "")
+        loaded_session = fetch_session(database, app=app or "", user=user or "", session=session or "")
     else:
-        read = read_session(path or "")
+        loaded_session = read_session(path or "")
     overrides = {"max_input_tokens": window} if window is not None else {}
     call["policy"] = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None, **overrides)
     if strategies:
-        _show_strategies(preview_strategies(read, by_hand=by_hand, **call), as_json)
+        _show_strategies(preview_strategies(loaded_session, by_hand=by_hand, **call), as_json)
         return
-    made = make_preview(read, **call)
-    manifest = made.recording.manifest
+    preview = make_preview(loaded_session, **call)
+    manifest = preview.recording.manifest
     if url is not None:
-        manifest = PackStore(url).write(made.recording)
+        manifest = PackStore(url).write(preview.recording)
     if as_json and request:
-        click.echo(request_json(made.pack).encode())
+        click.echo(request_json(preview.pack).encode())
     elif as_json:
         print_json(manifest.model_dump(mode="json"))
     elif request:
-        print_request(view_of(made.pack, manifest), everything=everything)
+        print_request(view_of(preview.pack, manifest), everything=everything)
     else:
-        print_pack(view_of(made.pack, manifest), everything=everything)
+        print_pack(view_of(preview.pack, manifest), everything=everything)
 
 
 def _show_strategies(previews: Sequence[StrategyPreview], as_json: bool) -> None:

@@ -65,8 +65,8 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """What stands for characters that the terminal's encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    lacking: str = error.object[error.start : error.end]
-    return "".join(_ASCII.get(character) or ascii(character)[1:-1] for character in lacking), error.end
+    unencodable: str = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character) or ascii(character)[1:-1] for character in unencodable), error.end
 
 
 def tell(text: object, style: str = "") -> None:
@@ -81,13 +81,13 @@ def print_json(value: JSON) -> None:
 
 def plain(text: object, limit: int | None = None) -> str:
     """A text on one line: control, format and line break characters as escapes, cut to ``limit`` characters."""
-    whole = str(text)
-    if limit is not None and len(whole) > limit:
-        whole = whole[: limit - 1] + "…"
-    if whole.isascii() and whole.isprintable():
-        return whole
+    line = str(text)
+    if limit is not None and len(line) > limit:
+        line = line[: limit - 1] + "…"
+    if line.isascii() and line.isprintable():
+        return line
     return "".join(
-        ascii(character)[1:-1] if unicodedata.category(character) in _UNPRINTABLE else character for character in whole
+        ascii(character)[1:-1] if unicodedata.category(character) in _UNPRINTABLE else character for character in line
     )
 
 
@@ -102,9 +102,9 @@ def grid(*columns: str) -> Table:
     On a short line the last column of words goes on below; all others keep to one line, so that no word is broken.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
-    last = max((at for at, name in enumerate(columns) if not name.startswith(">")), default=None)
-    for at, name in enumerate(columns):
-        if at == last:
+    last_text = max((index for index, name in enumerate(columns) if not name.startswith(">")), default=None)
+    for index, name in enumerate(columns):
+        if index == last_text:
             table.add_column(name, overflow="fold", min_width=10)
         else:
             table.add_column(name.removeprefix(">"), justify="right" if name[:1] == ">" else "left", no_wrap=True)
@@ -132,11 +132,11 @@ def moment(time: float | None) -> str:
 
 def bar(used: int, ceiling: int, whole: int, cells: int = 32) -> str:
     """``used`` within ``ceiling``, both as shares of ``whole``; what is there at all has a cell."""
-    filled, room = (
+    filled, total = (
         min(cells, max(1, round(cells * tokens / whole))) if tokens > 0 and whole > 0 else 0
         for tokens in (used, ceiling)
     )
-    return "█" * filled + "░" * (room - filled)
+    return "█" * filled + "░" * (total - filled)
 
 
 @contextmanager

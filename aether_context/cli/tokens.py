@@ -50,29 +50,29 @@ def show(
         counters: names of counters; none takes the one that the policy would take, and the estimate.
         vocabulary: the path of the model's vocabulary, which is then a column beside those that are named.
     """
-    read = _read(source, model, url)
+    counted_source = _read_source(source, model, url)
     settings = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None).tokens
     if vocabulary is not None:
-        settings = settings.model_copy(update={"files": {read.model: vocabulary}})
+        settings = settings.model_copy(update={"files": {counted_source.model: vocabulary}})
         if not {"file", "tiktoken"} & set(counters):
             counters = ["file", *(counters or ["estimate"])]
     columns: dict[str, tuple[TokenCounter, Mapping[str, int]]] = {}
-    for counter in _counters(read.model, counters, settings):
-        if isinstance(read.counted, Pack):
-            cached = PackCounter(counter, recorded=read.recorded, framing=framing_of(read.model))
-            layers = {str(layer): tokens for layer, tokens in recount(read.counted, cached).items()}
+    for counter in _counters(counted_source.model, counters, settings):
+        if isinstance(counted_source.counted, Pack):
+            cached = PackCounter(counter, recorded=counted_source.recorded, framing=framing_of(counted_source.model))
+            layers = {str(layer): tokens for layer, tokens in recount(counted_source.counted, cached).items()}
         else:
-            layers = {"text": counter.count(read.counted)}
+            layers = {"text": counter.count(counted_source.counted)}
         columns[counter.name] = counter, layers
     if as_json:
         by_counter = {
             name: {"accuracy": counter.accuracy, "layers": layers, "total": sum(layers.values())}
             for name, (counter, layers) in columns.items()
         }
-        print_json({"source": read.title, "model": read.model, "counters": by_counter})
+        print_json({"source": counted_source.title, "model": counted_source.model, "counters": by_counter})
         return
     out = Screen()
-    out.print_heading(f"{read.title} for {read.model}")
+    out.print_heading(f"{counted_source.title} for {counted_source.model}")
     table = grid("layer", *(f">{plain(name)}" for name in columns))
     for layer in layers:
         table.add_row(layer, *(f"{counts[layer]:,}" for _, counts in columns.values()))
@@ -98,16 +98,16 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
         yield counter_for(model, settings.model_copy(update={"counter": name, "network": True}))
 
 
-def _read(source: str, model: str | None, url: str) -> _Source:
+def _read_source(source: str, model: str | None, url: str) -> _Source:
     path = Path(source)
     try:
-        found = packs.in_file(url, path) if path.is_file() else packs.locate(url, source)
+        located = packs.in_file(url, path) if path.is_file() else packs.locate(url, source)
     except StoreError as error:
         if path.is_file():
             raise
         raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
-    if found is not None:
-        return _of_pack(*found, model)
+    if located is not None:
+        return _pack_source(*located, model)
     text = path.read_bytes().decode("utf-8", "replace")
     try:
         value = json.loads(text) if text.lstrip().startswith("{") else {}
@@ -121,7 +121,7 @@ def _read(source: str, model: str | None, url: str) -> _Source:
     return _Source(title=source, model=model, counted=text)
 
 
-def _of_pack(store: PackStore, place: str, model: str | None) -> _Source:
+def _pack_source(store: PackStore, place: str, model: str | None) -> _Source:
     manifest = store.read(place)
     manifest.verify()
     replayer = Replayer(store)

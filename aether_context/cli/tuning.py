@@ -35,36 +35,41 @@ def tune(
     explain: bool,
     as_json: bool,
 ) -> int:
-    moved = [knob_named(name) for name in knobs] or list(KNOBS)
-    given = PackPolicy.load(base) if base is not None else None
-    checked = PackPolicy.load(check) if check is not None else None
+    tuned_knobs = [knob_named(name) for name in knobs] or list(KNOBS)
+    base_policy = PackPolicy.load(base) if base is not None else None
+    checked_policy = PackPolicy.load(check) if check is not None else None
     screen = Screen()
     with (
         pool(jobs, dask) as workers,
-        closing(Journal(journal)) as kept,
+        closing(Journal(journal)) as journal_file,
         counted_progress("playing sessions") as advance,
     ):
-        tuner = Tuner(urls, workers, kept, seed=seed, base=given, advance=advance)
-        if checked is not None:
-            return _check(tuner, screen, profiles, checked, margin, explain, as_json)
-        found = [tuner.recordings(profile) for profile in profiles]
-        studies = adjusted([tuner.study(one, knobs=moved, trials=trials, margin=margin, spend=spend) for one in found])
+        tuner = Tuner(urls, workers, journal_file, seed=seed, base=base_policy, advance=advance)
+        if checked_policy is not None:
+            return _check(tuner, screen, profiles, checked_policy, margin, explain, as_json)
+        all_recordings = [tuner.recordings(profile) for profile in profiles]
+        studies = adjusted(
+            [
+                tuner.study(recordings, knobs=tuned_knobs, trials=trials, margin=margin, spend=spend)
+                for recordings in all_recordings
+            ]
+        )
         movers = [
-            tuner.movers(one, study.points[study.chosen].values) if explain and study.chosen is not None else []
-            for one, study in zip(found, studies, strict=True)
+            tuner.movers(recordings, study.points[study.chosen].values) if explain and study.chosen is not None else []
+            for recordings, study in zip(all_recordings, studies, strict=True)
         ]
-    results = list(zip(found, studies, strict=True))
+    results = list(zip(all_recordings, studies, strict=True))
     text = policy_file(results, urls=urls, seed=seed, margin=margin)
     if output is not None:
         output.write_text(text, encoding="utf-8")
     if report_to is not None:
         report_to.write_text(report(results, text), encoding="utf-8")
     if as_json:
-        print_json([_json(one, study) for one, study in results])
+        print_json([_json(recordings, study) for recordings, study in results])
         return 0
-    for (one, study), of_study in zip(results, movers, strict=True):
-        _show(screen, one, study)
-        _show_movers(screen, of_study)
+    for (recordings, study), study_movers in zip(results, movers, strict=True):
+        _show(screen, recordings, study)
+        _show_movers(screen, study_movers)
     if output is None:
         screen.print()
         for line in text.splitlines():
@@ -84,21 +89,21 @@ def _check(
     as_json: bool,
 ) -> int:
     """Fails where a policy keeps less than the recordings did, or costs more, by more than the margin."""
-    loses = False
+    any_worse = False
     for profile in profiles:
         recordings = tuner.recordings(profile)
-        found = tuner.against(recordings, policy)
-        lost = found.retention.mean < -margin or found.cost.mean > margin
-        loses = loses or lost
+        comparison = tuner.against(recordings, policy)
+        is_worse = comparison.retention.mean < -margin or comparison.cost.mean > margin
+        any_worse = any_worse or is_worse
         if as_json:
-            print_json({"profile": profile, "loses": lost, **_compared(found)})
+            print_json({"profile": profile, "loses": is_worse, **_compared(comparison)})
             continue
         _show_recordings(screen, recordings)
-        _show_compared(screen, [("all sessions", found)])
-        screen.print_line(f"{profile}: {'loses' if lost else 'holds'} (margin {margin:g})", "bold")
+        _show_compared(screen, [("all sessions", comparison)])
+        screen.print_line(f"{profile}: {'loses' if is_worse else 'holds'} (margin {margin:g})", "bold")
         if explain:
             _show_movers(screen, tuner.movers(recordings, {}, policy))
-    return FAILED if loses else 0
+    return FAILED if any_worse else 0
 
 
 def _show_recordings(screen: Screen, recordings: Recordings) -> None:
@@ -119,11 +124,11 @@ def _show(screen: Screen, recordings: Recordings, study: Study) -> None:
     screen.print()
     names = list(dict.fromkeys(name for point in study.points for name in point.values))
     table = grid("trial", ">cost", ">retention", *(f">{name.rpartition('.')[2]}" for name in names))
-    for at in study.front:
-        point = study.points[at]
-        mark = " recommended" if at == study.chosen else ""
+    for number in study.front:
+        point = study.points[number]
+        mark = " recommended" if number == study.chosen else ""
         table.add_row(
-            cell(f"{at}{mark}" if at else "base"),
+            cell(f"{number}{mark}" if number else "base"),
             f"{point.cost:+.1f}%",
             f"{point.retention:+.2f}",
             *(f"{point.values[name]:g}" if name in point.values else "" for name in names),
@@ -153,10 +158,10 @@ def _show_compared(screen: Screen, parts: list[tuple[str, Compared]]) -> None:
     screen.print(table)
 
 
-def _interval(found: Difference, unit: str) -> str:
-    if not found.sessions:
+def _interval(difference: Difference, unit: str) -> str:
+    if not difference.sessions:
         return "none"
-    return f"{found.mean:+.2f}{unit} [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{difference.mean:+.2f}{unit} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
 def _show_movers(screen: Screen, movers: list[Mover]) -> None:
@@ -193,16 +198,21 @@ def _json(recordings: Recordings, study: Study) -> dict[str, JSON]:
     }
 
 
-def _compared(found: Compared) -> dict[str, JSON]:
-    def figures(one: Difference) -> dict[str, JSON]:
-        if not one.sessions:
+def _compared(comparison: Compared) -> dict[str, JSON]:
+    def figures(difference: Difference) -> dict[str, JSON]:
+        if not difference.sessions:
             return {"sessions": 0}
-        return {"mean": one.mean, "low": one.low, "high": one.high, "sessions": one.sessions}
+        return {
+            "mean": difference.mean,
+            "low": difference.low,
+            "high": difference.high,
+            "sessions": difference.sessions,
+        }
 
     return {
-        "cost_percent": figures(found.cost),
-        "retention_points": figures(found.retention),
-        "bill_percent": found.bill,
-        "sessions": found.sessions,
-        "effective_sessions_of_bill": found.weight,
+        "cost_percent": figures(comparison.cost),
+        "retention_points": figures(comparison.retention),
+        "bill_percent": comparison.bill,
+        "sessions": comparison.sessions,
+        "effective_sessions_of_bill": comparison.weight,
     }

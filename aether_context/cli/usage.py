@@ -37,9 +37,9 @@ class _Group:
             self.failed += 1
             return
         self.totals = self.totals.plus(Totals.of(call))
-        read = outcome.get("input_tokens")
-        if isinstance(read, int) and not call.input_estimated and not manifest.passthrough_reason:
-            self.pairs.append((manifest.request_tokens, read))
+        input_tokens = outcome.get("input_tokens")
+        if isinstance(input_tokens, int) and not call.input_estimated and not manifest.passthrough_reason:
+            self.pairs.append((manifest.request_tokens, input_tokens))
 
     def figures(self) -> dict[str, JSON]:
         """What is reported of the calls: None is unknown."""
@@ -73,8 +73,8 @@ def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | Non
     call = CallUsage.of_outcome(outcome, manifest.request_tokens)
     if call is None:
         return None
-    shares = {name: manifest.allocation[name].used for name in ("system", "tools")}
-    call = replace(call, system_tokens=shares["system"], tool_tokens=shares["tools"])
+    layer_tokens = {name: manifest.allocation[name].used for name in ("system", "tools")}
+    call = replace(call, system_tokens=layer_tokens["system"], tool_tokens=layer_tokens["tools"])
     return call.priced(manifest.model, manifest.last_event_time)
 
 
@@ -96,7 +96,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
     store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    whole, unreadable = _Group(), []
+    all_calls, unreadable = _Group(), []
     unpacked, compared = Unpacked(store), Comparison()
     for place in store.places(app=app, user=user, session=session):
         try:
@@ -107,26 +107,26 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, by
             unreadable.append(packs.fault(place, error))
             continue
         for act in manifest.strategy_acts:
-            done = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
-            strategies[act.strategy].update(cuts=1, **done)
+            effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
+            strategies[act.strategy].update(cuts=1, **effects)
         keys = {
             "agent": manifest.agent,
             "day": moment(manifest.last_event_time).partition(" ")[0],
             "model": manifest.model,
             "session": "/".join([manifest.app, manifest.user, manifest.session]),
         }
-        for group in (groups[tuple(keys[name] for name in by)], whole):
+        for group in (groups[tuple(keys[name] for name in by)], all_calls):
             group.add(manifest, outcome)
     rows = [(key, group.figures()) for key, group in sorted(groups.items())]
     acts = {name: dict(strategies[name]) for name in sorted(strategies)}
     if as_json:
-        listed = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
-        found = {"by": list(by), "groups": listed, "all": whole.figures(), "strategies": acts}
-        print_json(found | {"comparison": _sides(compared), "unreadable": len(unreadable)})
+        groups_json = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
+        report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
+        print_json(report | {"comparison": _sides(compared), "unreadable": len(unreadable)})
     elif not groups:
         tell(f"no packs{packs.whose(app=app, user=user, session=session)} in {store.url}")
     else:
-        _print(by, rows, whole.figures(), acts)
+        _print(by, rows, all_calls.figures(), acts)
         Screen().print()
         print_comparison(compared)
     for fault in () if as_json else unreadable:

@@ -62,10 +62,10 @@ class Verifier:
                 self._checked[place] = self._check(place)
             except AetherContextError as error:
                 self._checked[place] = error
-        found = self._checked[place]
-        if isinstance(found, AetherContextError):
-            raise found
-        return found
+        checked = self._checked[place]
+        if isinstance(checked, AetherContextError):
+            raise checked
+        return checked
 
     def _check(self, place: str) -> Manifest:
         manifest = self._store.read(place)

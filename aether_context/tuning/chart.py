@@ -60,7 +60,10 @@ def _row(name: str, part: Compared) -> str:
         name,
         f"{part.sessions}",
         f"{part.cost.sessions}",
-        *(f"{one.mean:+.2f} [{one.low:+.2f}, {one.high:+.2f}]" for one in (part.cost, part.retention)),
+        *(
+            f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+            for difference in (part.cost, part.retention)
+        ),
         f"{part.bill:+.1f}",
     ]
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
@@ -75,24 +78,26 @@ def _scatter(
 ) -> str:
     """Trials as dots: those of the front and the recommended one stand out, and say their number."""
     dots = [
-        (at, left, high)
-        for at, point in enumerate(study.points)
-        if (left := x(point)) is not None and (high := y(point)) is not None
+        (number, across_value, up_value)
+        for number, point in enumerate(study.points)
+        if (across_value := x(point)) is not None and (up_value := y(point)) is not None
     ]
     if not dots:
         return ""
-    lefts, highs = [left for _, left, _ in dots], [high for _, _, high in dots]
+    across_values, up_values = [across_value for _, across_value, _ in dots], [up_value for _, _, up_value in dots]
 
     def placed(value: float, values: Sequence[float], start: float, end: float) -> float:
         low, high = min(values), max(values)
         return start + (end - start) * ((value - low) / (high - low) if high > low else 0.5)
 
     marks = []
-    for at, left, high in dots:
-        kind = "chosen" if at == study.chosen else "front" if at in study.front else "dot"
-        cx = placed(left, lefts, _EDGE, _WIDTH - 12)
-        cy = placed(high, highs, _HEIGHT - _EDGE, 12)
-        title = escape(f"{'base' if at == 0 else f'trial {at}'}: {across} {left:g}, {up} {high:.2f}")
+    for number, across_value, up_value in dots:
+        kind = "chosen" if number == study.chosen else "front" if number in study.front else "dot"
+        cx = placed(across_value, across_values, _EDGE, _WIDTH - 12)
+        cy = placed(up_value, up_values, _HEIGHT - _EDGE, 12)
+        title = escape(
+            f"{'base' if number == 0 else f'trial {number}'}: {across} {across_value:g}, {up} {up_value:.2f}"
+        )
         radius = 4 if kind == "dot" else 6
         marks.append(f'<circle class="{kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="{radius}"><title>{title}</title></circle>')
     bottom = _HEIGHT - _EDGE + 8
@@ -100,9 +105,9 @@ def _scatter(
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" '
         f'aria-label="{escape(up)} by {escape(across)}">'
         f'<path class="axis" fill="none" d="M{_EDGE - 8} 8V{bottom}H{_WIDTH - 8}"/>{"".join(marks)}'
-        f'<text x="{_EDGE}" y="{_HEIGHT - 22}">{min(lefts):g}</text>'
-        f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 22}" text-anchor="end">{max(lefts):g}</text>'
+        f'<text x="{_EDGE}" y="{_HEIGHT - 22}">{min(across_values):g}</text>'
+        f'<text x="{_WIDTH - 12}" y="{_HEIGHT - 22}" text-anchor="end">{max(across_values):g}</text>'
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across)}</text>'
-        f'<text x="2" y="{_HEIGHT - _EDGE}">{min(highs):.1f}</text><text x="2" y="18">{max(highs):.1f}</text>'
+        f'<text x="2" y="{_HEIGHT - _EDGE}">{min(up_values):.1f}</text><text x="2" y="18">{max(up_values):.1f}</text>'
         f'<text x="{_EDGE + 4}" y="18">{escape(up)}</text></svg>'
     )

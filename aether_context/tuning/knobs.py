@@ -31,10 +31,10 @@ class Knob:
 
     def value(self, policy: PackPolicy) -> float:
         """What a policy has."""
-        found: Any = policy
+        value: Any = policy
         for name in self.name.split("."):
-            found = getattr(found, name)
-        return float(found.middle if self.is_share else found)
+            value = getattr(value, name)
+        return float(value.middle if self.is_share else value)
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -55,11 +55,11 @@ def knob_named(text: str) -> Knob:
         PolicyError: there is no such setting, it is no number, or the range is none.
     """
     name, _, span = text.partition("=")
-    known = {knob.name: knob for knob in KNOBS}
+    knobs = {knob.name: knob for knob in KNOBS}
     if not span:
-        if name not in known:
+        if name not in knobs:
             raise PolicyError(f"knob {name!r} needs a range, as in {name}=0.1:0.5", field=name)
-        return known[name]
+        return knobs[name]
     try:
         low, high = (float(bound) for bound in span.split(":"))
     except ValueError:
@@ -67,10 +67,10 @@ def knob_named(text: str) -> Knob:
     knob = Knob(name=name, low=low, high=high)
     try:
         value: Any = PackPolicy()
-        for piece in name.split("."):
-            value = getattr(value, piece)
+        for part in name.split("."):
+            value = getattr(value, part)
     except AttributeError:
-        raise PolicyError(f"knob {name!r} is no setting: {near_names(name, list(known))}", field=name) from None
+        raise PolicyError(f"knob {name!r} is no setting: {near_names(name, list(knobs))}", field=name) from None
     if not knob.is_share and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise PolicyError(f"knob {name!r} is no number", field=name)
     if not low < high:
@@ -109,19 +109,19 @@ def with_values(policy: PackPolicy, values: Values) -> PackPolicy:
 def _shares(policy: PackPolicy, layer: str, middle: float) -> dict[str, Any]:
     """A layer's range around another middle; the conversation, or else the evidence, gives way."""
     shares = policy.budget.shares
-    other = _CONVERSATION if layer != _CONVERSATION else "evidence"
-    by = middle - getattr(shares, layer).middle
-    moved = {}
-    for name, shift in ((layer, by), (other, -by)):
-        found = getattr(shares, name)
-        low, high = (min(1.0, max(0.0, round(bound + shift, 4))) for bound in (found.low, found.high))
-        moved[name] = {"low": low, "high": high}
+    counterpart = _CONVERSATION if layer != _CONVERSATION else "evidence"
+    change = middle - getattr(shares, layer).middle
+    changed = {}
+    for name, shift in ((layer, change), (counterpart, -change)):
+        current = getattr(shares, name)
+        low, high = (min(1.0, max(0.0, round(bound + shift, 4))) for bound in (current.low, current.high))
+        changed[name] = {"low": low, "high": high}
     # What the ranges promise can be kept.
-    rest = next(name for name in ("evidence", "memory", _CONVERSATION) if name not in moved)
-    least = sum(one["low"] for one in moved.values()) + getattr(shares, rest).low
-    most = sum(one["high"] for one in moved.values()) + getattr(shares, rest).high
-    if least > 1:
-        moved[other]["low"] = max(0.0, round(moved[other]["low"] - (least - 1), 4))
-    if most < 1:
-        moved[other]["high"] = min(1.0, round(moved[other]["high"] + (1 - most), 4))
-    return {"budget": {"shares": moved}}
+    third = next(name for name in ("evidence", "memory", _CONVERSATION) if name not in changed)
+    low_sum = sum(bounds["low"] for bounds in changed.values()) + getattr(shares, third).low
+    high_sum = sum(bounds["high"] for bounds in changed.values()) + getattr(shares, third).high
+    if low_sum > 1:
+        changed[counterpart]["low"] = max(0.0, round(changed[counterpart]["low"] - (low_sum - 1), 4))
+    if high_sum < 1:
+        changed[counterpart]["high"] = min(1.0, round(changed[counterpart]["high"] + (1 - high_sum), 4))
+    return {"budget": {"shares": changed}}

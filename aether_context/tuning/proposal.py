@@ -108,21 +108,21 @@ class Tuner:
         Raises:
             PackNotFound: there is none.
         """
-        found = self._results({}, self._folders, profile)
-        usable = [folder for folder in self._folders if found[folder.name].played is not None]
+        results = self._results({}, self._folders, profile)
+        usable = [folder for folder in self._folders if results[folder.name].played is not None]
         if not usable:
-            reasons = {result.problem for result in found.values() if result.problem}
+            reasons = {result.problem for result in results.values() if result.problem}
             raise PackNotFound("; ".join([f"no session of the profile {profile} can be played", *sorted(reasons)[:3]]))
         first = PackStore(usable[0].url).read(usable[0].places[0])
-        played = [result.played for folder in usable if (result := found[folder.name]).played is not None]
+        played = [result.played for folder in usable if (result := results[folder.name]).played is not None]
         return Recordings(
             profile=profile,
             split=split(usable, self._seed),
             base=self._base or _policy_of(usable[0], first.policy),
             given=self._base,
-            unusable={name: result.problem for name, result in found.items() if result.problem},
-            calls=sum(len(one.kept) for one in played if one is not None),
-            same=sum(one.same for one in played if one is not None),
+            unusable={name: result.problem for name, result in results.items() if result.problem},
+            calls=sum(len(session.kept) for session in played if session is not None),
+            same=sum(session.same for session in played if session is not None),
         )
 
     def _results(self, values: Values, chosen: Sequence[Folder], profile: str, policy: PackPolicy | None = None) -> Any:
@@ -194,18 +194,22 @@ class Tuner:
         profile, chosen = recordings.profile, recordings.sessions
         before = self._results({}, chosen, profile)
         after = self._results(values, chosen, profile, policy)
-        found: list[Mover] = []
+        movers: list[Mover] = []
         for name, result in before.items():
-            one, two = result.played, after[name].played
-            if one is None or two is None or (one.cost, one.kept) == (two.cost, two.kept):
+            played_before, played_after = result.played, after[name].played
+            if (
+                played_before is None
+                or played_after is None
+                or (played_before.cost, played_before.kept) == (played_after.cost, played_after.kept)
+            ):
                 continue
-            lost = [a - b for a, b in zip(one.kept, two.kept, strict=True)]
-            at = max(range(len(lost)), key=lambda at: (abs(lost[at]), -at))
-            found.append(Mover(session=name, before=one, after=two, pack=result.calls[at]))
-        found.sort(
+            losses = [a - b for a, b in zip(played_before.kept, played_after.kept, strict=True)]
+            index = max(range(len(losses)), key=lambda index: (abs(losses[index]), -index))
+            movers.append(Mover(session=name, before=played_before, after=played_after, pack=result.calls[index]))
+        movers.sort(
             key=lambda mover: (-abs((mover.after.retention or 0) - (mover.before.retention or 0)), mover.session)
         )
-        return found[:most]
+        return movers[:most]
 
 
 def _policy_of(folder: Folder, digest: str) -> PackPolicy:
@@ -222,15 +226,15 @@ def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[s
     """
     lines = [f"# Tuned by aether-context {__version__} on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, seed {seed}."]
     for recordings, study in studies:
-        found = study.check
+        check = study.check
         lines.append(
             f"# {study.profile}: {study.verdict}, {study.reason}. {len(recordings.sessions)} sessions of "
             f"{', '.join(urls)} (recordings {recordings.digest}), base policy {short(recordings.base.digest)}."
         )
-        if found is not None:
+        if check is not None:
             lines.append(
-                f"#   On {found.cost.sessions} sessions to check on: cost {_interval(found.cost, '%')}, retention "
-                f"{_interval(found.retention, ' points')}; margin {margin:g}, chance {study.chance:.4f}."
+                f"#   On {check.cost.sessions} sessions to check on: cost {_interval(check.cost, '%')}, retention "
+                f"{_interval(check.retention, ' points')}; margin {margin:g}, chance {study.chance:.4f}."
             )
     tuned = next(((recordings, study) for recordings, study in studies if study.verdict == "tuned"), None)
     if tuned is None:
@@ -245,19 +249,19 @@ def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[s
 
 def _differing(value: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """What of nested settings is not as usual; a file cannot say None, which no tuned setting is."""
-    found: dict[str, Any] = {}
-    for key, one in value.items():
-        before = usual.get(key)
-        if isinstance(one, dict) and isinstance(before, dict):
-            if inner := _differing(one, before):
-                found[key] = inner
-        elif one != before and one is not None:
-            found[key] = one
-    return found
+    changed: dict[str, Any] = {}
+    for key, item in value.items():
+        usual_item = usual.get(key)
+        if isinstance(item, dict) and isinstance(usual_item, dict):
+            if changed_items := _differing(item, usual_item):
+                changed[key] = changed_items
+        elif item != usual_item and item is not None:
+            changed[key] = item
+    return changed
 
 
-def _interval(found: Any, unit: str) -> str:
-    return f"{found.mean:+.2f}{unit} [{found.low:+.2f}, {found.high:+.2f}]"
+def _interval(difference: Any, unit: str) -> str:
+    return f"{difference.mean:+.2f}{unit} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
 def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -266,11 +270,11 @@ def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
     def named(key: str) -> str:
         return key if key.isascii() and key.replace("_", "").isalnum() else json.dumps(key)
 
-    plain = {key: one for key, one in value.items() if not isinstance(one, dict)}
+    plain = {key: item for key, item in value.items() if not isinstance(item, dict)}
     if path and plain:
         yield f"\n[{'.'.join(path)}]"
-    for key, one in plain.items():
-        yield f"{named(key)} = {json.dumps(one, ensure_ascii=False)}"
-    for key, one in value.items():
-        if isinstance(one, dict):
-            yield from _toml(one, (*path, named(key)))
+    for key, item in plain.items():
+        yield f"{named(key)} = {json.dumps(item, ensure_ascii=False)}"
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _toml(item, (*path, named(key)))

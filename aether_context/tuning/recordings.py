@@ -77,9 +77,9 @@ def recorded_sessions(store: PackStore, places: Sequence[str]) -> Iterator[Recor
         return manifest.branch, manifest.agent
 
     manifests = [store.read(place) for place in places]
-    manifests.sort(key=lambda one: (*line(one), one.last_event_time, one.call, one.pack_id))
-    for (branch, agent), found in groupby(manifests, key=line):
-        calls = _calls(replayer, list(found))
+    manifests.sort(key=lambda item: (*line(item), item.last_event_time, item.call, item.pack_id))
+    for (branch, agent), group in groupby(manifests, key=line):
+        calls = _calls(replayer, list(group))
         last = manifests[-1]
         counts: dict[str, int] = {}
         for manifest in manifests:
@@ -97,18 +97,20 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
     for manifest in manifests:
         source = replayer.pack_input(manifest)
         request, now = source.request, manifest.last_event_time
-        seen = dict(zip(request.positions, request.contents, strict=True))
+        contents_by_place = dict(zip(request.positions, request.contents, strict=True))
         total = max(request.positions, default=-1) + 1
         changed = total < len(history) or any(
-            history[at].digest != content.digest for at, content in seen.items() if at < len(history)
+            history[place].digest != content.digest
+            for place, content in contents_by_place.items()
+            if place < len(history)
         )
         if changed:
-            history = [seen.get(at, content) for at, content in enumerate(history[:total])]
+            history = [contents_by_place.get(place, content) for place, content in enumerate(history[:total])]
             times = times[:total]
-        lacking = [at for at in range(len(history), total) if at not in seen]
-        if lacking:
+        missing = [place for place in range(len(history), total) if place not in contents_by_place]
+        if missing:
             raise UnusableRecording(f"{manifest.pack_id} names contents that no pack of its session holds")
-        history.extend(seen[at] for at in range(len(history), total))
+        history.extend(contents_by_place[place] for place in range(len(history), total))
         times.extend([now] * (total - len(times)))
         if manifest.chose:
             candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
@@ -138,9 +140,9 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
     )
 
 
-def _answer(call: RecordedCall, after: RecordedCall | None) -> tuple[Content, ...]:
+def _answer(call: RecordedCall, following: RecordedCall | None) -> tuple[Content, ...]:
     """What the model said to a call, as the next one shows it."""
-    if after is None or after.length <= call.length:
+    if following is None or following.length <= call.length:
         return ()
-    content = after.history[call.length]
+    content = following.history[call.length]
     return (content,) if content.role == "model" else ()

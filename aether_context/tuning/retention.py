@@ -44,22 +44,24 @@ class Used:
 def used(session: RecordedSession) -> tuple[Used, ...]:
     """What each call's answer used, in their order."""
     known = _Index()
-    found: list[Used] = []
+    uses: list[Used] = []
     for call in session.calls:
         known.read(call)
-        found.append(_used(call, known))
-    return tuple(found)
+        uses.append(_used(call, known))
+    return tuple(uses)
 
 
 def kept(used: Used, pack: Pack) -> int:
     """How much of what an answer used stood in a pack for its call."""
     positions = pack.source.request.positions
-    whole = {positions[at] for at in pack.whole}
-    left = [use for use in used.uses if whole.isdisjoint(use.places)]
-    if not left:
+    whole_places = {positions[index] for index in pack.whole}
+    uncertain = [use for use in used.uses if whole_places.isdisjoint(use.places)]
+    if not uncertain:
         return len(used.uses)
-    made = "\n".join(text for item in pack.contents if item.outcome != "verbatim" for text in strings(item.content))
-    return len(used.uses) - sum(use.text not in made for use in left)
+    altered_text = "\n".join(
+        text for item in pack.contents if item.outcome != "verbatim" for text in strings(item.content)
+    )
+    return len(used.uses) - sum(use.text not in altered_text for use in uncertain)
 
 
 class _Index:
@@ -138,10 +140,10 @@ def _leaves(value: JSON) -> Iterator[str]:
 def _words(text: str) -> Iterator[str]:
     """Identifiers, paths and values."""
     for word in _WORD.findall(text):
-        for piece in {word, *word.split(":")}:
-            piece = piece.strip(_TRIMMED)
-            if len(piece) >= _SHORTEST and _TELLING.search(piece):
-                yield piece
+        for part in {word, *word.split(":")}:
+            part = part.strip(_TRIMMED)
+            if len(part) >= _SHORTEST and _TELLING.search(part):
+                yield part
 
 
 def _lines(text: str) -> Iterator[str]:

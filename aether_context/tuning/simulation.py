@@ -68,21 +68,21 @@ def play(
         profile: whose calls count.
     """
     packs = _packs(session, policy_of)
-    counted = [
+    counted_calls = [
         (call, need, pack)
         for call, need, pack in zip(session.calls, needs, packs, strict=True)
         if call.profile == profile
     ]
-    tokens = sum(pack.counted_tokens for _, _, pack in counted)
-    spared = sum((1 - call.price) * (pack.prefix.shared_tokens or 0) for call, _, pack in counted)
+    tokens = sum(pack.counted_tokens for _, _, pack in counted_calls)
+    spared = sum((1 - call.price) * (pack.prefix.shared_tokens or 0) for call, _, pack in counted_calls)
     return Played(
         tokens=tokens,
         cost=round(tokens - spared, 1),
-        over=sum(pack.over_window > 0 for _, _, pack in counted),
-        cuts=sum(any(event.stage == "cut" for event in pack.events) for _, _, pack in counted),
-        needed=sum(len(need.uses) + need.read_back for _, need, _ in counted),
-        kept=tuple(kept(need, pack) for _, need, pack in counted),
-        same=sum(pack.checksum == call.checksum for call, _, pack in counted),
+        over=sum(pack.over_window > 0 for _, _, pack in counted_calls),
+        cuts=sum(any(event.stage == "cut" for event in pack.events) for _, _, pack in counted_calls),
+        needed=sum(len(need.uses) + need.read_back for _, need, _ in counted_calls),
+        kept=tuple(kept(need, pack) for _, need, pack in counted_calls),
+        same=sum(pack.checksum == call.checksum for call, _, pack in counted_calls),
     )
 
 
@@ -90,84 +90,98 @@ def _packs(session: RecordedSession, policy_of: Callable[[RecordedCall], PackPol
     cache, turns = TokenCache(), _Turns(session)
     packs: list[Pack] = []
     name = ""
-    before: Pack | None = None
-    last: RecordedCall | None = None
+    previous_pack: Pack | None = None
+    previous_call: RecordedCall | None = None
     policy: PackPolicy | None = None
     for call in session.calls:
-        call = replace(call, source=replace(call.source, calibration=_calibration(call, last, before)))
+        call = replace(call, source=replace(call.source, calibration=_calibration(call, previous_call, previous_pack)))
         counter = counter_for(call.source.request.model)
-        of_call = policy_of(call)
+        call_policy = policy_of(call)
         pack: Pack | None = None
-        if before is not None and last is not None and of_call is policy and _only_grew(last, call):
-            pack = extend_pack(before, _grown(call, before, name), of_call, counter=counter, cache=cache)
+        if (
+            previous_pack is not None
+            and previous_call is not None
+            and call_policy is policy
+            and _only_grew(previous_call, call)
+        ):
+            pack = extend_pack(
+                previous_pack, _grown(call, previous_pack, name), call_policy, counter=counter, cache=cache
+            )
         if pack is None:
-            source = _source(call, of_call, before, name)
+            source = _source(call, call_policy, previous_pack, name)
 
-            build = partial(build_pack, policy=of_call, counter=counter, cache=cache, recorded=session.counts)
+            build = partial(build_pack, policy=call_policy, counter=counter, cache=cache, recorded=session.counts)
 
             if source.first_call and source.epoch.cut_count:
-                source = turns.added(call, source, of_call, frozenset(source.request.positions))
+                source = turns.added(call, source, call_policy, frozenset(source.request.positions))
             pack = build(source)
             cut = pack.epoch.cut_count > (source.epoch.cut_count if source.first_call else 0)
             if pack.chose and (cut or pack.stands_in) and source.searched is None:
                 budget = pack.allocation.budget
-                most = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
+                token_limit = None if cut else max(budget // 10, (budget - pack.request_tokens) // 2)
                 whole = frozenset(source.request.positions[at] for at in pack.whole)
-                recalling = turns.added(call, source, of_call, whole, most)
-                pack = build(recalling) if recalling.searched is not None else pack
+                extended_source = turns.added(call, source, call_policy, whole, token_limit)
+                pack = build(extended_source) if extended_source.searched is not None else pack
         packs.append(pack)
-        before, last, policy, name = pack, call, of_call, call.pack_id
+        previous_pack, previous_call, policy, name = pack, call, call_policy, call.pack_id
     return packs
 
 
-def _calibration(call: RecordedCall, last: RecordedCall | None, before: Pack | None) -> Calibration | None:
+def _calibration(
+    call: RecordedCall, previous_call: RecordedCall | None, previous_pack: Pack | None
+) -> Calibration | None:
     """What a call's counts are corrected by: what was learned from the usage of the recorded request before it, in
     proportion to the size of the one that stands in its place."""
     known = call.source.calibration
-    if known is None or last is None or before is None or before.counted_tokens == last.counted:
+    if (
+        known is None
+        or previous_call is None
+        or previous_pack is None
+        or previous_pack.counted_tokens == previous_call.counted
+    ):
         return known
-    size = before.counted_tokens / max(1, last.counted)
-    beyond = None if known.beyond is None else round(known.beyond * size)
+    scale = previous_pack.counted_tokens / max(1, previous_call.counted)
+    beyond = None if known.beyond is None else round(known.beyond * scale)
     return replace(
         known,
-        offset=round(known.offset * size, 2),
+        offset=round(known.offset * scale, 2),
         beyond=beyond,
-        overcounted=round(known.overcounted * size),
+        overcounted=round(known.overcounted * scale),
     )
 
 
-def _only_grew(last: RecordedCall, call: RecordedCall) -> bool:
+def _only_grew(previous_call: RecordedCall, call: RecordedCall) -> bool:
     """Whether a request is the one before it with contents appended."""
-    before, after = last.source, call.source
+    previous_source, current_source = previous_call.source, call.source
     return (
-        last.history is call.history
-        and last.length < call.length
-        and before.identity.invocation == after.identity.invocation
-        and not after.first_call
-        and not after.rewritten
-        and not after.passthrough_reason
-        and before.request == after.request
-        and before.step == after.step
-        and before.anchors == after.anchors
-        and before.asked == after.asked
+        previous_call.history is call.history
+        and previous_call.length < call.length
+        and previous_source.identity.invocation == current_source.identity.invocation
+        and not current_source.first_call
+        and not current_source.rewritten
+        and not current_source.passthrough_reason
+        and previous_source.request == current_source.request
+        and previous_source.step == current_source.step
+        and previous_source.anchors == current_source.anchors
+        and previous_source.asked == current_source.asked
     )
 
 
-def _grown(call: RecordedCall, before: Pack, name: str) -> PackInput:
-    source, request = before.source, before.source.request
+def _grown(call: RecordedCall, previous_pack: Pack, name: str) -> PackInput:
+    source, request = previous_pack.source, previous_pack.source.request
     positions = range(request.positions[-1] + 1, call.length)
     return replace(
         source,
         identity=call.source.identity,
         request=replace(
             request,
-            contents=(*request.contents, *(call.history[at] for at in positions)),
+            contents=(*request.contents, *(call.history[place] for place in positions)),
             positions=(*request.positions, *positions),
         ),
-        epoch=before.epoch,
+        epoch=previous_pack.epoch,
         first_call=False,
         rewritten=False,
-        previous=before.sent,
+        previous=previous_pack.sent,
         previous_pack=name,
         problems=call.source.problems,
         summaries={},
@@ -175,20 +189,20 @@ def _grown(call: RecordedCall, before: Pack, name: str) -> PackInput:
     )
 
 
-def _source(call: RecordedCall, policy: PackPolicy, before: Pack | None, name: str) -> PackInput:
+def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, name: str) -> PackInput:
     """What a call's pack is built from behind the packs before it."""
     source, history = call.source, call.history
-    epoch = Epoch(number=0) if before is None or source.passthrough_reason else before.epoch
-    aligned = align(epoch, call.length, lambda at: history[at].digest)
+    epoch = Epoch(number=0) if previous_pack is None or source.passthrough_reason else previous_pack.epoch
+    aligned = align(epoch, call.length, lambda place: history[place].digest)
     positions = live_positions(aligned.epoch, call.length)
-    if aligned.epoch.cut_count and torn([history[at] for at in positions]):
+    if aligned.epoch.cut_count and torn([history[place] for place in positions]):
         aligned = reset(epoch, "")
         positions = tuple(range(call.length))
     if call.human is not None and call.human not in positions:
         positions = tuple(sorted({*positions, call.human}))
     request = replace(
         source.request,
-        contents=tuple(history[at] for at in positions),
+        contents=tuple(history[place] for place in positions),
         positions=positions,
         human=None if call.human is None else positions.index(call.human),
     )
@@ -201,7 +215,7 @@ def _source(call: RecordedCall, policy: PackPolicy, before: Pack | None, name: s
         request=request,
         epoch=aligned.epoch,
         rewritten=source.rewritten or aligned.rewritten,
-        previous=None if before is None else before.sent,
+        previous=None if previous_pack is None else previous_pack.sent,
         previous_pack=name,
     )
 
@@ -221,12 +235,15 @@ class _Turns:
         settings, query, human = policy.retrieval, query_for(source), call.human
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return source
-        glances = self._glances(call)[:human]
-        spoken, whole = sum(size for size, _, turns in glances if turns), sum(size + 1 for size, _, _ in glances)
-        room = room_for_turns(spoken, whole, source.window - source.kept_free)
+        sizes_and_turns = self._sizes_and_turns(call)[:human]
+        turn_characters, all_characters = (
+            sum(size for size, _, turns in sizes_and_turns if turns),
+            sum(size + 1 for size, _, _ in sizes_and_turns),
+        )
+        room = room_for_turns(turn_characters, all_characters, source.window - source.kept_free)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
-        entries = [entry for _, _, turns in glances for entry in turns] if room else []
-        if all(place in sent for _, place, turns in glances if turns) or not entries:
+        entries = [entry for _, _, turns in sizes_and_turns for entry in turns] if room else []
+        if all(place in sent for _, place, turns in sizes_and_turns if turns) or not entries:
             return source
         limit, redact = settings.most_memories(source.window), settings.redact_before_retrieval
         embedder = settings.embedder if settings.embedder in ("static", "none") else "static"
@@ -239,13 +256,13 @@ class _Turns:
             embedder=embedder,
             redact=masker(redact),
         )
-        found = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
-        return replace(source, candidates=(*source.candidates, *found), searched=len(entries))
+        candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
+        return replace(source, candidates=(*source.candidates, *candidates), searched=len(entries))
 
-    def _glances(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
+    def _sizes_and_turns(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
         """Of each content its characters, its place, and its passages where it is a turn."""
-        history, found = self._read.setdefault(id(call.history), (call.history, []))
-        for place in range(len(found), call.length):
+        history, sizes_and_turns = self._read.setdefault(id(call.history), (call.history, []))
+        for place in range(len(sizes_and_turns), call.length):
             content = history[place]
             words = content.words.strip()
             turns: tuple[Entry, ...] = ()
@@ -262,5 +279,7 @@ class _Turns:
                     )
                     for number, piece in enumerate(pieces, start=1)
                 )
-            found.append((sum(len(part.text) for part in content.parts if part.kind != "thought"), place, turns))
-        return found
+            sizes_and_turns.append(
+                (sum(len(part.text) for part in content.parts if part.kind != "thought"), place, turns)
+            )
+        return sizes_and_turns

@@ -43,19 +43,19 @@ def difference(values: Sequence[float], seed: int) -> Difference:
     """The mean of differences, one a session, with its interval; without values it is unknown."""
     if not values:
         return Difference(mean=0.0, low=-math.inf, high=math.inf, sessions=0, deviation=0.0)
-    found = np.asarray(values, dtype=np.float64)
+    samples = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
     means = np.concatenate(
-        [found[generator.integers(0, len(found), (500, len(found)))].mean(axis=1) for _ in range(ROUNDS // 500)]
+        [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(ROUNDS // 500)]
     )
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(means, (tail, 1 - tail))
-    deviation = float(found.std(ddof=1)) if len(found) > 1 else 0.0
+    deviation = float(samples.std(ddof=1)) if len(samples) > 1 else 0.0
     return Difference(
-        mean=float(found.mean()),
+        mean=float(samples.mean()),
         low=float(low),
         high=float(high),
-        sessions=len(found),
+        sessions=len(samples),
         deviation=deviation,
         means=tuple(means.tolist()),
     )
@@ -82,7 +82,7 @@ def holm(chances: Sequence[float]) -> list[float]:
     """
     adjusted = [0.0] * len(chances)
     highest = 0.0
-    for rank, at in enumerate(sorted(range(len(chances)), key=lambda at: chances[at])):
-        highest = max(highest, min(1.0, (len(chances) - rank) * chances[at]))
-        adjusted[at] = highest
+    for rank, index in enumerate(sorted(range(len(chances)), key=lambda index: chances[index])):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[index]))
+        adjusted[index] = highest
     return adjusted

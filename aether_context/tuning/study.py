@@ -103,10 +103,10 @@ def split(folders: Sequence[Folder], seed: int) -> Split:
     if len(sources) > 1:
         largest = max(sources, key=lambda name: (sources[name], name))
         source = min((name for name in sources if name != largest), key=lambda name: _hash(f"{seed} {name}"))
-    rest = [folder for folder in ordered if folder.source != source] if source else ordered
+    remaining = [folder for folder in ordered if folder.source != source] if source else ordered
     return Split(
-        fit=tuple(rest[::2]),
-        check=tuple(rest[1::2]),
+        fit=tuple(remaining[::2]),
+        check=tuple(remaining[1::2]),
         held_out=tuple(folder for folder in ordered if source and folder.source == source),
         source=source,
     )
@@ -120,15 +120,20 @@ def compare(before: Outcomes, after: Outcomes, seed: int) -> Compared:
     """One policy against another, over the sessions that both were played on."""
     names = [name for name in before if name in after]
     pairs = [(before[name], after[name]) for name in names]
-    told = [change for one, two in pairs if (change := _change(one, two)).differs]
-    bill = sum(one.cost for one, _ in pairs)
+    changes = [
+        change for before_played, after_played in pairs if (change := _change(before_played, after_played)).differs
+    ]
+    before_cost = sum(before_played.cost for before_played, _ in pairs)
     return Compared(
-        cost=difference([change.cost for change in told], seed),
-        retention=difference([change.retention for change in told if change.retention is not None], seed + 1),
-        bill=100 * (sum(two.cost for _, two in pairs) / bill - 1) if bill else 0.0,
+        cost=difference([change.cost for change in changes], seed),
+        retention=difference([change.retention for change in changes if change.retention is not None], seed + 1),
+        bill=100 * (sum(after_played.cost for _, after_played in pairs) / before_cost - 1) if before_cost else 0.0,
         sessions=len(pairs),
-        weight=effective([one.cost for one, _ in pairs]),
-        over=(sum(one.over for one, _ in pairs), sum(two.over for _, two in pairs)),
+        weight=effective([before_played.cost for before_played, _ in pairs]),
+        over=(
+            sum(before_played.over for before_played, _ in pairs),
+            sum(after_played.over for _, after_played in pairs),
+        ),
     )
 
 
@@ -152,7 +157,7 @@ def search(
         warnings.simplefilter("ignore")  # what is experimental there is theirs to say
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=min(12, trials // 2))
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    tried: list[tuple[Values, Mapping[str, _Change]]] = [({}, dict.fromkeys(before, _Change()))]
+    trial_results: list[tuple[Values, Mapping[str, _Change]]] = [({}, dict.fromkeys(before, _Change()))]
     for _ in range(trials):
         trial = study.ask()
         values = {knob.name: _suggested(trial, knob) for knob in knobs}
@@ -161,18 +166,18 @@ def search(
         except PolicyError:  # no policy has these values together
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
-        changes = {name: _change(one, after[name]) for name, one in before.items() if name in after}
+        changes = {name: _change(played, after[name]) for name, played in before.items() if name in after}
         study.tell(trial, (_mean(changes.values(), "cost"), _mean(changes.values(), "retention")))
-        tried.append((values, changes))
-    moved = {name for _, changes in tried for name, change in changes.items() if change.differs}
+        trial_results.append((values, changes))
+    moved_sessions = {name for _, changes in trial_results for name, change in changes.items() if change.differs}
     return tuple(
         Point(
             values=values,
-            cost=_mean((change for name, change in changes.items() if name in moved), "cost"),
-            retention=_mean((change for name, change in changes.items() if name in moved), "retention"),
+            cost=_mean((change for name, change in changes.items() if name in moved_sessions), "cost"),
+            retention=_mean((change for name, change in changes.items() if name in moved_sessions), "retention"),
             allowed=len(changes) == len(before) and sum(change.over for change in changes.values()) <= 0,
         )
-        for values, changes in tried
+        for values, changes in trial_results
     )
 
 
@@ -187,10 +192,10 @@ class _Change:
 
 
 def _change(before: Played, after: Played) -> _Change:
-    kept = before.retention, after.retention
+    retentions = before.retention, after.retention
     return _Change(
         cost=100 * (after.cost / before.cost - 1) if before.cost else 0.0,
-        retention=None if kept[0] is None or kept[1] is None else kept[1] - kept[0],
+        retention=None if retentions[0] is None or retentions[1] is None else retentions[1] - retentions[0],
         over=after.over - before.over,
         differs=(before.cost, before.kept) != (after.cost, after.kept),
     )
@@ -210,14 +215,14 @@ def _suggested(trial: Any, knob: Knob) -> float:
 def front(points: Sequence[Point]) -> tuple[int, ...]:
     """The numbers of the points that no other one beats in cost and retention at once, the cheapest first."""
     order = sorted(
-        (at for at, point in enumerate(points) if point.allowed),
-        key=lambda at: (points[at].cost, -points[at].retention),
+        (number for number, point in enumerate(points) if point.allowed),
+        key=lambda number: (points[number].cost, -points[number].retention),
     )
-    found: list[int] = []
-    for at in order:
-        if not found or points[at].retention > points[found[-1]].retention:
-            found.append(at)
-    return tuple(found)
+    front_numbers: list[int] = []
+    for number in order:
+        if not front_numbers or points[number].retention > points[front_numbers[-1]].retention:
+            front_numbers.append(number)
+    return tuple(front_numbers)
 
 
 def choose(points: Sequence[Point], margin: float, spend: float = 0.0) -> int | None:
@@ -226,12 +231,12 @@ def choose(points: Sequence[Point], margin: float, spend: float = 0.0) -> int | 
 
     Half of the margin is left for the check, since what is best on some sessions is a little less so on others.
     """
-    allowed = [at for at, point in enumerate(points) if at and point.allowed]
-    cheaper = [at for at in allowed if _saves(points[at], margin)]
+    allowed = [number for number, point in enumerate(points) if number and point.allowed]
+    cheaper = [number for number in allowed if _saves(points[number], margin)]
     if cheaper and not spend:
-        return min(cheaper, key=lambda at: (points[at].cost, at))
-    better = [at for at in allowed if points[at].cost <= spend and points[at].retention > margin]
-    return max(better, key=lambda at: (points[at].retention, -at)) if better else None
+        return min(cheaper, key=lambda number: (points[number].cost, number))
+    better = [number for number in allowed if points[number].cost <= spend and points[number].retention > margin]
+    return max(better, key=lambda number: (points[number].retention, -number)) if better else None
 
 
 def _saves(point: Point, margin: float) -> bool:
@@ -275,16 +280,16 @@ def decide(
     if chosen is None or check is None:
         return study("no change", "no trial is cheaper and keeps as much, or keeps more for what may be spent")
     saves = _saves(points[chosen], margin) and not spend
-    told = check.cost.sessions
-    if told < least:
+    differing = check.cost.sessions
+    if differing < least:
         deviation = check.cost.deviation if saves else check.retention.deviation
         effect = abs(points[chosen].cost if saves else points[chosen].retention)
         needs = max(least, needed_sessions(deviation, effect))
         needs = max(needs, needed_sessions(check.retention.deviation, margin)) if saves else needs
         return study(
             "refused",
-            f"the two policies differ in {told} of {check.sessions} sessions to check on, and {least} are the least to "
-            f"claim anything from; to show this effect takes about {needs}",
+            f"the two policies differ in {differing} of {check.sessions} sessions to check on, and {least} are the least "
+            f"to claim anything from; to show this effect takes about {needs}",
         )
     if saves:
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))

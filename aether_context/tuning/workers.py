@@ -91,8 +91,8 @@ def folders(store: PackStore) -> list[Folder]:
     """The sessions of a store, by their paths."""
     places = sorted(store.places())
     return [
-        Folder(url=store.url, path=path, packs=tuple(place.rsplit("/", 1)[1] for place in found))
-        for path, found in groupby(places, key=lambda place: place.rsplit("/", 1)[0])
+        Folder(url=store.url, path=path, packs=tuple(place.rsplit("/", 1)[1] for place in group))
+        for path, group in groupby(places, key=lambda place: place.rsplit("/", 1)[0])
     ]
 
 
@@ -105,13 +105,13 @@ def run(task: Task) -> Result:
         policies: dict[str, PackPolicy] = {}
 
         def policy_of(call: RecordedCall) -> PackPolicy:
-            found = policies.get(call.policy.digest)
-            if found is None:
-                found = call.policy
+            policy = policies.get(call.policy.digest)
+            if policy is None:
+                policy = call.policy
                 if call.profile == task.profile:
-                    found = with_values(found if base is None else base.for_profile(call.profile), values)
-                policies[call.policy.digest] = found
-            return found
+                    policy = with_values(policy if base is None else base.for_profile(call.profile), values)
+                policies[call.policy.digest] = policy
+            return policy
 
         played = [play(session, needs, policy_of, task.profile) for session, needs in sessions]
         calls = tuple(call.pack_id for session, _ in sessions for call in session.calls if call.profile == task.profile)
@@ -122,13 +122,13 @@ def run(task: Task) -> Result:
 
 def _sum(played: Sequence[Played]) -> Played:
     return Played(
-        tokens=sum(one.tokens for one in played),
-        cost=sum(one.cost for one in played),
-        over=sum(one.over for one in played),
-        cuts=sum(one.cuts for one in played),
-        needed=sum(one.needed for one in played),
-        kept=tuple(kept for one in played for kept in one.kept),
-        same=sum(one.same for one in played),
+        tokens=sum(session.tokens for session in played),
+        cost=sum(session.cost for session in played),
+        over=sum(session.over for session in played),
+        cuts=sum(session.cuts for session in played),
+        needed=sum(session.needed for session in played),
+        kept=tuple(kept for session in played for kept in session.kept),
+        same=sum(session.same for session in played),
     )
 
 
@@ -145,13 +145,13 @@ def _own_folder() -> Path:
 
 def _material(folder: Folder) -> _Material:
     """The sessions of a folder with what their answers used."""
-    kept = _own_folder() / f"{folder.key}.pickle"
-    if kept.exists():
-        found: _Material = pickle.loads(kept.read_bytes())  # this process wrote it
+    cache_file = _own_folder() / f"{folder.key}.pickle"
+    if cache_file.exists():
+        found: _Material = pickle.loads(cache_file.read_bytes())  # this process wrote it
         return found
     sessions = recorded_sessions(PackStore(folder.url), folder.places)
     material = [(session, used(session)) for session in sessions]
-    kept.write_bytes(pickle.dumps(material, protocol=pickle.HIGHEST_PROTOCOL))
+    cache_file.write_bytes(pickle.dumps(material, protocol=pickle.HIGHEST_PROTOCOL))
     return material
 
 
@@ -164,9 +164,9 @@ class Pool:
     def submit(self, act: Callable[[Task], Result], task: Task) -> Future[Result]:
         if self._executor is not None:
             return self._executor.submit(act, task)
-        done: Future[Result] = Future()
-        done.set_result(act(task))
-        return done
+        future: Future[Result] = Future()
+        future.set_result(act(task))
+        return future
 
 
 @contextmanager
@@ -234,11 +234,11 @@ def run_all(
 ) -> Mapping[Task, Result]:
     """Carries out tasks, those in the journal not again; what comes is in the order of the tasks."""
     results: dict[Task, Result] = {}
-    waiting: dict[Future[Result], Task] = {}
+    pending: dict[Future[Result], Task] = {}
 
     def take(done: Iterable[Future[Result]]) -> None:
         for future in done:
-            task = waiting.pop(future)
+            task = pending.pop(future)
             results[task] = future.result()
             journal.put(task, results[task])
             advance(task)
@@ -246,17 +246,17 @@ def run_all(
     order = list(tasks)
     try:
         for task in order:
-            known = journal.get(task)
-            if known is not None:
-                results[task] = known
+            recorded = journal.get(task)
+            if recorded is not None:
+                results[task] = recorded
                 advance(task)
                 continue
-            waiting[pool.submit(run, task)] = task
-            while len(waiting) > _AHEAD * pool.workers:
-                take(wait(waiting, return_when=FIRST_COMPLETED).done)
-        while waiting:
-            take(wait(waiting, return_when=FIRST_COMPLETED).done)
+            pending[pool.submit(run, task)] = task
+            while len(pending) > _AHEAD * pool.workers:
+                take(wait(pending, return_when=FIRST_COMPLETED).done)
+        while pending:
+            take(wait(pending, return_when=FIRST_COMPLETED).done)
     except BaseException:  # what is done by now need not be done again
-        take([future for future in waiting if future.done() and not future.exception()])
+        take([future for future in pending if future.done() and not future.exception()])
         raise
     return {task: results[task] for task in order}
