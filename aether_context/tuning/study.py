@@ -288,8 +288,8 @@ def decide(
         needs = max(needs, needed_sessions(check.retention.deviation, margin)) if saves else needs
         return study(
             "refused",
-            f"the two policies differ in {differing} of {check.sessions} sessions to check on, and {least} are the least "
-            f"to claim anything from; to show this effect takes about {needs}",
+            f"the two policies differ in {differing} of {check.sessions} sessions to check on, and {least} are the "
+            f"least to claim anything from; to show this effect takes about {needs}",
         )
     if saves:
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))

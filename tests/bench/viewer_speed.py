@@ -90,7 +90,7 @@ def measure(store: PackStore, rounds: int) -> None:
         print(f"| {name} | {statistics.median(times):,.0f} |")
 
     def listed_anew() -> None:
-        rows._listed_again = 0.0
+        rows._list_after = 0.0
 
     session = f"/s/{IDENTITY.app}/ann/long"
     packs = re.findall(r'href="(/s/[^"#?]+/pack_[^"#?]+)"', client.get(session).text)
