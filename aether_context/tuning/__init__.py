@@ -1,1 +1,1 @@
-"""Budgets per task profile out of recorded sessions: what another policy would have sent, cost and kept."""
+"""Tunes policies on recorded sessions: simulates what other settings would have sent, cost and kept."""

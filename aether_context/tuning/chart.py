@@ -1,4 +1,4 @@
-"""What a study came to, as a page of its own: the front, the knobs, and the differences by session."""
+"""An HTML page with the results of studies: the front of best trials, the knobs, and the comparisons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ svg { max-width: 100%; height: auto } .dot { fill: #888 } .front { fill: #2a78d6
 
 
 def report(results: Sequence[tuple[Recordings, Study]], policy: str) -> str:
-    """A page without scripts that needs nothing beside itself."""
+    """A single HTML page without scripts."""
     body = "".join(_study(recordings, study) for recordings, study in results)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Tuning</title>'
@@ -76,7 +76,7 @@ def _scatter(
     x: Callable[[Point], float | None],
     y: Callable[[Point], float | None],
 ) -> str:
-    """Trials as dots: those of the front and the recommended one stand out, and say their number."""
+    """A chart with a dot for each trial; those of the front and the recommended one are highlighted."""
     dots = [
         (number, across_value, up_value)
         for number, point in enumerate(study.points)

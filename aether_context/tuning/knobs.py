@@ -1,4 +1,4 @@
-"""The settings that tuning moves, and policies with other values of them."""
+"""Knobs, the settings that tuning changes, and policies with other values for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONVERSATION = "conversation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """A setting with the range in which it is moved; ``budget.shares.LAYER`` is the middle of a layer's range."""
+    """A setting with the range of its values. ``budget.shares.LAYER`` is the middle of a layer's range of shares."""
 
     name: str
     low: float
@@ -30,7 +30,7 @@ class Knob:
         return self.name.startswith(_SHARES)
 
     def value(self, policy: PackPolicy) -> float:
-        """What a policy has."""
+        """The knob's value in a policy."""
         value: Any = policy
         for name in self.name.split("."):
             value = getattr(value, name)
@@ -45,14 +45,14 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="retrieval.floor", low=0.0, high=0.5),
     Knob(name="budget.shares.evidence", low=0.1, high=0.7),
 )
-"""What is moved where nothing else is said."""
+"""The default knobs."""
 
 
 def knob_named(text: str) -> Knob:
     """A knob from ``NAME=LOW:HIGH``, or from the name of one of `KNOBS`.
 
     Raises:
-        PolicyError: there is no such setting, it is no number, or the range is none.
+        PolicyError: there is no such setting, it is no number, or the range is empty.
     """
     name, _, span = text.partition("=")
     knobs = {knob.name: knob for knob in KNOBS}
@@ -82,7 +82,7 @@ def knob_named(text: str) -> Knob:
 
 
 def settings(policy: PackPolicy, values: Values) -> dict[str, Any]:
-    """The settings that give a policy other values of knobs, as in a policy's file."""
+    """The settings, as in a policy file, that give a policy other values for knobs."""
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith(_SHARES):
@@ -102,12 +102,13 @@ def settings(policy: PackPolicy, values: Values) -> dict[str, Any]:
 
 
 def with_values(policy: PackPolicy, values: Values) -> PackPolicy:
-    """A policy with other values of knobs; `PolicyError` where it takes none of them."""
+    """A policy with other values for knobs; `PolicyError` where they are not valid."""
     return policy.changed(**settings(policy, values)) if values else policy
 
 
 def _shares(policy: PackPolicy, layer: str, middle: float) -> dict[str, Any]:
-    """A layer's range around another middle; the conversation, or else the evidence, gives way."""
+    """Shares with a layer's range moved to another middle, and the conversation's, or else the evidence's, moved by the
+    same amount in the other direction."""
     shares = policy.budget.shares
     counterpart = _CONVERSATION if layer != _CONVERSATION else "evidence"
     change = middle - getattr(shares, layer).middle
@@ -116,7 +117,7 @@ def _shares(policy: PackPolicy, layer: str, middle: float) -> dict[str, Any]:
         current = getattr(shares, name)
         low, high = (min(1.0, max(0.0, round(bound + shift, 4))) for bound in (current.low, current.high))
         changed[name] = {"low": low, "high": high}
-    # What the ranges promise can be kept.
+    # The lows must not sum to more than 1, nor the highs to less.
     third = next(name for name in ("evidence", "memory", _CONVERSATION) if name not in changed)
     low_sum = sum(bounds["low"] for bounds in changed.values()) + getattr(shares, third).low
     high_sum = sum(bounds["high"] for bounds in changed.values()) + getattr(shares, third).high

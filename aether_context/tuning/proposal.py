@@ -1,4 +1,4 @@
-"""From stores of recorded sessions to a policy for each profile, with all that the decision stands on."""
+"""From recorded sessions to a recommended policy for each profile, with the results that it is based on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aether_context.tuning.workers import Folder, Journal, Pool, Task, folders, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mover:
-    """A session that moved the decision: what it cost and kept before and after, and the pack where most was lost."""
+    """A session with a large difference: its results before and after, and the pack where most changed."""
 
     session: str
     before: Played
@@ -40,22 +40,22 @@ class Mover:
 
     @property
     def cost(self) -> float:
-        """The relative difference in percent."""
+        """The relative difference in cost, in percent."""
         return 100 * (self.after.cost / self.before.cost - 1) if self.before.cost else 0.0
 
     @property
     def retention(self) -> float:
-        """The difference in percentage points."""
+        """The difference in retention, in percentage points."""
         return (self.after.retention or 0.0) - (self.before.retention or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """Sessions of stores with calls of a profile, and how far they can be played.
+    """Recorded sessions with calls of a profile, and how well they can be simulated.
 
-    ``base`` is the policy that stands against others: the one that was ``given``, else that of the first session's
-    first pack, beside which each recorded pack keeps its own. ``unusable`` are reasons by session.
-    ``same`` of the ``calls`` are built again byte for byte, where the base is what was recorded.
+    ``base`` is the policy that others are compared with: the one that was ``given``, else that of the first session's
+    first pack; in the latter case each recorded pack keeps its own. ``unusable`` are sessions that cannot be simulated,
+    with the reasons. Of the ``calls``, ``same`` are built again byte for byte under the recorded policies.
     """
 
     profile: str
@@ -72,18 +72,18 @@ class Recordings:
 
     @property
     def digest(self) -> str:
-        """What tells these recordings from others."""
+        """A hash that identifies these recordings."""
         return short(hash_json(sorted(folder.key for folder in self.sessions)))
 
 
 class Tuner:
-    """Plays recorded sessions of stores under other policies.
+    """Simulates recorded sessions under other policies.
 
     Args:
-        urls: of the stores.
-        seed: of the halves, the search and the intervals.
-        base: the policy that others stand against; None takes the recorded ones.
-        advance: is told of each session that was played.
+        urls: URLs of the stores.
+        seed: seed of the split, the search and the intervals.
+        base: the policy that others are compared with; None takes the recorded ones.
+        advance: is called for each session that was simulated.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Tuner:
         self._seed, self._base = seed, base
 
     def recordings(self, profile: str) -> Recordings:
-        """The sessions of a profile that can be played, in halves.
+        """The sessions of a profile that can be simulated, split in halves.
 
         Raises:
             PackNotFound: there is none.
@@ -142,7 +142,7 @@ class Tuner:
     def play(
         self, values: Values, chosen: Sequence[Folder], profile: str, policy: PackPolicy | None = None
     ) -> Outcomes:
-        """What sessions come to with other values of the knobs, or under another policy."""
+        """The results of sessions with other values for the knobs, or under another policy."""
         results = self._results(values, chosen, profile, policy)
         return {name: result.played for name, result in results.items() if result.played is not None}
 
@@ -155,7 +155,7 @@ class Tuner:
         margin: float = 1.0,
         spend: float = 0.0,
     ) -> Study:
-        """Searches on one half of the sessions, and tests on the other what it found."""
+        """Searches on one half of the sessions, and tests the result on the other."""
         profile, parts = recordings.profile, recordings.split
         points = search(
             lambda values, chosen: self.play(values, chosen, profile), parts.fit, knobs, trials=trials, seed=self._seed
@@ -179,7 +179,7 @@ class Tuner:
         )
 
     def against(self, recordings: Recordings, policy: PackPolicy) -> Compared:
-        """A policy against the base, over all sessions."""
+        """Compares a policy with the base, over all sessions."""
         chosen = recordings.sessions
         return compare(
             self.play({}, chosen, recordings.profile),
@@ -190,7 +190,7 @@ class Tuner:
     def movers(
         self, recordings: Recordings, values: Values, policy: PackPolicy | None = None, most: int = 10
     ) -> list[Mover]:
-        """The sessions that lose or cost most, and those that gain or save most, under another policy."""
+        """The sessions whose retention changes most under another policy, the largest change first."""
         profile, chosen = recordings.profile, recordings.sessions
         before = self._results({}, chosen, profile)
         after = self._results(values, chosen, profile, policy)
@@ -222,7 +222,7 @@ def _policy_of(folder: Folder, digest: str) -> PackPolicy:
 def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[str], seed: int, margin: float) -> str:
     """The policy that tuning recommends for the first profile that it changes, as a TOML file with its provenance.
 
-    Where it recommends none, the file says why and holds no settings.
+    Where it recommends none, the file gives the reason and holds no settings.
     """
     lines = [f"# Tuned by aether-context {__version__} on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, seed {seed}."]
     for recordings, study in studies:
@@ -248,7 +248,7 @@ def policy_file(studies: Sequence[tuple[Recordings, Study]], *, urls: Sequence[s
 
 
 def _differing(value: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """What of nested settings is not as usual; a file cannot say None, which no tuned setting is."""
+    """The nested settings that differ from the usual ones. None, which TOML cannot hold, is left out."""
     changed: dict[str, Any] = {}
     for key, item in value.items():
         usual_item = usual.get(key)
@@ -265,7 +265,7 @@ def _interval(difference: Any, unit: str) -> str:
 
 
 def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The lines of a mapping of plain values and of tables."""
+    """The TOML lines of a mapping of values and tables."""
 
     def named(key: str) -> str:
         return key if key.isascii() and key.replace("_", "").isalnum() else json.dumps(key)

@@ -1,4 +1,4 @@
-"""Recorded sessions as what an agent's model was asked, call by call, and what it answered."""
+"""Recorded sessions as sequences of model calls: the input of each, and the model's answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from aether_context.store.replay import Replayer
 
 
 class UnusableRecording(AetherContextError):
-    """A session's packs do not hold all that its calls were made of."""
+    """A session's packs do not hold the whole input of its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
     """One model call.
 
-    ``source`` is what its pack was built from without its contents, and without turns that were recalled: both follow
-    from the policy. The contents are the first ``length`` of ``history``, which calls share while nothing but new
-    contents comes; ``times`` says for each of them when it was there, seconds since 1970 UTC. ``human`` is the place of
-    the message that is answered. ``answer`` is what the model said then, empty where no later call shows it.
-    ``checksum`` is that of the request that was sent, ``counted`` its tokens as they were counted, ``price`` that of
-    cached input as a share of other input.
+    ``source`` is the pack's input without contents and without recalled turns, since both depend on the policy. The
+    host's contents are the first ``length`` of ``history``, a list that calls share while contents are only appended;
+    ``times`` has for each the time when it first appeared, seconds since 1970 UTC. ``human`` is the index of the
+    message that is answered. ``answer`` is the model's answer, empty where no later call holds it. ``checksum`` is that
+    of the recorded request, ``counted`` its counted tokens, ``price`` the price of cached input as a share of other
+    input.
     """
 
     pack_id: str
@@ -48,7 +48,7 @@ class RecordedCall:
 class RecordedSession:
     """The calls of one agent in one session, in their order.
 
-    ``source`` is the application, ``name`` tells the session from others, ``counts`` are the recorded token counts.
+    ``source`` is the application, ``name`` identifies the session, ``counts`` are the recorded token counts.
     """
 
     source: str
@@ -58,7 +58,7 @@ class RecordedSession:
 
     @property
     def digest(self) -> str:
-        """What tells this recording from another one of the same session."""
+        """A hash that distinguishes this recording from others of the same session."""
         return hash_json([list(self.name), [call.checksum for call in self.calls]])
 
 
@@ -66,7 +66,7 @@ def recorded_sessions(store: PackStore, places: Sequence[str]) -> Iterator[Recor
     """The sessions of one folder, one for each agent and branch.
 
     Args:
-        places: of the folder's packs.
+        places: the places of the folder's packs.
 
     Raises:
         AetherContextError: a pack cannot be read, or its texts were not recorded.
@@ -141,7 +141,7 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
 
 
 def _answer(call: RecordedCall, following: RecordedCall | None) -> tuple[Content, ...]:
-    """What the model said to a call, as the next one shows it."""
+    """The model's answer to a call, from the history of the following one."""
     if following is None or following.length <= call.length:
         return ()
     content = following.history[call.length]

@@ -1,9 +1,9 @@
-"""What later calls and answers used of what came before, and whether it stood in the request when it was used.
+"""Retention: which earlier texts the answers used, and whether these were in the request at that time.
 
-It is read off the recorded answers: lines that are quoted, identifiers, paths and values that a call is given or an
-answer names, cited addresses. What can only be known, not composed, counts; what the system instruction or a
-declaration says is always there and does not. Whether an agent does its task is not measured: an answer that was
-recorded says nothing of the answer to another request.
+It is measured by the recorded answers: quoted lines, and identifiers, paths, values and addresses in calls and answers.
+Only texts count that a model cannot make up. Texts in the system instruction or a declaration do not count, since these
+are always sent. Whether an agent does its task is not measured: a recorded answer says nothing about the answer to
+another request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SHORTEST, _SHORTEST_LINE = 5, 30
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A text that an answer used, and the places in the history that say it; none where a memory or evidence does."""
+    """A text that an answer used, and the indices of contents that hold it; none where only a memory or evidence
+    does."""
 
     text: str
     places: frozenset[int]
@@ -35,14 +36,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What the answer to one call used. ``read_back`` is how often it asked for something that had been shortened."""
+    """What the answer to one call used. ``read_back`` is the number of its calls that read a shortened result again."""
 
     uses: tuple[Use, ...]
     read_back: int = 0
 
 
 def used(session: RecordedSession) -> tuple[Used, ...]:
-    """What each call's answer used, in their order."""
+    """What the answer to each call used, in the order of the calls."""
     known = _Index()
     uses: list[Used] = []
     for call in session.calls:
@@ -52,7 +53,7 @@ def used(session: RecordedSession) -> tuple[Used, ...]:
 
 
 def kept(used: Used, pack: Pack) -> int:
-    """How much of what an answer used stood in a pack for its call."""
+    """The number of texts an answer used that were in a pack for its call."""
     positions = pack.source.request.positions
     whole_places = {positions[index] for index in pack.whole}
     uncertain = [use for use in used.uses if whole_places.isdisjoint(use.places)]
@@ -65,7 +66,7 @@ def kept(used: Used, pack: Pack) -> int:
 
 
 class _Index:
-    """Which places of a history say a word or a line."""
+    """Maps words and lines to the indices of the contents of a history that hold them."""
 
     def __init__(self) -> None:
         self._history: Sequence[Content] | None = None
@@ -109,7 +110,7 @@ def _standing(system: str, declarations: tuple[str, ...]) -> frozenset[str]:
 
 
 def strings(content: Content) -> Iterator[str]:
-    """Every text that a content says: its words, and the strings and numbers in calls and responses."""
+    """All texts in a content: its text parts, and the strings and numbers in calls and responses."""
     for part in content.parts:
         if part.kind in ("call", "response"):
             yield from _leaves(_parsed(part.text))
@@ -147,7 +148,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines that are quoted rather than composed."""
+    """Lines that are long enough to be quotes."""
     for line in text.splitlines():
         line = line.strip()
         if len(line) >= _SHORTEST_LINE:

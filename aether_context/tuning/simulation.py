@@ -1,7 +1,7 @@
-"""A recorded session played again, call by call, under another policy.
+"""Simulates ("plays") a recorded session under another policy, call by call, with the recorded answers.
 
-The answers are the recorded ones. Cuts depend on the cuts before them, so a session is played from its first call on:
-each pack is built from what the host sent then, on what the packs before it left.
+Cuts depend on earlier cuts, so a session is played from its first call on: each pack is built from what the host sent
+then, on the epoch that the packs before it left.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from aether_context.tuning.retention import Used, kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a session came to under one policy.
+    """The result of a session under one policy.
 
     Attributes:
-        tokens: of all requests, as they are counted.
-        cost: the same with what a prefix cache could serve at its price.
-        over: requests past the window.
-        cuts: cuts of the conversation.
-        needed: texts that answers used, and calls by which they read back what had been shortened.
-        kept: of each call, how many of them stood in its request.
-        same: requests that are the recorded ones, byte for byte.
+        tokens: counted tokens of all requests.
+        cost: these tokens, with those that a prefix cache could serve weighted by its price.
+        over: number of requests larger than the window.
+        cuts: number of cuts of the conversation.
+        needed: number of texts that answers used, and of calls that read a shortened result again.
+        kept: for each call, the number of these texts that were in its request.
+        same: number of requests that are equal to the recorded ones, byte for byte.
     """
 
     tokens: int
@@ -50,7 +50,7 @@ class Played:
 
     @property
     def retention(self) -> float | None:
-        """The share of what was needed that stood in the requests, in percent; None where nothing was."""
+        """The share of needed texts that were in the requests, in percent; None where none were needed."""
         return 100 * sum(self.kept) / self.needed if self.needed else None
 
 
@@ -64,8 +64,8 @@ def play(
 
     Args:
         needs: what the answer to each call used.
-        policy_of: the policy of a call; the same object where it is the same.
-        profile: whose calls count.
+        policy_of: returns the policy of a call; equal policies must be the same object.
+        profile: the profile whose calls count.
     """
     packs = _packs(session, policy_of)
     counted_calls = [
@@ -130,8 +130,8 @@ def _packs(session: RecordedSession, policy_of: Callable[[RecordedCall], PackPol
 def _calibration(
     call: RecordedCall, previous_call: RecordedCall | None, previous_pack: Pack | None
 ) -> Calibration | None:
-    """What a call's counts are corrected by: what was learned from the usage of the recorded request before it, in
-    proportion to the size of the one that stands in its place."""
+    """The calibration of a call: the recorded one, scaled by the size of the simulated request before it relative to
+    the recorded one."""
     known = call.source.calibration
     if (
         known is None
@@ -151,7 +151,7 @@ def _calibration(
 
 
 def _only_grew(previous_call: RecordedCall, call: RecordedCall) -> bool:
-    """Whether a request is the one before it with contents appended."""
+    """Whether a request only appends contents to the one before it."""
     previous_source, current_source = previous_call.source, call.source
     return (
         previous_call.history is call.history
@@ -190,7 +190,7 @@ def _grown(call: RecordedCall, previous_pack: Pack, name: str) -> PackInput:
 
 
 def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, name: str) -> PackInput:
-    """What a call's pack is built from behind the packs before it."""
+    """The input of a call's pack, after the packs before it."""
     source, history = call.source, call.history
     epoch = Epoch(number=0) if previous_pack is None or source.passthrough_reason else previous_pack.epoch
     aligned = align(epoch, call.length, lambda place: history[place].digest)
@@ -221,7 +221,7 @@ def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, 
 
 
 class _Turns:
-    """The turns of a session that are words alone, looked for where a policy cut them."""
+    """Recalls turns of a session without calls and responses that a policy has cut."""
 
     def __init__(self, session: RecordedSession) -> None:
         self._agent = session.name[-1]
@@ -231,7 +231,7 @@ class _Turns:
     def added(
         self, call: RecordedCall, source: PackInput, policy: PackPolicy, sent: frozenset[int], most: int | None = None
     ) -> PackInput:
-        """The input with the turns that answer the request best; itself where none were cut."""
+        """The input with the most relevant turns that were cut; unchanged where none were cut."""
         settings, query, human = policy.retrieval, query_for(source), call.human
         if not settings.recall or not settings.memory_k or source.passthrough_reason or human is None or not query:
             return source
@@ -260,7 +260,7 @@ class _Turns:
         return replace(source, candidates=(*source.candidates, *candidates), searched=len(entries))
 
     def _sizes_and_turns(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
-        """Of each content its characters, its place, and its passages where it is a turn."""
+        """For each content its number of characters, its index, and its passages where it is a turn."""
         history, sizes_and_turns = self._read.setdefault(id(call.history), (call.history, []))
         for place in range(len(sizes_and_turns), call.length):
             content = history[place]

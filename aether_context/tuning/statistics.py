@@ -1,4 +1,4 @@
-"""Whether a difference between two policies is more than chance, over sessions that saw both."""
+"""Tests whether the difference between two policies is more than chance, over sessions that both were played on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Difference:
     """The mean of paired differences with its 95% interval, by bootstrap over sessions.
 
     Attributes:
-        sessions: so many differences.
-        means: of the samples drawn, in their order.
+        sessions: number of differences.
+        means: the means of the bootstrap samples, in the order in which they were drawn.
     """
 
     mean: float
@@ -40,7 +40,7 @@ class Difference:
 
 
 def difference(values: Sequence[float], seed: int) -> Difference:
-    """The mean of differences, one a session, with its interval; without values it is unknown."""
+    """The mean of differences, one per session, with its interval; without values the interval is infinite."""
     if not values:
         return Difference(mean=0.0, low=-math.inf, high=math.inf, sessions=0, deviation=0.0)
     samples = np.asarray(values, dtype=np.float64)
@@ -62,7 +62,7 @@ def difference(values: Sequence[float], seed: int) -> Difference:
 
 
 def effective(weights: Sequence[float]) -> float:
-    """The effective number of sessions by Kish: as many as there are where all weigh alike, fewer where few weigh most.
+    """Kish's effective number of sessions: their number where all have equal weights, fewer where a few dominate.
 
     https://en.wikipedia.org/wiki/Effective_sample_size
     """
@@ -71,12 +71,12 @@ def effective(weights: Sequence[float]) -> float:
 
 
 def needed_sessions(deviation: float, effect: float) -> int:
-    """So many sessions show an effect at 5% (one-sided) in four of five tries."""
+    """The number of sessions that shows an effect at 5% (one-sided) with a power of 80%."""
     return math.ceil(((_Z_ALPHA + _Z_POWER) * deviation / effect) ** 2) if effect else 0
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Chances of several tests, adjusted by Holm's step-down method so that they hold together.
+    """The p-values of several tests, adjusted for their number by Holm's step-down method.
 
     https://www.jstor.org/stable/4615733
     """

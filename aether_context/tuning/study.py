@@ -1,4 +1,4 @@
-"""The search for a better policy on one half of the sessions, and the test of what it found on the other half."""
+"""Searches for a better policy on one half of the sessions, and tests it on the other half."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from aether_context.tuning.statistics import Difference, difference, effective, 
 from aether_context.tuning.workers import Folder
 
 LEAST_SESSIONS = 30
-"""Effective sessions below which nothing is claimed."""
+"""The smallest number of differing sessions for a result."""
 _ALPHA = 0.05
 _DIGITS = 3
 
 Verdict: TypeAlias = Literal["tuned", "no change", "refused"]
 Outcomes: TypeAlias = Mapping[str, Played]
-"""What sessions came to under one policy, by name."""
+"""The results of sessions under one policy, by name."""
 Play: TypeAlias = Callable[[Values, Sequence[Folder]], Outcomes]
-"""Plays sessions with other values of the knobs; those that cannot be played are left out."""
+"""Plays sessions with other values for the knobs; those that cannot be played are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Sessions to fit on and to check on, and those of one source that took no part in either."""
+    """Sessions to fit on, sessions to check on, and those of one source that are held out of both."""
 
     fit: tuple[Folder, ...]
     check: tuple[Folder, ...]
@@ -38,15 +38,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A policy against another one, over the sessions in which they differ at all.
+    """The comparison of two policies, over the sessions in which they differ.
 
     Attributes:
         cost: relative difference in percent, the mean over sessions.
         retention: difference in percentage points, the mean over sessions in which anything was needed.
-        bill: relative difference of the sums in percent.
-        sessions: so many were played.
-        weight: their effective number, as they weigh in the bill.
-        over: requests past the window, before and after.
+        bill: relative difference of the total cost of all sessions, in percent.
+        sessions: number of sessions played.
+        weight: their effective number, weighted by cost.
+        over: number of requests larger than the window, before and after.
     """
 
     cost: Difference
@@ -59,7 +59,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one trial came to on the sessions to fit on, against the base."""
+    """The result of one trial on the sessions to fit on, compared with the base."""
 
     values: Values
     cost: float
@@ -69,11 +69,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What a search found for one profile, and what became of it.
+    """The result of a search for one profile.
 
-    ``points`` are the trials, the base first; ``front`` are those that nothing beats in both, by their numbers.
-    ``chosen`` is the number of the recommended one, None where the base is. ``chance`` is that of a difference as large
-    without a better policy, adjusted for the profiles that were tried.
+    ``points`` are the trials, the base first; ``front`` are the numbers of those that no other beats in both cost and
+    retention. ``chosen`` is the number of the recommended one, None for the base. ``chance`` is the p-value of the
+    difference, adjusted for the number of profiles.
     """
 
     profile: str
@@ -94,7 +94,7 @@ class Study:
 
 
 def split(folders: Sequence[Folder], seed: int) -> Split:
-    """Halves by a hash of each session's name; with several sources one of the smaller ones is held out."""
+    """Splits sessions in halves by a hash of their names; of several sources one of the smaller ones is held out."""
     ordered = sorted(folders, key=lambda folder: _hash(f"{seed} {folder.name}"))
     sources: dict[str, int] = {}
     for folder in ordered:
@@ -117,7 +117,7 @@ def _hash(text: str) -> str:
 
 
 def compare(before: Outcomes, after: Outcomes, seed: int) -> Compared:
-    """One policy against another, over the sessions that both were played on."""
+    """Compares two policies, over the sessions that both were played on."""
     names = [name for name in before if name in after]
     pairs = [(before[name], after[name]) for name in names]
     changes = [
@@ -140,9 +140,9 @@ def compare(before: Outcomes, after: Outcomes, seed: int) -> Compared:
 def search(
     play: Play, folders: Sequence[Folder], knobs: Sequence[Knob], *, trials: int, seed: int
 ) -> tuple[Point, ...]:
-    """Tries values of knobs, the base first; the sampler learns from what each trial came to.
+    """Tries values for knobs, the base first; the sampler learns from the result of each trial.
 
-    What a trial came to is the mean over the sessions that some trial changes: many are never near their window.
+    A trial's result is the mean over the sessions that any trial changes, since many are never near their window.
 
     Raises:
         MissingExtra: Optuna is not installed.
@@ -154,7 +154,7 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     before = play({}, folders)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is experimental there is theirs to say
+        warnings.simplefilter("ignore")  # Optuna warns that the sampler's options are experimental
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=min(12, trials // 2))
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     trial_results: list[tuple[Values, Mapping[str, _Change]]] = [({}, dict.fromkeys(before, _Change()))]
@@ -163,7 +163,7 @@ def search(
         values = {knob.name: _suggested(trial, knob) for knob in knobs}
         try:
             after = play(values, folders)
-        except PolicyError:  # no policy has these values together
+        except PolicyError:  # these values are not valid together
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
         changes = {name: _change(played, after[name]) for name, played in before.items() if name in after}
@@ -183,7 +183,7 @@ def search(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """What another policy changes in a session: cost in percent, retention in points, requests past the window."""
+    """The change in one session: cost in percent, retention in points, number of requests larger than the window."""
 
     cost: float = 0.0
     retention: float | None = 0.0
@@ -213,7 +213,7 @@ def _suggested(trial: Any, knob: Knob) -> float:
 
 
 def front(points: Sequence[Point]) -> tuple[int, ...]:
-    """The numbers of the points that no other one beats in cost and retention at once, the cheapest first."""
+    """The numbers of the points that no other beats in both cost and retention, the cheapest first."""
     order = sorted(
         (number for number, point in enumerate(points) if point.allowed),
         key=lambda number: (points[number].cost, -points[number].retention),
@@ -226,10 +226,10 @@ def front(points: Sequence[Point]) -> tuple[int, ...]:
 
 
 def choose(points: Sequence[Point], margin: float, spend: float = 0.0) -> int | None:
-    """The number of the recommended point: the cheapest that keeps as much as the base but for the margin, or else the
-    one that keeps most for no more than what may be spent. None is the base.
+    """The number of the recommended point: the cheapest whose retention is within the margin of the base's, or else the
+    one with the highest retention for at most ``spend``. None is the base.
 
-    Half of the margin is left for the check, since what is best on some sessions is a little less so on others.
+    Half of the margin is left for the check, since a choice made on some sessions does a little worse on others.
     """
     allowed = [number for number, point in enumerate(points) if number and point.allowed]
     cheaper = [number for number in allowed if _saves(points[number], margin)]
@@ -255,12 +255,12 @@ def decide(
     spend: float = 0.0,
     least: int = LEAST_SESSIONS,
 ) -> Study:
-    """Whether the recommended point holds on the sessions that it was not chosen by; one profile by itself.
+    """Decides whether the recommended point holds on the sessions that it was not chosen on, for one profile.
 
     Args:
         margin: percentage points of retention, and percent of cost, that do not matter.
-        spend: percent of cost that more retention may take.
-        least: effective sessions below which nothing is claimed.
+        spend: percent of additional cost that is allowed for more retention.
+        least: the smallest number of differing sessions for a result.
     """
 
     def study(verdict: Verdict, reason: str, chance: float = 1.0) -> Study:
@@ -306,13 +306,13 @@ def decide(
 
 
 def adjusted(studies: Sequence[Study]) -> list[Study]:
-    """Studies of several profiles, held to account together."""
+    """Studies of several profiles, with p-values adjusted for their number."""
     tested = [study for study in studies if study.chance < 1]
     chances = dict(zip((study.profile for study in tested), holm([study.chance for study in tested]), strict=True))
-    return [_held(study, chances.get(study.profile, 1.0)) for study in studies]
+    return [_with_chance(study, chances.get(study.profile, 1.0)) for study in studies]
 
 
-def _held(study: Study, chance: float) -> Study:
+def _with_chance(study: Study, chance: float) -> Study:
     if study.verdict == "tuned" and chance > _ALPHA:
         reason = "what the search found does not hold beside what it found for other profiles"
         return replace(study, verdict="no change", reason=reason, chance=chance)

@@ -1,7 +1,7 @@
-"""Sessions played by processes of this machine, or by the workers of a Dask cluster that reach the same stores.
+"""Plays sessions in processes of this machine, or on a Dask cluster whose workers can reach the stores.
 
-What a worker is given are the places of a session's packs; it reads them once and keeps what it read in a folder of its
-own, so that no process holds more than one session at a time.
+A worker gets the places of a session's packs. It reads them once and keeps the result in a folder of its own, so that
+no process holds more than one session in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aether_context.tuning.retention import Used, used
 from aether_context.tuning.simulation import Played, play
 
 _AHEAD = 4
-"""Tasks a worker that wait, so that none is idle and none of many thousands is held."""
+"""Tasks submitted per worker, enough to keep it busy without submitting many thousands at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A session to be played, its calls of a profile with other values of knobs.
+    """A session to play, with other values for knobs in its calls of a profile.
 
-    ``base`` is the canonical JSON of the policy that takes the place of the recorded ones; empty where these stand.
+    ``base`` is the canonical JSON of the policy that replaces the recorded ones; empty keeps these.
     """
 
     folder: Folder
@@ -80,7 +80,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a session came to. ``calls`` are those of the profile, by pack; ``problem`` says why it was not played."""
+    """The result of a session. ``calls`` are the packs of the profile's calls; ``problem`` says why it has no
+    result."""
 
     played: Played | None
     calls: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class Result:
 
 
 def folders(store: PackStore) -> list[Folder]:
-    """The sessions of a store, by their paths."""
+    """The sessions of a store, sorted by path."""
     places = sorted(store.places())
     return [
         Folder(url=store.url, path=path, packs=tuple(place.rsplit("/", 1)[1] for place in group))
@@ -97,7 +98,7 @@ def folders(store: PackStore) -> list[Folder]:
 
 
 def run(task: Task) -> Result:
-    """Plays a session. What is wrong with its recording is said, not raised."""
+    """Plays a session. Faults of its recording are returned as ``problem``, not raised."""
     try:
         sessions = _material(task.folder)
         base = PackPolicy.recorded(json.loads(task.base)) if task.base else None
@@ -137,14 +138,14 @@ _Material: TypeAlias = list[tuple[RecordedSession, tuple[Used, ...]]]
 
 @cache
 def _own_folder() -> Path:
-    """A folder that nobody else can read, for as long as this process runs."""
+    """A private folder that is deleted when this process ends."""
     path = tempfile.mkdtemp(prefix="aether-context-tune-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return Path(path)
 
 
 def _material(folder: Folder) -> _Material:
-    """The sessions of a folder with what their answers used."""
+    """The recorded sessions of a folder, with what their answers used."""
     cache_file = _own_folder() / f"{folder.key}.pickle"
     if cache_file.exists():
         found: _Material = pickle.loads(cache_file.read_bytes())  # this process wrote it
@@ -156,7 +157,7 @@ def _material(folder: Folder) -> _Material:
 
 
 class Pool:
-    """Carries out tasks elsewhere, ``workers`` of them at once; without an executor here, one after the other."""
+    """Runs tasks in an executor, ``workers`` at once; without one, in this process, one after the other."""
 
     def __init__(self, executor: Executor | None = None, workers: int = 1) -> None:
         self._executor, self.workers = executor, workers
@@ -171,7 +172,7 @@ class Pool:
 
 @contextmanager
 def pool(jobs: int | None = None, dask: str | None = None) -> Iterator[Pool]:
-    """Processes of this machine, as many as it has cores where no number is given, or a Dask cluster.
+    """A pool of processes, by default one per core, or of a Dask cluster's workers.
 
     Args:
         dask: the address of its scheduler, such as ``tcp://scheduler:8786``.
@@ -196,7 +197,7 @@ def pool(jobs: int | None = None, dask: str | None = None) -> Iterator[Pool]:
 
 
 class Journal:
-    """Results in a file as they come, so that a run that was stopped goes on where it was. Without a file, nowhere."""
+    """A file of results, so that a run that was stopped can be resumed. Without a path they are only in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._known: dict[str, Result] = {}
@@ -232,7 +233,7 @@ class Journal:
 def run_all(
     tasks: Iterable[Task], pool: Pool, journal: Journal, advance: Callable[[object], None] = lambda _: None
 ) -> Mapping[Task, Result]:
-    """Carries out tasks, those in the journal not again; what comes is in the order of the tasks."""
+    """Runs the tasks that are not in the journal. Results are in the order of the tasks."""
     results: dict[Task, Result] = {}
     pending: dict[Future[Result], Task] = {}
 
@@ -256,7 +257,7 @@ def run_all(
                 take(wait(pending, return_when=FIRST_COMPLETED).done)
         while pending:
             take(wait(pending, return_when=FIRST_COMPLETED).done)
-    except BaseException:  # what is done by now need not be done again
+    except BaseException:  # results that are ready go into the journal
         take([future for future in pending if future.done() and not future.exception()])
         raise
     return {task: results[task] for task in order}
