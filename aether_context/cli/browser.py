@@ -31,7 +31,7 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     from aether_context.viewer.server import LOOPBACK, create_app
 
     store = packs.require(PackStore(url))
-    # Without a token nothing but the name tells a page of this machine from one that a web site made its browser ask.
+    # Without a token only the host name protects from requests that a web site makes the browser send (DNS rebinding).
     app = create_app(store, token=token, hosts=None if token else (*LOOPBACK, _in_url(host)))
     rows = app.state.rows
     rows.all(most_seconds=0.5)

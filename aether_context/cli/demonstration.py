@@ -1,4 +1,5 @@
-"""`aether-context demo`: an agent packed in a small window, and what its requests held and left out, and why."""
+"""`aether-context demo`: runs an agent in a small window, and shows what its requests held, what they left out and
+why."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ _COLUMNS = {
 
 
 def run_demo(*, model: str | None, url: str, window: int) -> int:
-    """Runs the agent, and prints what its model got to read and what was left out.
+    """Runs the agent, and prints what its model was sent and what was left out.
 
     It fails where a pack does not verify, its replay differs, or its request is larger than the window.
 
@@ -75,7 +76,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
 
     store = PackStore(url)
     store.files.try_writing()
-    # Extracts in the place of its long files would leave nothing to cut.
+    # With offload, extracts would replace its long files and leave nothing to cut.
     policy = PackPolicy.load("research", max_input_tokens=window, offload={"mode": "off"})
     out.print_heading("A research agent reads this package's source")
     model_name = model or "a script in the model's place, offline"
@@ -115,7 +116,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
 
 
 def _show_calls(out: Screen, manifests: Sequence[Manifest]) -> None:
-    """A row for each pack, and below what the columns mean."""
+    """Prints a row for each pack, and below what the columns mean."""
     short = {"system": "sys", "evidence": "evid", "memory": "mem", "conversation": "conv"}
     layers = [layer for layer in LAYERS if layer != "slack"]
     calls = grid(">call", "step", ">sent", *(f">{short.get(layer, layer)}" for layer in layers), ">prefix", "events")
@@ -163,7 +164,7 @@ def _show_too_large(out: Screen, manifests: Sequence[Manifest]) -> bool:
 
 
 def _show_left_out(out: Screen, manifests: Sequence[Manifest]) -> None:
-    """What was cut, shortened or never chosen, and why, in words."""
+    """Prints what was cut, shortened or never chosen, and why."""
     acts = []
     for number, manifest in enumerate(manifests, start=1):
         for event in manifest.truncation_events:

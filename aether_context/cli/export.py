@@ -59,7 +59,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "cost_usd": "number",
     },
 }
-"""The columns of each table, and of what kind they are."""
+"""The columns of each table, with their types."""
 
 
 def export(
@@ -95,10 +95,10 @@ def export(
 
 
 def _copy(url: str, pack: str, target: str, *, raw: bool, as_json: bool) -> None:
-    """Copies a pack and what it stands on to another store, with ``raw`` also what its addresses stand for."""
+    """Copies a pack and its ancestors to another store, with ``raw`` also the content of their addresses."""
     packs.require(PackStore(url))
     (store, place), target_store = packs.locate(url, pack), PackStore(target)
-    target_store.files.is_there()  # a file in its place is told before anything is copied
+    target_store.files.is_there()  # raises where the target is a file, before anything is copied
     exported = export_pack(store, store.read(place), target_store, raw=raw)
     names = [manifest.pack_id for manifest in exported.manifests]
     if as_json:
@@ -116,7 +116,7 @@ def _copy(url: str, pack: str, target: str, *, raw: bool, as_json: bool) -> None
 def _write_tables(
     store: PackStore, places: Sequence[str], target: Files, name: str, first_day: str, as_json: bool
 ) -> int:
-    """Writes a file of this name for each table and day, in the place of the one that is there."""
+    """Writes a file of this name for each table and day, and replaces existing ones."""
     unpacked, unreadable = Unpacked(store), []
     written, size = dict.fromkeys(TABLES, 0), 0
     with progress("exporting", len(places)) as step:
@@ -197,7 +197,7 @@ def _rows(manifest: Manifest, compared: Comparison, outcome: JSON) -> Iterator[t
 
 
 def _parquet(table: str, rows: list[dict[str, Any]]) -> bytes:
-    """The rows of a table as a Parquet file; what is not of its column's kind is unknown."""
+    """The rows of a table as a Parquet file; values that do not fit their column's type become null."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -218,7 +218,7 @@ def _parquet(table: str, rows: list[dict[str, Any]]) -> bytes:
 
 
 def _value(kind: str, value: Any) -> Any:
-    """A value as its column takes it, None where that cannot be; of texts, lone surrogates as escapes."""
+    """A value for a column, None where it does not fit; lone surrogates in texts become escapes."""
     if kind == "texts":
         return [_value("text", text) for text in value or ()]
     if kind == "text" and isinstance(value, str):

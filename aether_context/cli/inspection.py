@@ -1,4 +1,4 @@
-"""`aether-context inspect`, `replay` and `diff`: a pack as it was recorded, its request again, and two side by side."""
+"""`aether-context inspect`, `replay` and `diff`: a recorded pack, its request built again, and two packs compared."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from aether_context.views import Difference, difference, read_view, view_of, vie
 def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:
     """Prints a pack.
 
-    What is missing or unreadable is told on stderr; where an ancestor is, the rows are the manifest's own.
+    What is missing or unreadable is reported on stderr. Where an ancestor is, only the manifest's own rows are shown.
     """
     store, place = packs.locate(url, pack)
     manifest, replayer = store.read(place), Replayer(store)
     gaps: tuple[str, ...] = ()
     if as_json:
         resolved = replayer.resolve(manifest)
-        # The manifest as it would be without a parent, except for its digest, which stays that of the stored one.
+        # The manifest as it would be without a parent, except for its digest, which is that of the stored one.
         contents = manifest.contents.model_copy(update={"head": 0, "added": resolved.contents, "tail": 0})
         rows = tuple(resolved.rows.values())
         filled = manifest.model_copy(update={"contents": contents, "rows": rows, "counts": dict(resolved.counts)})
@@ -39,7 +39,7 @@ def show(url: str, pack: str | None, *, everything: bool, as_json: bool) -> int:
 
 
 def _faults(manifest: Manifest, gaps: tuple[str, ...]) -> int:
-    """Tells what could not be read of a pack, and whether it is what was written."""
+    """Reports what could not be read of a pack, and whether it verifies; returns the exit code."""
     for gap in gaps:
         tell(gap, "red")
     try:

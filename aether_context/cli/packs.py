@@ -1,4 +1,4 @@
-"""Packs of a store by place or a piece of their id, and `aether-context list`."""
+"""Finds packs in a store by place or by part of their id, and `aether-context list`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aether_context.errors import AetherContextError, ManifestError, PackNotFoun
 from aether_context.store import Manifest, PackStore
 from aether_context.store.pack_file import ENDING, fields_of, read_manifest
 
-# Packs of a store by place or by a piece of their id. See `PackStore` for what a place is.
+# Finding packs. See `PackStore` for what a place is.
 
 
 def pack_name(place: str) -> str:
@@ -21,19 +21,19 @@ def pack_name(place: str) -> str:
 
 
 def fault(place: str, error: Exception) -> str:
-    """Why the pack at a place cannot be used; an error of this package names it already."""
+    """Why the pack at a place cannot be used. Errors of this package already name the pack."""
     return str(error) if isinstance(error, AetherContextError) else f"{pack_name(place)}: {error!r}"
 
 
 def require(store: PackStore) -> PackStore:
-    """The store, where it is there."""
+    """The store; `StoreError` where it does not exist."""
     if not store.files.is_there():
         raise StoreError(f"no packs in {store.url}: there is no such store")
     return store
 
 
 def whose(*, app: str | None, user: str | None, session: str | None) -> str:
-    """Those whose packs are meant, as the middle of a sentence; empty where it is everybody."""
+    """The selection of app, user and session for the middle of a sentence; empty where there is none."""
     names = (("app", app), ("user", user), ("session", session))
     selection = " ".join(f"{name} {value!r}" for name, value in names if value is not None)
     return f" of {selection}" if selection else ""
@@ -55,7 +55,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
 
 def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
-    """The store and the place of a pack: by whatever `find` takes, or by the path of a file with its manifest."""
+    """The store and the place of a pack, given what `find` takes, or the path of a file with its manifest."""
     if pack is not None and (path := Path(pack)).is_file():
         located = in_file(url, path)
         if located is None:
@@ -66,9 +66,9 @@ def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
 
 
 def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
-    """The store and the place of the pack whose manifest a file holds; None where it holds none.
+    """The store and the place of the pack whose manifest a file holds; None where it holds no manifest.
 
-    A file in a store is of that store; elsewhere it names a pack of the store at ``url``.
+    A file inside a store belongs to that store; any other names a pack of the store at ``url``.
     """
     is_packed = path.name.endswith(ENDING)
     try:
@@ -116,7 +116,7 @@ def show(url: str, *, app: str | None, user: str | None, session: str | None, li
 
 
 def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
-    """A row each. On a terminal the pack is the hash at the end of its id, by which it is found as well."""
+    """Prints a row for each pack. On a terminal a pack is named by the hash at the end of its id."""
     out = Screen()
     narrow = out.width < 130
     whole = not narrow and not out.is_terminal

@@ -38,10 +38,10 @@ def show(
     as_json: bool,
     **call: Any,
 ) -> None:
-    """Prints the account of the next pack, the request itself, or what each strategy would do to it.
+    """Prints the next pack, its request, or what each strategy would do to it.
 
     Args:
-        call: what `make_preview` takes: the message, and the agent's name, model and instruction.
+        call: arguments of `make_preview`: the message, and the agent's name, model and instruction.
     """
     if (path is None) == (database is None):
         raise click.UsageError("give either a file or --db")

@@ -1,4 +1,4 @@
-"""`aether-context gc` and `forget`: what a store may lose."""
+"""`aether-context gc` and `forget`: deleting packs and other files from a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def collect(
     delete: bool,
     as_json: bool,
 ) -> int:
-    """Prints what the rules delete, and deletes it where ``delete`` says so."""
+    """Prints what the rules delete, and deletes it where ``delete`` is set."""
     rules = Rules(
         packs_seconds=pack_days * DAY_SECONDS,
         evidence_seconds=evidence_days * DAY_SECONDS,
@@ -65,7 +65,7 @@ def collect(
 
 
 def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bool, as_json: bool) -> None:
-    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` says so."""
+    """Prints what the store keeps of a user or a session, and deletes it where ``delete`` is set."""
     store = packs.require(PackStore(url))
     files = forget(store, app, user, session)
     whose = packs.whose(app=app, user=user, session=session)

@@ -1,4 +1,4 @@
-"""What is printed: for people through rich, for programs as UTF-8 JSON; and how a command ends.
+"""Output for people, through rich, and for programs, as UTF-8 JSON; and the exit codes of commands.
 
 Names and texts in a manifest come from users, models and tools. They are printed as plain text, never as markup, and
 characters that move the cursor, hide or reorder text are printed as escapes, so that a name cannot forge output.
@@ -27,7 +27,7 @@ FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
 """Exit codes; 0 is fine."""
 
 PIPED_WIDTH = 160
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _ASCII = {"█": "#", "░": ".", "½": "1/2", "→": "->", "…": "...", "·": "|", "−": "-", "━": "-", "─": "-"}
@@ -43,7 +43,7 @@ def exit_code(error: errors.AetherContextError) -> int:
 
 
 class Screen(Console):
-    """Stdout or stderr; where that is no terminal, without colour and of a fixed width."""
+    """Stdout or stderr; where that is not a terminal, without colour and with a fixed width."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         stream = sys.stderr if stderr else sys.stdout
@@ -62,7 +62,7 @@ class Screen(Console):
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that the terminal's encoding lacks."""
+    """The replacement of characters that the terminal's encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     unencodable: str = error.object[error.start : error.end]
@@ -97,9 +97,9 @@ def cell(text: object, style: str = "", limit: int | None = None) -> Text:
 
 
 def grid(*columns: str) -> Table:
-    """A table without lines, and without a header where no column has a name. One that begins with ``>`` is of numbers.
+    """A table without lines, and without a header where no column has a name. ``>`` before a name marks numbers.
 
-    On a short line the last column of words goes on below; all others keep to one line, so that no word is broken.
+    On a narrow screen the last column of words is wrapped; all others stay on one line, so that no word is broken.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(columns))
     last_text = max((index for index, name in enumerate(columns) if not name.startswith(">")), default=None)
@@ -112,7 +112,7 @@ def grid(*columns: str) -> Table:
 
 
 def increase(before: int, after: int) -> str:
-    """What was added, with its sign; 0 has none."""
+    """The difference with its sign; 0 has none."""
     return f"{after - before:+,}" if after != before else "0"
 
 
@@ -131,7 +131,7 @@ def moment(time: float | None) -> str:
 
 
 def bar(used: int, ceiling: int, whole: int, cells: int = 32) -> str:
-    """``used`` within ``ceiling``, both as shares of ``whole``; what is there at all has a cell."""
+    """A bar of ``used`` within ``ceiling``, both as shares of ``whole``; what is not 0 has at least one cell."""
     filled, total = (
         min(cells, max(1, round(cells * tokens / whole))) if tokens > 0 and whole > 0 else 0
         for tokens in (used, ceiling)
@@ -153,7 +153,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[object], None]]:
 
 @contextmanager
 def counted_progress(what: str) -> Iterator[Callable[[object], None]]:
-    """A count on a terminal's stderr, of what has no known end."""
+    """A count on a terminal's stderr, where the total is unknown."""
     screen = Screen(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None

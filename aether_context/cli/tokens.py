@@ -1,4 +1,4 @@
-"""`aether-context tokens`: what a request or a text costs, by layer and by counter."""
+"""`aether-context tokens`: the tokens of a request or a text, by layer and by counter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aether_context.tokens.choice import OFFERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A pack or a text. ``recorded`` are counts of contents with media, whose data a recording does not hold."""
+    """A pack or a text. ``recorded`` are counts of contents with media, since recordings do not hold media data."""
 
     title: str
     model: str
@@ -47,8 +47,8 @@ def show(
 
     Args:
         source: the path of a session, a manifest or a text, or a pack's id.
-        counters: names of counters; none takes the one that the policy would take, and the estimate.
-        vocabulary: the path of the model's vocabulary, which is then a column beside those that are named.
+        counters: names of counters; without any, the policy's counter and the estimate are used.
+        vocabulary: the path of the model's vocabulary, which adds a column.
     """
     counted_source = _read_source(source, model, url)
     settings = PackPolicy.load(policy or os.environ.get("AETHER_CONTEXT_POLICY") or None).tokens
@@ -83,7 +83,7 @@ def show(
 
 
 def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iterator[TokenCounter]:
-    """The counters that are named, which is leave to use the network; else the policy's and the estimate."""
+    """The named counters, which may use the network; else the policy's counter and the estimate."""
     if settings.network or not OFFERS.keys() >= {*names, settings.counter} - {"auto"}:
         from aether_context.adk.models.gemini import register_counters
 

@@ -1,4 +1,4 @@
-"""`aether-context tune`: another policy on one's own recordings, and whether it is worth having."""
+"""`aether-context tune`: searches for a better policy on recorded sessions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check(
     explain: bool,
     as_json: bool,
 ) -> int:
-    """Fails where a policy keeps less than the recordings did, or costs more, by more than the margin."""
+    """Prints how a policy compares with the recordings; fails where it is worse by more than the margin."""
     any_worse = False
     for profile in profiles:
         recordings = tuner.recordings(profile)

@@ -18,7 +18,7 @@ from aether_context.views import Comparison, Unpacked
 
 @dataclass(slots=True)
 class _Group:
-    """Calls that are reported in one row. ``unanswered`` have no answer on record, ``failed`` came to nothing.
+    """Calls in one row. ``unanswered`` counts those without a recorded outcome, ``failed`` those without usage.
 
     ``pairs`` are estimated and reported input tokens.
     """
@@ -42,7 +42,7 @@ class _Group:
             self.pairs.append((manifest.request_tokens, input_tokens))
 
     def figures(self) -> dict[str, JSON]:
-        """What is reported of the calls: None is unknown."""
+        """The figures of the calls; None is unknown."""
         totals, close = self.totals, accuracy(self.pairs)
         cost = totals.known_cost_usd
         return {
@@ -69,7 +69,7 @@ class _Group:
 
 
 def answered(manifest: Manifest, outcome: Mapping[str, JSON]) -> CallUsage | None:
-    """What a call used and cost; None where it came to nothing."""
+    """What a call used and cost; None where it failed without usage."""
     call = CallUsage.of_outcome(outcome, manifest.request_tokens)
     if call is None:
         return None
@@ -88,7 +88,7 @@ def _sides(compared: Comparison) -> JSON:
 
 
 def show(url: str, *, app: str | None, user: str | None, session: str | None, by: Sequence[str], as_json: bool) -> int:
-    """Prints the ledger.
+    """Prints the usage of recorded calls.
 
     Args:
         by: ``agent``, ``day``, ``model`` or ``session``: the columns that calls are grouped by.
@@ -140,7 +140,7 @@ def _print(
     whole: Mapping[str, JSON],
     acts: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """A row for each group and one for all; then how often each strategy cut, what that freed and what it cost."""
+    """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
     out = Screen()
     narrow = out.width < 120
     estimates = () if narrow else (">estimated", ">reported", ">p50", ">p95", ">bias")

@@ -13,10 +13,10 @@ from aether_context.store.replay import Replayer
 
 
 class Verifier:
-    """Checks packs of one store; what they share is checked once.
+    """Checks packs of one store; what packs share is checked once.
 
-    ``unrecorded`` counts packs that cannot be replayed, since their texts were never recorded. ``over_window`` has the
-    tokens by which requests passed their window, by the pack's place.
+    ``unrecorded`` counts packs that cannot be replayed because their texts were not recorded. ``over_window`` has the
+    tokens by which requests exceed their window, by the pack's place.
     """
 
     def __init__(self, store: PackStore) -> None:
@@ -32,8 +32,8 @@ class Verifier:
         """What is wrong with the pack at a place; empty where nothing is.
 
         Args:
-            place: places of one session are best checked one after the other, since what they share is kept meanwhile.
-            line: whether the packs that it extends have to be sound as well, as they have to be for a replay.
+            place: it is fastest to check the places of one session one after the other.
+            line: whether the packs that it extends must verify as well, as they must for a replay.
         """
         session = place.rsplit("/", 1)[0]
         if session != self._session:
@@ -56,7 +56,7 @@ class Verifier:
         return ""
 
     def _manifest(self, place: str) -> Manifest:
-        """The manifest at a place, where it is what was written."""
+        """The manifest at a place; raises where it does not verify."""
         if place not in self._checked:
             try:
                 self._checked[place] = self._check(place)
@@ -73,7 +73,7 @@ class Verifier:
         if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if f"{self._session}/{manifest.parent}" not in self._checked:
-            with suppress(ManifestError):  # a parent that is there and broken fails for itself
+            with suppress(ManifestError):  # a parent that exists and is damaged fails in its own check
                 self._store.parent(manifest)
         for digest in manifest.blobs:
             blob = (manifest.app, manifest.user, digest)
