@@ -281,6 +281,19 @@ def test_forgetting_a_user_leaves_nothing_of_them(store):
     assert whole(store) == 2
 
 
+@pytest.mark.parametrize("session", ["s1", "s2"])
+def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_packs_again(store, session):
+    """In the session that was forgotten, and in one that begins then."""
+    chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"))
+    chat.say("one", "two")
+    carry_out_forgetting(store, forget(store, "shop", "ann"))
+    chat.say("three", "four", session=session)
+    manifests = list(store.manifests())
+    assert [one.parent is None for one in manifests] == [True, False]
+    assert whole(store) == 2
+    assert [one.pack_id for one in manifests] == [store.read(one).pack_id for one in store.places(newest=2)]
+
+
 def test_forgetting_a_session_leaves_the_others_whole(store):
     for at in range(3):
         store.write(recording(f"The secret of {at}", session=f"s{at}", call=at + 1))

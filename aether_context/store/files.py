@@ -208,6 +208,16 @@ class Files:
         except FileNotFoundError:
             return None
 
+    def lacks(self, path: str) -> bool:
+        """Whether a file is surely not there; False where the store does not say."""
+        try:
+            self.read(path, 0, 1)
+        except FileNotFoundError:
+            return True
+        except StoreError:
+            pass
+        return False
+
     def is_there(self) -> bool:
         """Whether the base folder exists; `StoreError` where it is a file.
 

@@ -118,6 +118,9 @@ class PackStore:
         """
         manifest, pack_id, number = recording.manifest, recording.manifest.pack_id, 1
         blobs = {self.blob_path(manifest, digest): _compressed(data) for digest, data in recording.blobs.items()}
+        if manifest.parent is None:  # another process may have forgotten the user since
+            for path in (*blobs, self.hour_entry(manifest)):
+                self._known.pop(path, None)
         existing = [path for path, data in blobs.items() if not self._create_known(path, data)]
         for uri, text in recording.saved.items():
             path = f"{self.files.place(*manifest.session_key)}/{uri.removeprefix(SCHEME)}"

@@ -214,6 +214,9 @@ class SpooledFiles(Files):
         data: bytes = waiting[0][0][start:end] if waiting else super().read(path, start, end)
         return data
 
+    def lacks(self, path: str) -> bool:
+        return not self._is_down and not self.spares_store and super().lacks(path)
+
     def deliver(self) -> None:
         """Starts a thread that writes what waits to the store."""
         if self._is_empty():

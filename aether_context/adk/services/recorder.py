@@ -25,6 +25,7 @@ from aether_context.evidence import EvidenceRecord
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, record
+from aether_context.store.pack_file import ENDING
 from aether_context.store.spool import SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
@@ -78,7 +79,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
-        self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_CHAINS)
+        self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
@@ -93,14 +94,13 @@ class Recorder:
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            self._forget_what_was_set_aside()
-            recording = record(pack, policy, counter, self._tips.get(key))
+            recording = record(pack, policy, counter, self._tip(pack.identity))
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
-            self._tips[key] = recording.tip
+            self._tips[key] = pack.identity.invocation, recording.tip
             if outcome is None:
                 self._written[of_call] = (self.store.place(manifest), recording.data)
             else:
@@ -151,13 +151,23 @@ class Recorder:
             logger.error("more than %d packs wait for %s: the oldest is given up", _MOST_WAITING, self.store.url)
         self._ensure_thread()
 
-    def _forget_what_was_set_aside(self) -> None:
-        """Begins all chains anew, and writes again what they name, where a write never came to the store."""
+    def _tip(self, identity: Identity) -> Tip | None:
+        """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
+
+        Where a write was set aside all chains begin anew. Whether the pack that is to be extended is still there, and
+        was not forgotten by another process, is looked at once an invocation.
+        """
         set_aside = self._spooled.set_aside() if self._spooled is not None else 0
-        if self._spooled is not None and set_aside > self._set_aside:
+        if set_aside > self._set_aside:
             self._tips.clear()
-            self.store = self.store.through(self._spooled)
         self._set_aside = set_aside
+        found = self._tips.get(agent_key(identity))
+        if found is None:
+            return None
+        invocation, tip = found
+        place = self.store.files.place(identity.app, identity.user, identity.session)
+        is_lost = invocation != identity.invocation and self.store.files.lacks(f"{place}/packs/{tip.pack_id}{ENDING}")
+        return None if is_lost else tip
 
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
