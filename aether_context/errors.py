@@ -8,9 +8,9 @@ AetherContextError
 │   └── AnchorPreservationError  contents that must be kept do not fit the budget: which ones
 ├── TokenCountingError   a token counter failed: which one, why, and the cure
 ├── EmbeddingError       an embedder failed: which one, and why
-├── SearchIndexError     an index was given what it cannot take, or cannot be read
+├── SearchIndexError     an index was given invalid data, or cannot be read
 ├── MissingExtra         an optional dependency is needed: which one, and the line that installs it
-├── StateError           what should go into a session's state cannot
+├── StateError           a value cannot be written into a session's state
 │   ├── BoardError           a change that the task board does not allow: which step, and what is allowed
 │   └── KnowledgeError       a note or an evidence record that is wrong: which field, and the cure
 ├── SessionError         a session could not be read
@@ -20,7 +20,7 @@ AetherContextError
 │   └── BlobNotFound     a pack names content that the store does not hold
 ├── ArtifactError        an artifact cannot be saved or loaded: which one, and the cure
 ├── CassetteError        a cassette has no answer to a call, or cannot be played: which file, and what differs
-├── ManifestError        a manifest is not one, or is not what was written
+├── ManifestError        a manifest is not valid, or is not what was written
 │   ├── SchemaVersionError   written by a version this one cannot read
 │   └── ChecksumMismatch     a byte changed since it was written
 └── ReplayError          a pack could not be built again
@@ -38,7 +38,7 @@ from decimal import Decimal
 class AetherContextError(RuntimeError):
     """The root of all errors raised by this package.
 
-    A `RuntimeError`, since that is what ADK makes of what a plugin raises elsewhere than before a model call.
+    It is a `RuntimeError`, since ADK turns what a plugin raises outside of ``before_model_callback`` into one.
     """
 
 
@@ -52,7 +52,7 @@ class PolicyError(AetherContextError):
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: ``did you mean 'chat'?``, or which ones are known."""
+    """The hint for an unknown name: ``did you mean 'chat'?``, or the names that are known."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
@@ -69,9 +69,9 @@ class BudgetExceededError(AetherContextError):
     """The next model call would pass a limit of the policy.
 
     Attributes:
-        scope: ``session``, ``invocation`` or ``agent``; ``name`` is which one, empty for the session itself.
+        scope: ``session``, ``invocation`` or ``agent``; ``name`` is its name, empty for the session itself.
         measure: ``input``, ``output`` or ``total`` tokens, or ``cost`` in US dollars; ``limit``, ``used`` and
-            ``planned`` are in its unit. ``used`` holds what calls that are under way are expected to take, too.
+            ``planned`` are in its unit. ``used`` includes the estimates of calls that are under way.
         suggestion: what to do about it.
     """
 
@@ -119,8 +119,8 @@ _SPLIT = {
 class StepTooLarge(ContextOptimizationError):
     """System, task and tools alone exceed the input budget, so the step has to be split.
 
-    All quantities are tokens. ``measured`` are the layers after everything that can be shortened is; ``texts`` are what
-    they consist of, by name, where that is known; ``largest`` is the layer that asks for most.
+    All quantities are tokens. ``measured`` are the layers, with everything shortened that can be; ``texts`` are the
+    texts that they consist of, by name, where these are known; ``largest`` is the largest layer.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class AnchorPreservationError(ContextOptimizationError):
 class TokenCountingError(AetherContextError):
     """A token counter cannot count: ``counter`` is its name, ``reason`` says why, ``suggestion`` is the cure.
 
-    ``characters`` is the size of what it was given, 0 where that does not matter.
+    ``characters`` is the size of the text, 0 where that does not matter.
     """
 
     def __init__(self, counter: str, reason: str, *, characters: int = 0, suggestion: str = "") -> None:
@@ -178,7 +178,7 @@ class TokenCountingError(AetherContextError):
 
 
 class EmbeddingError(AetherContextError):
-    """A model of vectors failed: ``embedder`` is its name, ``reason`` says why."""
+    """An embedder failed: ``embedder`` is its name, ``reason`` says why."""
 
     def __init__(self, embedder: str, reason: str) -> None:
         self.embedder = embedder
@@ -187,7 +187,7 @@ class EmbeddingError(AetherContextError):
 
 
 class SearchIndexError(AetherContextError):
-    """An index was given what it cannot take, or what it was saved to cannot be read."""
+    """An index was given invalid data, or its file cannot be read."""
 
 
 class MissingExtra(AetherContextError):
@@ -199,7 +199,7 @@ class MissingExtra(AetherContextError):
 
 
 class StateError(AetherContextError):
-    """What should go into a session's state cannot."""
+    """A value cannot be written into a session's state."""
 
 
 class BoardError(StateError):
@@ -211,7 +211,7 @@ class BoardError(StateError):
 
 
 class KnowledgeError(StateError):
-    """A note or an evidence record is wrong. ``field`` is the name of what is wrong in it."""
+    """A note or an evidence record is wrong. ``field`` is the name of the wrong field."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         self.field = field
@@ -247,7 +247,7 @@ class CassetteError(AetherContextError):
 
 
 class ManifestError(AetherContextError):
-    """A manifest is not one, or is not what was written."""
+    """A manifest is not valid, or is not what was written."""
 
 
 class SchemaVersionError(ManifestError):
