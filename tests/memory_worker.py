@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from aether_context.memory import Memories, Memory
-from aether_context.memory.backends import is_postgres, postgres
+from aether_context.memory import Memory
+from aether_context.memory.backends import opened
 
 if __name__ == "__main__":
     uri, user, first, last = sys.argv[1:]
-    memories = postgres(uri) if is_postgres(uri) else Memories(uri)
+    memories = opened(uri)
     for number in range(int(first), int(last)):
         memories.add("app", user, [Memory(name=f"m{number}", text=f"The code of {user} is number{number}.")])
         if number % 10 == 0:

@@ -25,6 +25,7 @@ from google.genai import types
 from aether_context.adk import HybridMemoryService
 from aether_context.errors import SearchIndexError
 from aether_context.memory import Imported, Memories, Memory, MemoryBackend, export_lines, import_memories
+from aether_context.memory.backends import shown, without
 from aether_context.redaction import masker
 
 WORKER = Path(__file__).parent / "memory_worker.py"
@@ -452,3 +453,25 @@ def test_memories_move_from_anywhere_to_anywhere(memories: MemoryBackend) -> Non
     assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
     assert moved(revive=True).written == 1
     assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]
+
+
+# URIs of databases
+
+
+@pytest.mark.parametrize(
+    ("uri", "printed", "rest"),
+    [
+        ("postgresql:///shop?host=/run/pg&limit=3", "postgresql:///shop", "postgresql:///shop?host=/run/pg"),
+        ("postgresql://ann:p?w@d/x@db:5/shop", "postgresql://db:5/shop", "postgresql://ann:p?w@d/x@db:5/shop"),
+        ("postgres://db/shop?options=-c%20a%3D1+2", "postgres://db/shop", "postgres://db/shop?options=-c%20a%3D1+2"),
+        (
+            "hybrid+postgresql://ann:pw@db/shop?limit=3",
+            "hybrid+postgresql://db/shop",
+            "hybrid+postgresql://ann:pw@db/shop",
+        ),
+        ("hybrid:///a@b/m.sqlite", "hybrid:///a@b/m.sqlite", "hybrid:///a@b/m.sqlite"),
+    ],
+)
+def test_a_uri_is_printed_without_password_and_passed_on_as_it_stands(uri: str, printed: str, rest: str) -> None:
+    assert shown(uri) == printed
+    assert without(uri, ["limit"]) == (rest, {"limit": "3"} if "limit" in uri else {})

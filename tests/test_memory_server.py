@@ -10,7 +10,7 @@ import httpx
 import pytest
 from adk_server import api_server
 
-from aether_context.memory import Memories
+from aether_context.memory.backends import opened
 
 AGENT = '''
 from google.adk.agents import LlmAgent
@@ -75,8 +75,12 @@ def say(client: httpx.Client, held: str, text: str) -> str:
 
 
 @pytest.mark.integration
-def test_adk_web_remembers_across_its_runs(agents: Path) -> None:
-    uri = "hybrid://kept/memories.sqlite?limit=3"
+@pytest.mark.parametrize("place", ["file", "postgres"])
+def test_adk_web_remembers_across_its_runs(agents: Path, place: str, request: pytest.FixtureRequest) -> None:
+    kept, uri = "", "hybrid://kept/memories.sqlite?limit=3"
+    if place == "postgres":
+        kept = request.getfixturevalue("postgres").uri()
+        uri = f"hybrid+{kept}&limit=3"
     with serving(agents, uri) as client:
         first = session(client)
         assert say(client, first, "My automobile is in the garage behind the mill.") == "Noted."
@@ -85,5 +89,6 @@ def test_adk_web_remembers_across_its_runs(agents: Path) -> None:
         assert "garage behind the mill" in say(client, session(client), "Where is the car?")
     with serving(agents, uri) as client:
         assert "garage behind the mill" in say(client, session(client), "Where is the car?")
-    with contextlib.closing(Memories(agents / "kept" / "memories.sqlite")) as memories:
+    where = kept if place == "postgres" else str(agents / "kept" / "memories.sqlite")
+    with contextlib.closing(opened(where)) as memories:
         assert memories.users() == [("keeper", "ann", 2)]

@@ -372,7 +372,7 @@ def usage(**options: Any) -> int:
     "path",
     metavar="PATH",
     required=True,
-    help="The file or folder of a memory service.",
+    help="The file or folder of a memory service, or a postgresql:// URI.",
 )
 @click.option("--app", help="Whose memories: the app.")
 @click.option("--user", help="And the user; neither is needed where there is but one.")

@@ -6,7 +6,8 @@ from contextlib import closing
 
 from aether_context.cli.terminal import Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Memories, located
+from aether_context.memory import located
+from aether_context.memory.backends import is_postgres, opened, shown
 from aether_context.retrieval import Entry, Hit, embedders
 
 
@@ -24,7 +25,7 @@ def show(
         from aether_context.adk.models.gemini import register_embedders
 
         register_embedders()
-    if not located(path).is_file():
+    if not is_postgres(path) and not located(path).is_file():
         raise SearchIndexError(f"there is no file of memories at {located(path)}")
     hits, count = _search_memories(query, path, app, user, embedder, limit)
     if as_json:
@@ -44,13 +45,13 @@ def show(
         )
         return
     if not hits:
-        tell(f"nothing in {path} answers that: {count:,} entries were looked at")
+        tell(f"nothing in {shown(path)} answers that: {count:,} entries were looked at")
         return
     names = ("lexical", "semantic", "neighbours", "time", "recency")
-    shown = [name for name in names if any(hit.scores.get(name) for hit in hits)]
-    table = grid("id", ">score", *(f">{name}" for name in shown), "time (UTC)", "text")
+    told = [name for name in names if any(hit.scores.get(name) for hit in hits)]
+    table = grid("id", ">score", *(f">{name}" for name in told), "time (UTC)", "text")
     for hit in hits:
-        scores = [f"{hit.scores[name]:.3f}" if name in hit.scores else "" for name in shown]
+        scores = [f"{hit.scores[name]:.3f}" if name in hit.scores else "" for name in told]
         text = cell(hit.entry.searched, limit=160)
         table.add_row(cell(hit.id, limit=40), f"{hit.score:.3f}", *scores, moment(hit.entry.time), text)
     Screen().print(table)
@@ -60,14 +61,16 @@ def _search_memories(
     query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int
 ) -> tuple[list[Hit], int]:
     """Hits among one user's memories, and how many of these there are."""
-    with closing(Memories(path, embedder=embedder)) as memories:
+    with closing(opened(path, embedder=embedder)) as memories:
         owners = memories.users()
         if not owners:
-            raise SearchIndexError(f"{path} holds no memories")
+            raise SearchIndexError(f"{shown(path)} holds no memories")
         fitting = [owner for owner in owners if app in (None, owner[0]) and user in (None, owner[1])]
         if len(fitting) != 1:
             known = "; ".join(f"--app {of_app} --user {of_user}" for of_app, of_user, *_ in owners[:10])
-            raise SearchIndexError(f"{path} holds the memories of {len(fitting)} users that fit: name one of {known}")
+            raise SearchIndexError(
+                f"{shown(path)} holds the memories of {len(fitting)} users that fit: name one of {known}"
+            )
         of_app, of_user, count = fitting[0]
         hits = []
         for found in memories.search(of_app, of_user, query, limit):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote_plus
 
 from aether_context.errors import MissingExtra, SearchIndexError
 from aether_context.memory.database import Memory
-from aether_context.memory.library import Remembered
+from aether_context.memory.library import Memories, Remembered
 
 if TYPE_CHECKING:
-    from aether_context.memory.postgres import PostgresMemories
     from aether_context.retrieval.embedders import Embedder
 
 _SCHEMES = ("postgresql://", "postgres://")
@@ -61,26 +60,51 @@ def is_postgres(uri: str) -> bool:
     return uri.startswith(_SCHEMES)
 
 
+def opened(
+    place: str,
+    *,
+    embedder: str | Embedder | None = None,
+    redact: Callable[[str], str] | None = None,
+    max_users: int = 64,
+) -> MemoryBackend:
+    """The memories in a PostgreSQL database or in a file, for an empty place those of this process.
+
+    Raises:
+        StoreError: as `Memories` or `PostgresMemories` raises it; so are the other errors.
+    """
+    if is_postgres(place):
+        return _postgres(place, embedder, redact)
+    return Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
+
+
 def shown(uri: str) -> str:
-    """A path or URI as it may be printed: without user and password."""
-    parts = urlsplit(uri)
-    if "://" not in uri or "@" not in parts.netloc:
+    """A path or URI as it may be printed: that of a database without user, password and options."""
+    scheme, mark, rest = uri.partition("://")
+    if not is_postgres(uri.removeprefix("hybrid+")):
         return uri
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+    return scheme + mark + rest.rpartition("@")[2].partition("?")[0]
 
 
-def postgres(
-    uri: str, *, embedder: str | Embedder | None = None, redact: Callable[[str], str] | None = None
-) -> PostgresMemories:
-    """The memories in a PostgreSQL database.
+def without(uri: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
+    """A URI without the options of some names, and these."""
+    base, _, query = uri.partition("?")
+    options: dict[str, str] = {}
+    others: list[str] = []
+    for option in filter(None, query.split("&")):
+        name, _, value = option.partition("=")
+        if name in names:
+            options[name] = unquote_plus(value)
+        else:
+            others.append(option)
+    return "?".join(filter(None, [base, "&".join(others)])), options
 
-    Args:
-        uri: as libpq takes it; ``schema`` in its query names the schema of the tables.
+
+def _postgres(uri: str, embedder: str | Embedder | None, redact: Callable[[str], str] | None) -> MemoryBackend:
+    """The memories in a database; ``schema`` in the URI's query names the schema of the tables.
 
     Raises:
         MissingExtra: the client library is not installed.
         SearchIndexError: the URI has an option that is none.
-        StoreError: as `PostgresMemories` raises it.
     """
     if find_spec("psycopg") is None:
         raise MissingExtra("postgres", "a memory service on PostgreSQL")
@@ -88,12 +112,9 @@ def postgres(
 
     from aether_context.memory.postgres import SCHEMA, PostgresMemories
 
-    parts = urlsplit(uri)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    schema = options.pop("schema", SCHEMA)
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    if unknown := sorted(options.keys() - known):
-        raise SearchIndexError(f"memory URI option {unknown[0]!r} is unknown: it is schema, or a parameter of libpq")
-    return PostgresMemories(
-        urlunsplit(parts._replace(query=urlencode(options))), embedder=embedder, redact=redact, schema=schema
-    )
+    _, given = without(uri, [option.keyword.decode() for option in Conninfo.get_defaults()])
+    place, options = without(uri, ["schema"])
+    if unknown := without(place, given)[0].partition("?")[2]:
+        name = unknown.partition("=")[0]
+        raise SearchIndexError(f"memory URI option {name!r} is unknown: it is schema, or a parameter of libpq")
+    return PostgresMemories(place, embedder=embedder, redact=redact, schema=options.get("schema", SCHEMA))

@@ -33,7 +33,7 @@ _MOST_CONNECTIONS = 8
 _GOING = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.CannotConnectNow)
 """What a server says that stops or starts."""
 _SETTINGS = """SELECT set_config('aether_context.owner', %s, true), set_config('search_path', %s, true),
-    set_config('statement_timeout', %s, true)"""
+    set_config('statement_timeout', %s, true), set_config('jit', 'off', true)"""
 
 
 class Database:

@@ -85,8 +85,8 @@ class UserMemories:
             self._last = changes[-1].number
         if count <= MANY < len(self._index) and self._file.path is not None:
             logger.warning(
-                "a user has %d memories in %s: past %d a file opens and searches slowly, "
-                'and HybridMemoryService("postgresql://...") does not',
+                "a user has %d memories in %s: past %d a file takes long to open; "
+                'HybridMemoryService("postgresql://...") has nothing to open',
                 len(self._index),
                 self._file.path,
                 MANY,

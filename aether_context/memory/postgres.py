@@ -20,6 +20,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aether_context.canonical import canonical_json
 from aether_context.errors import EmbeddingError, StoreError, StoreUnavailable
@@ -55,8 +56,16 @@ _INSERT = f"""
         (excluded.number, excluded.digest, {", ".join(f"excluded.{name}" for name in _FIELDS)}, excluded.standing,
         excluded.thread, excluded.said_at, excluded.terms, excluded.vector)"""
 _POOL = """
-    SELECT number, coalesce(thread, -1), coalesce(said_at, 'NaN'), terms, coalesce(1 - (vector <=> %s::vector), 0)
-    FROM memories WHERE owner = %s AND text IS NOT NULL ORDER BY number"""
+    SELECT string_agg(int8send(number) || int8send(coalesce(thread, -1)) || float8send(coalesce(said_at, 'NaN'))
+        || float8send(coalesce(1 - (vector <=> %s::vector), 0)) || int4send(octet_length(terms)), ''),
+        string_agg(terms, '')
+    FROM (SELECT * FROM memories WHERE owner = %s AND text IS NOT NULL ORDER BY number) AS pool"""
+"""All rows in one value, as `_ROW` reads them: to make objects of ten thousand rows takes longer than to find them."""
+_ROW = np.dtype([("number", ">i8"), ("thread", ">i8"), ("said_at", ">f8"), ("cosine", ">f8"), ("terms", ">i4")])
+
+
+_TERM = np.dtype("<u4")
+"""The hash of a term, as a row holds it."""
 
 
 class PostgresMemories:
@@ -186,13 +195,13 @@ class PostgresMemories:
         vector = self._asked(asked)
 
         def read(connection: Connection) -> list[Remembered]:
-            rows = connection.cursor(binary=True).execute(_POOL, (vector, owner)).fetchall()
-            if not rows:
+            packed, said = connection.cursor(binary=True).execute(_POOL, (vector, owner)).fetchall()[0]
+            if packed is None:
                 return []
-            of_rows = list(zip(*rows, strict=True))
-            numbers, threads, times, cosines = (np.array(of_rows[at]) for at in (0, 1, 2, 4))
-            bm25, ceiling = _bm25(asked, of_rows[3])
-            cosine = np.round(np.nan_to_num(cosines), 6)  # a vector of zeros has no cosine
+            rows = np.frombuffer(packed, dtype=_ROW)
+            lengths = rows["terms"].astype(np.int32) // _TERM.itemsize
+            bm25, ceiling = _bm25(asked, lengths, np.frombuffer(said, dtype=_TERM))
+            cosine: Floats = np.nan_to_num(rows["cosine"].astype(np.float64)).round(6)  # of a vector of zeros it is NaN
             alone, scores = combined(
                 asked,
                 bm25,
@@ -203,12 +212,12 @@ class PostgresMemories:
                 compared=self._embedder is not None,
             )
             alive = np.ones(len(rows), dtype=bool)
-            links = linked(threads, alive)
+            links = linked(rows["thread"].astype(np.int64), alive)
             memories: dict[str, Memory] = {}
             places: dict[str, int] = {}
 
             def entries(slots: Slots) -> list[Entry]:
-                wanted = numbers[slots].tolist()
+                wanted = rows["number"][slots].tolist()
                 found = self._texts(connection, owner, wanted)
                 made = [entry_of(found[number]) for number in wanted]
                 memories.update((entry.id, found[number]) for entry, number in zip(made, wanted, strict=True))
@@ -222,7 +231,7 @@ class PostgresMemories:
                 slots=candidates([scores["lexical"], scores["semantic"]], links, alive),
                 alone=alone,
                 scores=scores,
-                times=times,
+                times=rows["said_at"].astype(np.float64),
                 links=links,
             )
             return remembered(hits, memories, places, query, self._redact)[:limit]
@@ -336,13 +345,17 @@ def owner_of(app: str, user: str) -> UUID:
     return _hash(sound(app), sound(user))
 
 
-def _bm25(query: str, said: Sequence[bytes]) -> tuple[Floats, float]:
-    """BM25 of rows, by the hashes of their terms; and what any row can reach."""
-    lengths = np.array([len(row) // 4 for row in said], dtype=np.int32)
-    keys, asked = np.frombuffer(b"".join(said), dtype="<u4"), query_terms(query)
-    places = np.flatnonzero(np.isin(keys, np.frombuffer(b"".join(map(hash_of, asked)), dtype="<u4")))
+def _bm25(query: str, lengths: NDArray[np.int32], said: NDArray[np.uint32]) -> tuple[Floats, float]:
+    """BM25 of rows, and what any row can reach.
+
+    Args:
+        lengths: how many terms each row has.
+        said: the hashes of all rows' terms, one row after the other.
+    """
+    asked = query_terms(query)
+    places = np.flatnonzero(np.isin(said, np.frombuffer(b"".join(map(hash_of, asked)), dtype=_TERM)))
     index = InvertedIndex()
-    index.extend(keys[places], np.searchsorted(np.cumsum(lengths), places, side="right"), lengths)
+    index.extend(said[places], np.searchsorted(np.cumsum(lengths), places, side="right"), lengths)
     return index.scores(asked)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
@@ -24,7 +24,7 @@ from aether_context.errors import SearchIndexError, StoreUnavailable
 from aether_context.retrieval.ranking import similarity
 
 if TYPE_CHECKING:
-    from aether_context.memory import Imported, Memory, MemoryBackend, Owned, Remembered
+    from aether_context.memory import Imported, Memory, Owned, Remembered
     from aether_context.retrieval.embedders import Embedder
 
 _logger = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ class HybridMemoryService(BaseMemoryService):
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
-        from aether_context.memory import Memories
-        from aether_context.memory.backends import is_postgres, postgres
+        from aether_context.memory.backends import opened
 
         place, options = parsed(os.fspath(uri), agents_dir)
         if (number := options.get("limit")) is not None:
@@ -86,11 +85,7 @@ class HybridMemoryService(BaseMemoryService):
             limit = int(number)
         self.limit = limit
         embedder = options.get("embedder", embedder)
-        self.memories: MemoryBackend
-        if is_postgres(place):
-            self.memories = postgres(place, embedder=embedder, redact=redact)
-        else:
-            self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
+        self.memories = opened(place, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:
@@ -242,21 +237,20 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
     Raises:
         SearchIndexError: it is neither. The text does not repeat it, since a password may stand in it.
     """
-    from aether_context.memory.backends import is_postgres
+    from aether_context.memory.backends import is_postgres, without
 
     if "://" not in uri:
         return uri, {}
-    parts = urlsplit(uri)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    options = {name: given.pop(name) for name in _OPTIONS if name in given}
-    database = uri.removeprefix(f"{SCHEME}+")
-    if is_postgres(database):
-        return urlunsplit(urlsplit(database)._replace(query=urlencode(given))), options
+    place, options = without(uri, _OPTIONS)
+    if is_postgres(database := place.removeprefix(f"{SCHEME}+")):
+        return database, options
+    parts = urlsplit(place)
     if parts.scheme != SCHEME:
         known = f"{SCHEME}:// or {_POSTGRES}://"
         raise SearchIndexError(f"memory URI {parts.scheme}:// is unknown: it begins with {known}, or is a path")
-    if given:
-        raise SearchIndexError(f"memory URI option {min(given)!r} is unknown: it is one of {', '.join(_OPTIONS)}")
+    if parts.query:
+        unknown = parts.query.partition("=")[0]
+        raise SearchIndexError(f"memory URI option {unknown!r} is unknown: it is one of {', '.join(_OPTIONS)}")
     path = unquote(parts.netloc + parts.path)
     return (str(Path(agents_dir or "") / path) if path else ""), options
 
