@@ -324,6 +324,27 @@ def test_threads_that_write_for_one_user_lose_nothing(memories: MemoryBackend) -
     assert memories.users() == [("app", "ann", 101)]
 
 
+def test_a_search_meets_what_is_changed_and_deleted_meanwhile(opened: Open) -> None:
+    writing, reading = opened().memories, opened().memories
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for at in range(60):
+                writing.add("app", "ann", [Memory(name=f"m{n}", text=f"The code {n} is {at}.") for n in range(20)])
+                writing.delete("app", "ann", name=f"m{at % 20}")
+                writing.add("app", "ann", [Memory(name=f"m{at % 20}", text="A code.")], revive=True)
+        finally:
+            done.set()
+
+    def read() -> None:
+        while not done.is_set():
+            assert len(reading.search("app", "ann", "code", 50)) in (0, 19, 20)
+
+    in_threads([write, read])
+    assert len(names(reading)) == 20
+
+
 def in_threads(tasks: Sequence[Callable[[], None]]) -> None:
     """Runs all, and raises what one of them raised."""
     failed: list[BaseException] = []

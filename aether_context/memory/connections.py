@@ -127,6 +127,8 @@ class Database:
                     self._path = self._prepare(connection)
             connection.seconds = WRITE_SECONDS if writes else READ_SECONDS
             settings = ("" if owner is None else str(owner), self._path, str(int(1_000 * connection.seconds)))
+            # What is read in two statements is of one moment.
+            connection.isolation_level = None if writes else psycopg.IsolationLevel.REPEATABLE_READ
             if writes:
                 with connection.transaction():
                     connection.execute(_SETTINGS, settings)
