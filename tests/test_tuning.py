@@ -152,7 +152,12 @@ def test_a_knob_that_is_none_is_told(text, told):
 
 def test_what_the_file_says_is_the_tuned_policy(tmp_path):
     values = {"conversation.compact_at": 0.6, "retrieval.memory_k": 7, "budget.shares.evidence": 0.5}
-    base = PackPolicy(max_input_tokens=9_000, tools={"always": ("a", 'b"c')}, windows={"x/y": 5_000})
+    base = PackPolicy(
+        max_input_tokens=9_000,
+        tools={"always": ("a", 'b"c')},
+        windows={"x/y": 5_000},
+        limits={"agent": {"total_tokens": 9}, "agents": {"clerk": {"cost_usd": 0.5}, "any one": {}}},
+    )
     assert settings(base, values)["budget"]["shares"]["evidence"] == {"low": 0.375, "high": 0.625}
     store = new_store()
     record(store, 2)
@@ -219,6 +224,17 @@ def test_too_few_sessions_are_refused_and_it_says_how_many_would_do():
     study = decided(True, sessions=20)
     assert study.verdict == "refused"
     assert "about 30" in study.reason
+
+
+def test_a_policy_is_refused_where_hardly_an_answer_tells_what_it_used():
+    before = {f"s{at}": of(100.0, 0, needed=0) for at in range(80)} | {"s0": of(100.0, 90)}
+    after = {f"s{at}": of(90.0, 0, needed=0) for at in range(80)} | {"s0": of(90.0, 90)}
+    found = compare(before, after, 0)
+    assert (found.cost.sessions, found.retention.sessions) == (80, 1)
+    points = decided(True).points
+    study = decide("chat", points, choose(points, 1.0), fit=found, check=found, held_out=None, margin=1.0)
+    assert study.verdict == "refused"
+    assert "in 1 of 80 sessions to check on whose answers used anything" in study.reason
 
 
 def test_a_source_of_its_own_is_held_out():

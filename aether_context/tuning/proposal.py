@@ -252,8 +252,9 @@ def _differing(value: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
     changed: dict[str, Any] = {}
     for key, item in value.items():
         usual_item = usual.get(key)
-        if isinstance(item, dict) and isinstance(usual_item, dict):
-            if changed_items := _differing(item, usual_item):
+        if isinstance(item, dict):
+            changed_items = _differing(item, usual_item if isinstance(usual_item, dict) else {})
+            if changed_items or not isinstance(usual_item, dict):
                 changed[key] = changed_items
         elif item != usual_item and item is not None:
             changed[key] = item
@@ -271,7 +272,7 @@ def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
         return key if key.isascii() and key.replace("_", "").isalnum() else json.dumps(key)
 
     plain = {key: item for key, item in value.items() if not isinstance(item, dict)}
-    if path and plain:
+    if path and (plain or not value):
         yield f"\n[{'.'.join(path)}]"
     for key, item in plain.items():
         yield f"{named(key)} = {json.dumps(item, ensure_ascii=False)}"

@@ -280,7 +280,8 @@ def decide(
     if chosen is None or check is None:
         return study("no change", "no trial is cheaper and keeps as much, or keeps more for what may be spent")
     saves = _saves(points[chosen], margin) and not spend
-    differing = check.cost.sessions
+    # Where answers used nothing, nothing is known of what a policy keeps.
+    differing = min(check.cost.sessions, check.retention.sessions)
     if differing < least:
         deviation = check.cost.deviation if saves else check.retention.deviation
         effect = abs(points[chosen].cost if saves else points[chosen].retention)
@@ -288,8 +289,8 @@ def decide(
         needs = max(needs, needed_sessions(check.retention.deviation, margin)) if saves else needs
         return study(
             "refused",
-            f"the two policies differ in {differing} of {check.sessions} sessions to check on, and {least} are the "
-            f"least to claim anything from; to show this effect takes about {needs}",
+            f"the two policies differ in {differing} of {check.sessions} sessions to check on whose answers used "
+            f"anything, and {least} are the least to claim anything from; to show this effect takes about {needs}",
         )
     if saves:
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
