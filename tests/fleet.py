@@ -170,8 +170,8 @@ class Fleet:
 
     def _hear(self) -> Iterator[Connection]:
         """Takes in what workers tell; those that are done."""
-        for connection in wait(list(self.busy), timeout=60) or [None]:
-            assert isinstance(connection, Connection), "no worker told anything for a minute"
+        for connection in wait(list(self.busy), timeout=300) or [None]:
+            assert isinstance(connection, Connection), "no worker told anything for five minutes"
             what, key, value = connection.recv()
             if what == "sent":
                 self.sent.setdefault(key, []).append(value)
@@ -205,7 +205,7 @@ def fleet(places: Sequence[Place]) -> Iterator[Fleet]:
         for connection in found.workers:
             connection.send(None)
         for process in found.workers.values():
-            process.join(60)
+            process.join(300)
             assert process.exitcode == 0
     finally:
         for process in found.workers.values():
