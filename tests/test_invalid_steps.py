@@ -78,6 +78,19 @@ def test_a_step_too_large_is_made_to_fit_by_default() -> None:
     chat.replays()
 
 
+def test_what_is_left_of_a_message_names_what_is_missing() -> None:
+    lines = [f"line {at} speaks of {words(12)}" for at in range(200)]
+    lines[100] = "the middle one is about order ZFA04Y, src/theme/dark.json and nothing else"
+    chat = Chat(policy=small(1_000))
+    chat.say("\n".join(lines))
+    note = chat.sent[0].human().splitlines()[0]
+    assert note.startswith("[The middle of this message is left out")
+    assert "ZFA04Y" in note
+    assert "src/theme/dark.json" in note
+    assert chat.manifests()[0].request_tokens <= 1_000
+    chat.replays()
+
+
 def test_an_oversized_step_of_the_plan_still_leaves_inside_the_window() -> None:
     plan = {**PLAN, "acceptance": [words(2_000)], "step": {"id": "3", "text": "x"}}
     chat = Chat(state=planned(plan), policy=small(1_000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import accumulate
@@ -242,29 +242,27 @@ def _extract(view: View, max_tokens: int, counter: TokenCounter, query: str) -> 
         counter=counter,
     )
     text, chosen = found if found is not None else (f"[{total} lines left out]", set())
-    names = _names(mentioned, chosen, text, max_tokens - counter.count(text), counter)
+    left_out = (name for at, entities in enumerate(mentioned) if at not in chosen for name in entities)
+    names = unshown_names(left_out, text, max_tokens=max_tokens - counter.count(text), count_all=counter.count_all)
     return Shown(text=text, kind=view.kind, kept=len(chosen), total=total, names=names, ends_early=view.ends_early)
 
 
-def _names(
-    mentioned: Sequence[Sequence[str]], chosen: set[int], shown: str, max_tokens: int, counter: TokenCounter
+def unshown_names(
+    entities: Iterable[str], shown: str, *, max_tokens: int, count_all: Callable[[Sequence[str]], list[int]]
 ) -> str:
-    """The entities of lines that are not shown, as many as the budget takes: identifiers first, then paths and words,
-    then bare numbers, each in their order."""
+    """The entities that are missing in what is shown, as many as fit: identifiers, then paths and words, then bare
+    numbers, each in their order."""
     names: dict[str, None] = {}
     size = 0
-    for at, entities in enumerate(mentioned):
-        if at in chosen:
-            continue
-        for name in entities:
-            if name not in names and len(name) <= _LONGEST_NAME and name not in shown:
-                names[name] = None
-                size += len(name) + 2
-        if size > max_tokens * _MOST_CHARACTERS:
-            break
+    for name in entities:
+        if name not in names and len(name) <= _LONGEST_NAME and name not in shown:
+            names[name] = None
+            size += len(name) + 2
+            if size > max_tokens * _MOST_CHARACTERS:
+                break
     left = max_tokens - 4
     found = sorted(names, key=_rank)[: max(0, left)]
-    costs = accumulate(counter.count_all([f", {name}" for name in found]))
+    costs = accumulate(count_all([f", {name}" for name in found]))
     return ", ".join(name for name, cost in zip(found, costs, strict=True) if cost <= left)
 
 

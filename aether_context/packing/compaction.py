@@ -28,12 +28,14 @@ from aether_context.conversation.quotes import requoted
 from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, part_tokens, reduced, response_tokens, shortened
 from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.turns import Unit, as_ranges, protected
+from aether_context.evidence.extracts import unshown_names
 from aether_context.pack import RECALLED, Allocation, Content, Outcome, Outgoing, Reason, Stage, TruncationEvent
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft
 from aether_context.packing.selection import latest_need, leaves_latest
 from aether_context.policy import PackPolicy
 from aether_context.text.compression import extract, level
+from aether_context.text.entities import entities_of
 from aether_context.tokens.cache import PackCounter
 
 NET = "emergency"
@@ -308,9 +310,11 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
 # are.
 
 _LEAST_REQUEST = 96
-_MOST_REQUEST = 0.7
+_MOST_REQUEST = 0.77
 """The share of a request that finds no room whole, of what system instruction and declarations leave, where there are
 tools: the calls and their results have to stand beside it."""
+_NAMES_SHARE = 0.1
+"""The share of a request in part for the identifiers of what is left out."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
 
@@ -571,7 +575,10 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
     if raw.agent:
         text = f"{note}\n{_handed_within(raw, room, counter)}"
     else:
-        text = f"{note}\n{extract(raw.text, max_tokens=max(8, room), counter=counter)}"
+        for_names = int(_NAMES_SHARE * room)
+        shown = extract(raw.text, max_tokens=max(8, room - for_names), counter=counter)
+        names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
+        text = f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
     made = counter.count(text)
     draft.request, draft.saved = text, {uri: raw.text} if records else {}
     _note_task(draft, size, made, size - made)
