@@ -375,6 +375,9 @@ def test_the_newest_packs_are_found_by_the_hour(place):
     assert store.places(user="nobody", newest=4) == []
     assert store.places(session="s0", newest=1) == [everything[3]]
     assert store.places(newest=100) == everything
+    for folder in store._hours():
+        store.files.create(f"{folder}/.DS_Store", b"a file manager's")
+    assert store.places(newest=2) == everything[-2:]
     last = everything[-1].rsplit("/", 1)[-1]
     assert store.places(begins=last[:18]) == everything[-1:]
     assert store.manifest(last).pack_id == last

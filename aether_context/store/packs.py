@@ -503,12 +503,14 @@ class PackStore:
         None where the folders of hours list too few, as where earlier versions wrote packs.
         """
         packs: list[str] = []
+        app, user = (name if name is None else segment(name) for name in (app, user))
         for folder in [f"{self.files.root}/{_HOURS}/{hour[1]}/{hour[2]}"] if hour else self._hours():
             sessions = []
             for file in self.files.below(folder):
                 name = file.path.removeprefix(f"{folder}/")
-                app_segment, user_segment, _ = name.split("/", 2)
-                if (app is None or app_segment == segment(app)) and (user is None or user_segment == segment(user)):
+                of_app, _, rest = name.partition("/")
+                of_user, is_session, _ = rest.partition("/")
+                if is_session and app in (None, of_app) and user in (None, of_user):
                     sessions.append(f"{self.files.root}/{name}")
             stamp = "pack_{}T{}".format(*folder.rsplit("/", 2)[1:])
             packs += [pack for pack in self._packs_of(sessions) if _name(pack).startswith(stamp)]
