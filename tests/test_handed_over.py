@@ -166,10 +166,16 @@ def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bo
     chat.replays()
 
 
+def forget_epochs(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
+    for key in [key for key in tool_context.state.to_dict() if key.startswith("aether:epoch:")]:
+        tool_context.state[key] = None
+
+
+@pytest.mark.parametrize("forgets", [None, forget_epochs], ids=["kept", "forgotten"])
 @pytest.mark.parametrize("window", but_slow(WINDOWS, 8_000))
-def test_what_was_said_stays_where_marks_alone_are_too_much(window: int) -> None:
+def test_what_was_said_stays_where_marks_alone_are_too_much(window: int, forgets: Any) -> None:
     text = findings("desk", 3)
-    writer = alone("writer", calls("w", 2, "written"))
+    writer = alone("writer", calls("w", 2, "written"), after_tool_callback=forgets)
     many = [call("query_orders", page=f"p{at}") for at in range(300)]
     desk = agent("desk", [*calls("d", 1), [text, *many, *passing("", "writer")[1:]]], sub_agents=[writer])
     made = team(desk, desk, writer)

@@ -260,7 +260,8 @@ class Offloader:
         if not any(reader.name in request.tools_dict for reader in readers):
             wants = self._show(context, request, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
-            wants = wants or (bool(records) and (has_cut(context) or any(map(_names_evidence, request.contents))))
+            wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
+            wants = wants or (bool(records) and any(map(_names_evidence, request.contents)))
             wants = wants or (self._can_come(request, window) and is_free(request.config))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before

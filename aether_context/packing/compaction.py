@@ -463,11 +463,9 @@ def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
 
 def _leave_out_handed(draft: Draft, over: int, budget: Budget) -> None:
     """What other agents handed over goes, the oldest first; all but the request and what comes last."""
-    items = draft.items
-    parts = units([item.content for item in items])
+    parts = units([item.content for item in draft.items])
     last = max(parts, key=lambda unit: unit.indices[-1], default=None)
-    asked_for = [unit for unit in parts if any(items[at].origin == draft.human for at in unit.indices)]
-    _leave_out(draft, over, [unit for unit in parts if unit is not last and unit not in asked_for])
+    _leave_out(draft, over, [unit for unit in parts if unit is not last and not _asks(draft, unit)])
 
 
 def _leave_out(draft: Draft, over: int, parts: Iterable[Unit]) -> None:
@@ -495,13 +493,31 @@ def _thin(draft: Draft, over: int, budget: Budget) -> None:
     """Of the exchange that the model has yet to read, the first call and the last ones, as many as have room.
 
     A call and its response go together, and contents of which nothing stays go whole. So do the first and the last
-    parts of any other content that comes last.
+    parts of any other content that comes last, and then of what another agent did in the turn that holds the request.
     """
+    parts = units([item.content for item in draft.items])
+    last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+    for unit in (last, next((unit for unit in parts if _asks(draft, unit)), None)):
+        if unit is not None and over > 0:
+            _thin_unit(draft, over, [draft.items[index].origin for index in unit.indices])
+            over = _over(draft, draft.items)
+
+
+def _asks(draft: Draft, unit: Unit) -> bool:
+    """Whether a unit holds the request."""
+    return any(draft.items[index].origin == draft.human for index in unit.indices)
+
+
+def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
+    """Of these contents, the first parts that go together and the last ones, as many as have room."""
     items, counter = draft.items, draft.counter
-    last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
-    if last is None:
+    indices = [
+        index
+        for index, item in enumerate(items)
+        if item.origin in origins and item.origin != draft.human and not item.members
+    ]
+    if not indices:
         return
-    indices = [index for index in last.indices if items[index].origin != draft.human and not items[index].members]
     raws = [item.raw for item in items]
     fixed, groups = _groups([raws[index] for index in indices])
     # A text before the calls is no call: kept alone, it would leave the contents that answer with no parts.
