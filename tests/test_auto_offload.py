@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
@@ -335,3 +337,76 @@ def test_limits_grow_with_the_window():
     limits = settings.for_window(8_000)
     assert (limits.threshold_tokens, limits.data_tokens, limits.extract_tokens) == (500, 2_000, 400)
     assert settings.for_window(2_000) == limits
+
+
+# what other callbacks make of a result
+
+
+SECRET = "IBAN DE02 1203 0000 0000 2020 51"
+
+
+def read_account(name: str) -> str:
+    """Reads an account of about 3,000 tokens."""
+    return f"{LOG}\n{SECRET}"
+
+
+def redacted(response: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.replace(SECRET, "[an account]") for name, value in response.items()}
+
+
+def redact(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> Any:
+    return redacted({"result": tool_response} if isinstance(tool_response, str) else tool_response)
+
+
+def look(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
+    return None
+
+
+class Redacts(BasePlugin):
+    async def after_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any) -> Any:
+        return redact(tool, tool_args, tool_context, result)
+
+
+def kept_of(talk: Chat) -> str:
+    """All that the store and the session's state hold."""
+    files = talk.store.files
+    texts = [gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data for data in map(files.read, paths_of(talk))]
+    return b"\n".join(texts).decode(errors="replace") + str(state_of(talk))
+
+
+def paths_of(talk: Chat) -> list[str]:
+    return [file.path for file in talk.store.files.below(talk.store.files.root)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "request"])
+@pytest.mark.parametrize("how", ["callback", "plugin"])
+def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str, mode: str) -> None:
+    settings = {"after_tool_callback": redact} if how == "callback" else {}
+    policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
+    script = [call("read_account", name="a"), "done"] * 2
+    talk = chat(script, policy=policy, tools=[read_account], settings=settings)
+    if how == "plugin":
+        talk.runner.plugin_manager.register_plugin(Redacts(name="redacts"))
+    talk.say("look", "again")
+    assert "[an account]" in str(shown(talk, "read_account"))
+    assert SECRET not in str(talk.sent)
+    assert SECRET not in kept_of(talk)
+    talk.replays()
+
+
+@pytest.mark.parametrize("mode", ["auto", "request"])
+def test_a_result_that_a_callback_leaves_as_it_is_is_offloaded(mode: str) -> None:
+    policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
+    talk = chat([call("read_log", name="a"), "done"], policy=policy, settings={"after_tool_callback": [look]})
+    talk.say("what is the retention period?")
+    assert "artifact" in shown(talk)
+    assert evidence_of(talk)
+    talk.replays()
+
+
+def test_results_that_wait_for_callbacks_are_offloaded_in_each_branch() -> None:
+    script = [[call("read_log", name=name) for name in "abc"], "done"]
+    talk = chat(script, settings={"after_tool_callback": look})
+    talk.say("look")
+    assert len(evidence_of(talk)) == 3
+    assert not talk.plugin._packer._offloader._waiting

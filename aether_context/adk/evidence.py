@@ -75,6 +75,7 @@ _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
+_MOST_EVENTS = 200
 _MOST_PROBLEMS = 20
 
 _T = TypeVar("_T")
@@ -117,11 +118,23 @@ class Offloader:
         self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
+        self._waiting: LRUCache[SessionKey, dict[str, _Waiting]] = LRUCache(512)
 
     async def after_tool(
-        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object
+        self,
+        tool: BaseTool,
+        arguments: Mapping[str, Any],
+        context: ToolContext,
+        result: object,
+        *,
+        may_change: bool = False,
     ) -> dict[str, Any] | None:
-        """What takes the result's place in the session's history; None where it stays."""
+        """What takes the result's place in the session's history; None where it stays.
+
+        Args:
+            may_change: whether other callbacks that come behind may put another result into the session. What a tool
+                gave is kept by `settle` then, if it is what they leave there.
+        """
         if self._mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
             return None
         from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
@@ -149,9 +162,17 @@ class Offloader:
             "window": window,
         }
         response, parts = _split(result)
+        waiting: _Waiting | None = None
+        if may_change and self._mode != "session":
+            given_result = None if parts else _as_json(response)
+            if given_result is None or not context.function_call_id:
+                return None
+            waiting = _Waiting(context.invocation_id, given_result, [])
         inside = await _off_the_loop(response, lambda: list(media_in(response)))
         marks = [
-            await self._marked(medium, settings, context, {**origin, "piece": piece}) if medium is not None else ""
+            await self._marked(medium, settings, context, {**origin, "piece": piece}, waiting)
+            if medium is not None
+            else ""
             for piece, medium in enumerate([*map(_medium_of, parts), *inside], start=1)
         ]
         for medium, text in zip(inside, marks[len(parts) :], strict=True):
@@ -177,15 +198,43 @@ class Offloader:
                 query="" if is_whole else query,
                 summary="" if is_whole else gist(found, counter=self._counter, query=query),
             )
-            earlier = await self._keep(context, record, found.data)
+            earlier = await self._keep(context, record, found.data, waiting)
             if earlier is not None:
                 response, is_changed = superseding(found.response, earlier), True
+        if waiting is not None and waiting.evidence:
+            with self._lock:
+                of_session = self._waiting.setdefault(session_key(context), {})
+                of_session[context.function_call_id or ""] = waiting
         if self._mode != "session" or not is_changed:
             return None
         return _joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
 
+    async def settle(self, context: CallbackContext) -> None:
+        """Keeps the results that waited for other callbacks, where these left the session what the tool gave."""
+        key = session_key(context)
+        with self._lock:
+            waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            return
+        waiting = {call: one for call, one in waiting.items() if one.invocation == context.invocation_id}
+        for event in islice(reversed(context.session.events), _MOST_EVENTS):
+            for answer in event.get_function_responses() if waiting else ():
+                result = waiting.pop(answer.id or "", None)
+                if result is None or answer.parts or _as_json(answer.response or {}) != result.response:
+                    continue
+                for record, data in result.evidence:
+                    await self._keep(context, record, data)
+        if waiting:  # of another branch, which has not come to its event
+            with self._lock:
+                self._waiting[key] = {**waiting, **self._waiting.get(key, {})}
+
     async def _marked(
-        self, medium: Medium, settings: OffloadSettings, context: ToolContext, origin: Mapping[str, Any]
+        self,
+        medium: Medium,
+        settings: OffloadSettings,
+        context: ToolContext,
+        origin: Mapping[str, Any],
+        waiting: _Waiting | None,
     ) -> str:
         """What stands in the place of a medium that went to the store; empty where the medium itself stays."""
         # What stands in JSON is sent as it is written there.
@@ -205,14 +254,19 @@ class Offloader:
             media_type=medium.media_type,
             form="verbatim" if stays else "described",
         )
-        earlier = await self._keep(context, record, medium.data)
+        earlier = await self._keep(context, record, medium.data, waiting)
         return "" if earlier is None else mark(record, earlier)
 
-    async def _keep(self, context: ToolContext, record: EvidenceRecord, data: bytes) -> str | None:
-        """Puts evidence into the store and its record into the session's state.
+    async def _keep(
+        self, context: CallbackContext, record: EvidenceRecord, data: bytes, waiting: _Waiting | None = None
+    ) -> str | None:
+        """Puts evidence into the store and its record into the session's state, or to what waits for that.
 
         Gives the address of what it supersedes, empty where that is nothing; None where the result stays as it is.
         """
+        if waiting is not None:
+            waiting.evidence.append((record, data))
+            return ""
         scope = session_key(context)
         if record.form == "verbatim":
             if self._records_all:
@@ -382,6 +436,14 @@ class Offloader:
             found = offload(content, tool, settings, counter=self._counter, query=record.query)
             self._shown.put(key, found)
         return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
+
+
+class _Waiting(NamedTuple):
+    """What a tool gave, as JSON, and the evidence that is made of it, until other callbacks have had their say."""
+
+    invocation: str
+    response: Mapping[str, Any]
+    evidence: list[tuple[EvidenceRecord, bytes]]
 
 
 class _Answer(NamedTuple):

@@ -20,6 +20,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
@@ -211,14 +212,25 @@ class RequestPacker:
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
         try:
-            return await self._offloader.after_tool(tool, args, tool_context, tool_response)
+            may_change = self._others_follow(tool_context.get_invocation_context())
+            return await self._offloader.after_tool(tool, args, tool_context, tool_response, may_change=may_change)
         except Exception as error:
             self._failures.caught(error)
             return None
 
+    def _others_follow(self, invocation: InvocationContext) -> bool:
+        """Whether other callbacks may change what a tool gave, such as one that takes out what is confidential."""
+        callbacks = getattr(invocation.agent, "canonical_after_tool_callbacks", ())
+        return any(getattr(callback, "__self__", None) is not self for callback in callbacks) or any(
+            type(plugin).after_tool_callback is not BasePlugin.after_tool_callback
+            for plugin in invocation.plugin_manager.plugins
+            if getattr(plugin, "_packer", None) is not self
+        )
+
     # the way of a model call
 
     async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
+        await self._offloader.settle(context)
         span.stage("read")
         call = self._read(context, request, span)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
