@@ -285,6 +285,17 @@ def test_a_worse_policy_fails_the_check(shop, tmp_path):
     assert run_main(shop.url, "--check", str(same)).exit_code == 0
 
 
+def test_a_policy_that_passes_the_window_more_often_fails_the_check(tmp_path):
+    store, policy = new_store(), tmp_path / "small.toml"
+    instruction = "You are a clerk. " + "Follow the long rules of the house in all you do. " * 60
+    talk = Chat(store=store, policy=PackPolicy(max_input_tokens=3_000), instruction=instruction, script=["ok"] * 4)
+    talk.say(*["hello"] * 4)
+    policy.write_text("max_input_tokens = 400\n")
+    found = run_main(store.url, "--check", str(policy))
+    assert found.exit_code == 1
+    assert "chat: loses: 4 more requests pass the window" in found.output
+
+
 def test_a_store_without_packs_is_told(tmp_path):
     found = run_main(str(tmp_path / "none"))
     assert found.exit_code == 3

@@ -88,19 +88,31 @@ def _check(
     explain: bool,
     as_json: bool,
 ) -> int:
-    """Prints how a policy compares with the recordings; fails where it is worse by more than the margin."""
+    """Prints how a policy compares with the recordings; fails where it is worse by more than the margin, where more
+    requests pass the window, and where a session cannot be played."""
     any_worse = False
     for profile in profiles:
         recordings = tuner.recordings(profile)
         comparison = tuner.against(recordings, policy)
-        is_worse = comparison.retention.mean < -margin or comparison.cost.mean > margin
+        unplayed = len(recordings.sessions) - comparison.sessions
+        more_over = comparison.over[1] - comparison.over[0]
+        problems = {
+            f"{more_over} more requests pass the window": more_over > 0,
+            f"{unplayed} sessions cannot be played": unplayed > 0,
+            f"it is worse by more than {margin:g}": comparison.retention.mean < -margin
+            or comparison.cost.mean > margin,
+        }
+        reasons = [reason for reason, applies in problems.items() if applies]
+        is_worse = bool(reasons)
         any_worse = any_worse or is_worse
         if as_json:
-            print_json({"profile": profile, "loses": is_worse, **_compared(comparison)})
+            print_json({"profile": profile, "loses": is_worse, "reasons": list[JSON](reasons), **_compared(comparison)})
             continue
         _show_recordings(screen, recordings)
         _show_compared(screen, [("all sessions", comparison)])
-        screen.print_line(f"{profile}: {'loses' if is_worse else 'holds'} (margin {margin:g})", "bold")
+        screen.print_line(
+            f"{profile}: {'loses: ' + '; '.join(reasons) if reasons else f'holds (margin {margin:g})'}", "bold"
+        )
         if explain:
             _show_movers(screen, tuner.movers(recordings, {}, policy))
     return FAILED if any_worse else 0
