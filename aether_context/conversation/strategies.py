@@ -69,6 +69,7 @@ def cut_to(
     def spare(at: int) -> int:
         return sum(max(0, sum(sizes) - LEAST_EXTRACT * len(sizes)) for sizes in map(responses, parts[at].indices))
 
+    ends_in_results = any(map(responses, parts[-1].indices)) if parts else False
     repeated = superseded(parts, conversation.raws)
     stands_at = outliving(parts, conversation.raws, tokens)
     anchored, notes = hold(
@@ -115,8 +116,8 @@ def cut_to(
         left = budget.ceiling - kept - frame
         summary = conversation.summarized(
             frozenset(gone),
-            # What passes the window by itself is shortened later, and what tells of all the rest does not go for it.
-            min(summary_ceiling, left) if left > 0 else summary_ceiling,
+            # Results that pass the window by themselves are shortened later, and what tells of all the rest stays.
+            summary_ceiling if left <= 0 and ends_in_results else min(summary_ceiling, left),
             shorter={at: replaced.content for at, replaced in shorter.items()},
             own=reserved is not None,
         )
