@@ -156,7 +156,7 @@ def test_what_the_file_says_is_the_tuned_policy(tmp_path):
         max_input_tokens=9_000,
         tools={"always": ("a", 'b"c')},
         windows={"x/y": 5_000},
-        limits={"agent": {"total_tokens": 9}, "agents": {"clerk": {"cost_usd": 0.5}, "any one": {}}},
+        limits={"agent": {"total_tokens": 9}, "agents": {"clerk": {"cost_usd": 0.5}, "any \x7f \U0001f600": {}}},
     )
     assert settings(base, values)["budget"]["shares"]["evidence"] == {"low": 0.375, "high": 0.625}
     store = new_store()

@@ -268,14 +268,17 @@ def _interval(difference: Any, unit: str) -> str:
 def _toml(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
     """The TOML lines of a mapping of values and tables."""
 
+    def written(item: Any) -> str:
+        return json.dumps(item, ensure_ascii=False).replace("\x7f", "\\u007f")
+
     def named(key: str) -> str:
-        return key if key.isascii() and key.replace("_", "").isalnum() else json.dumps(key)
+        return key if key.isascii() and key.replace("_", "").isalnum() else written(key)
 
     plain = {key: item for key, item in value.items() if not isinstance(item, dict)}
     if path and (plain or not value):
         yield f"\n[{'.'.join(path)}]"
     for key, item in plain.items():
-        yield f"{named(key)} = {json.dumps(item, ensure_ascii=False)}"
+        yield f"{named(key)} = {written(item)}"
     for key, item in value.items():
         if isinstance(item, dict):
             yield from _toml(item, (*path, named(key)))
