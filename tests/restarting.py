@@ -35,6 +35,11 @@ class Restarting(BasePlugin):
         self.settings = settings
         self.latest = ContextPackPlugin(**settings)
 
+    @property
+    def _packer(self) -> Any:
+        """By which a plugin knows itself among those of the app."""
+        return self.latest._packer
+
     async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> LlmResponse | None:
         await self.latest.close()
         self.latest = ContextPackPlugin(**self.settings)
