@@ -97,11 +97,15 @@ class TextChange:
 class Parting:
     """The first difference of two requests, in the order in which a provider's prefix cache reads them.
 
-    Attributes: at: the piece's index among those of its part. name: the tool's name or the content's role. character:
-        number of characters of the piece that are the same, in the text for people or, where that is the same in both,
-        in the canonical JSON. common: the last of these characters. before: the text that follows in the first request;
-        empty where it ends there. after: the text that follows in the second one. reason: the recorded reason; None
-        where the first request is not the one before the second.
+    Attributes:
+        at: the piece's index among those of its part.
+        name: the tool's name or the content's role.
+        character: how many characters of the piece are the same, in the text for people or, where that is the same in
+            both, in the canonical JSON.
+        common: the last of these characters.
+        before: the text that follows in the first request; empty where it ends there.
+        after: the text that follows in the second one.
+        reason: the recorded reason; None where the first request is not the one before the second.
     """
 
     part: PiecePart
