@@ -345,9 +345,9 @@ def test_limits_grow_with_the_window():
 SECRET = "IBAN DE02 1203 0000 0000 2020 51"
 
 
-def read_account(name: str) -> str:
+def read_account(name: str) -> dict[str, Any]:
     """Reads an account of about 3,000 tokens."""
-    return f"{LOG}\n{SECRET}"
+    return {"result": f"{LOG}\n{SECRET}"}
 
 
 def redacted(response: dict[str, Any]) -> dict[str, Any]:
@@ -356,6 +356,10 @@ def redacted(response: dict[str, Any]) -> dict[str, Any]:
 
 def redact(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> Any:
     return redacted({"result": tool_response} if isinstance(tool_response, str) else tool_response)
+
+
+def redact_in_place(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
+    tool_response.update(redacted(tool_response))
 
 
 def look(tool: Any, args: dict[str, Any], tool_context: Any, tool_response: Any) -> None:
@@ -379,9 +383,10 @@ def paths_of(talk: Chat) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "request"])
-@pytest.mark.parametrize("how", ["callback", "plugin"])
+@pytest.mark.parametrize("how", ["callback", "in place", "plugin"])
 def test_what_a_callback_takes_out_of_a_result_is_in_no_store(how: str, mode: str) -> None:
-    settings = {"after_tool_callback": redact} if how == "callback" else {}
+    callbacks = {"callback": redact, "in place": redact_in_place}
+    settings = {"after_tool_callback": callbacks[how]} if how in callbacks else {}
     policy = PackPolicy(max_input_tokens=16_000, offload={"mode": mode})
     script = [call("read_account", name="a"), "done"] * 2
     talk = chat(script, policy=policy, tools=[read_account], settings=settings)

@@ -44,7 +44,7 @@ from aether_context.adk.call import (
 from aether_context.adk.request.reader import essential_names, fields, is_free, stored, structure, system_text
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_record, state_record
-from aether_context.canonical import canonical_json, hash_bytes, plain, replaced, strings
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
 from aether_context.evidence.extracts import tokens_of
@@ -167,7 +167,7 @@ class Offloader:
             given_result = None if parts else _as_json(response)
             if given_result is None or not context.function_call_id:
                 return None
-            waiting = _Waiting(context.invocation_id, given_result, [])
+            waiting = _Waiting(context.invocation_id, hash_json(given_result), [])
         inside = await _off_the_loop(response, lambda: list(media_in(response)))
         marks = [
             await self._marked(medium, settings, context, {**origin, "piece": piece}, waiting)
@@ -220,7 +220,8 @@ class Offloader:
         for event in islice(reversed(context.session.events), _MOST_EVENTS):
             for answer in event.get_function_responses() if waiting else ():
                 result = waiting.pop(answer.id or "", None)
-                if result is None or answer.parts or _as_json(answer.response or {}) != result.response:
+                left = None if answer.parts else _as_json(answer.response or {})
+                if result is None or left is None or hash_json(left) != result.digest:
                     continue
                 for record, data in result.evidence:
                     await self._keep(context, record, data)
@@ -439,10 +440,11 @@ class Offloader:
 
 
 class _Waiting(NamedTuple):
-    """What a tool gave, as JSON, and the evidence that is made of it, until other callbacks have had their say."""
+    """The hash of what a tool gave, which callbacks may change in place, and the evidence that is made of it, until
+    other callbacks have had their say."""
 
     invocation: str
-    response: Mapping[str, Any]
+    digest: str
     evidence: list[tuple[EvidenceRecord, bytes]]
 
 
