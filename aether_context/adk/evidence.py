@@ -1,27 +1,18 @@
-"""Tool results on their way out of a prompt, and back into it.
+"""Tool results on their way out of a prompt; `artifact_tools` are the way back into it.
 
 The whole of a result goes to the store, an extract of it to the model, and its address to both. Media go to the store
 by their content, and a mark with their address stays. A result that differs from the last one of an equal call names
 the address of that. One whose whole could not be stored stays as it is: no address is shown that leads nowhere.
-
-``read_artifact`` and ``search_artifact`` resolve addresses of their own session only: evidence by the session's state,
-the rest by ADK's own artifacts of the session. Whatever a model asks for, it gets an answer; what they answer is never
-offloaded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-import re
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -30,7 +21,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from aether_context.adk.bounds import within
+from aether_context.adk.artifact_tools import conceal, declare, names_evidence
 from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
@@ -41,36 +32,27 @@ from aether_context.adk.call import (
     time_of,
     words_of,
 )
-from aether_context.adk.request.reader import essential_names, fields, is_free, stored, structure, system_text
+from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
+from aether_context.adk.results import as_json, joined, medium_of, medium_tokens, model_of, split, with_parts
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, has_cut, put_record, state_record
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, replaced, strings
-from aether_context.errors import AetherContextError, BlobNotFound, StoreError
-from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_key, evidence_uri, offload
+from aether_context.adk.session import SessionRecords, has_cut, put_record
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, replaced
+from aether_context.errors import StoreError
+from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
 from aether_context.evidence.extracts import tokens_of
-from aether_context.evidence.lines import MEDIA_TYPES, is_text, view_of
-from aether_context.evidence.media import Medium, can_be_shown, mark, media_in, typed
-from aether_context.evidence.offload import data_of, free_key, gist, superseding
-from aether_context.evidence.record import READ, SEARCH, arguments_hash, size_words
+from aether_context.evidence.lines import MEDIA_TYPES, is_text
+from aether_context.evidence.media import Medium, mark, media_in
+from aether_context.evidence.offload import data_of, gist, superseding
+from aether_context.evidence.record import READ, SEARCH, arguments_hash
 from aether_context.policy import OffloadSettings, PackPolicy
-from aether_context.redaction import masker
 from aether_context.store import PackStore
-from aether_context.text.entities import SCHEME
-from aether_context.tokens import counter_for, family_of, media_tokens
+from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
 
-if TYPE_CHECKING:
-    from aether_context.evidence.passages import Excerpt, Searcher
-
-logger = logging.getLogger("aether_context")
-
-_MEDIA_KEY = "media"
-"""The key of a response under which what stands for media is listed that a tool hands to ADK as parts."""
 STORE_SECONDS = 5.0
 _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
 _DEEPEST = 50
-_GONE = object()
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
@@ -161,10 +143,10 @@ class Offloader:
             "time": time_of(context),
             "window": window,
         }
-        response, parts = _split(result)
+        response, parts = split(result)
         waiting: _Waiting | None = None
         if may_change and self._mode != "session":
-            given_result = None if parts else _as_json(response)
+            given_result = None if parts else as_json(response)
             if given_result is None or not context.function_call_id:
                 return None
             waiting = _Waiting(context.invocation_id, hash_json(given_result), [])
@@ -173,12 +155,12 @@ class Offloader:
             await self._marked(medium, settings, context, {**origin, "piece": piece}, waiting)
             if medium is not None
             else ""
-            for piece, medium in enumerate([*map(_medium_of, parts), *inside], start=1)
+            for piece, medium in enumerate([*map(medium_of, parts), *inside], start=1)
         ]
         for medium, text in zip(inside, marks[len(parts) :], strict=True):
             response = replaced(response, medium.path, text) if text else response
         is_changed = any(marks)
-        content = _as_json(response)
+        content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
                 content, lambda: offload(content, tool.name, settings, counter=self._counter, query=query)
@@ -207,7 +189,7 @@ class Offloader:
                 of_session[context.function_call_id or ""] = waiting
         if self._mode != "session" or not is_changed:
             return None
-        return _joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
+        return joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
 
     async def settle(self, context: CallbackContext) -> None:
         """Keeps the results that waited for other callbacks, where these left the session what the tool gave."""
@@ -220,7 +202,7 @@ class Offloader:
         for event in islice(reversed(context.session.events), _MOST_EVENTS):
             for answer in event.get_function_responses() if waiting else ():
                 result = waiting.pop(answer.id or "", None)
-                left = None if answer.parts else _as_json(answer.response or {})
+                left = None if answer.parts else as_json(answer.response or {})
                 if result is None or left is None or hash_json(left) != result.digest:
                     continue
                 for record, data in result.evidence:
@@ -240,7 +222,7 @@ class Offloader:
         """What stands in the place of a medium that went to the store; empty where the medium itself stays."""
         # What stands in JSON is sent as it is written there.
         is_written = bool(medium.path)
-        tokens = tokens_of(medium.written, self._counter) if is_written else _medium_tokens(medium, _model_of(context))
+        tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
         is_seen = self._mode == "auto" and not is_written
@@ -316,7 +298,7 @@ class Offloader:
             wants = self._show(context, request, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
             wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
-            wants = wants or (bool(records) and any(map(_names_evidence, request.contents)))
+            wants = wants or (bool(records) and any(map(names_evidence, request.contents)))
             wants = wants or (self._can_come(request, window) and is_free(request.config))
         if not ((wants or kept) and declare(request, readers)):
             request.contents = before
@@ -358,7 +340,7 @@ class Offloader:
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
         for content in islice(answering.values(), len(history.answers), None):
-            history.add(content, _with_parts(content, shown))
+            history.add(content, with_parts(content, shown))
         with self._lock:
             self._histories[key] = history
         contents = list(request.contents)
@@ -388,7 +370,7 @@ class Offloader:
                 text = text.replace(before, after)
             return part if text == part.text else part.model_copy(update={"text": text})
 
-        request.contents = [_with_parts(content, requoted) for content in request.contents]
+        request.contents = [with_parts(content, requoted) for content in request.contents]
 
     def _shown_of(self, answer: types.FunctionResponse, known: _History) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
@@ -399,8 +381,8 @@ class Offloader:
         response, marks = before, []
         left = list(answer.parts or ())
         if known.has_media:
-            rest, parts = _split(before)
-            marks = [known.mark_of(_medium_of(part)) for part in parts]
+            rest, parts = split(before)
+            marks = [known.mark_of(medium_of(part)) for part in parts]
             if all(marks):
                 response = rest
             else:
@@ -408,17 +390,17 @@ class Offloader:
             for medium in list(media_in(response)):
                 text = known.mark_of(medium)
                 response = replaced(response, medium.path, text) if text else response
-            of_parts = [known.mark_of(_medium_of(part)) for part in left]
+            of_parts = [known.mark_of(medium_of(part)) for part in left]
             marks += [text for text in of_parts if text]
             left = [part for part, text in zip(left, of_parts, strict=True) if not text]
         extract = self._extract(name, response, known) if response and name in known.sources else None
         if extract is None and response is before and not marks:
             return None
-        return answer.model_copy(update={"response": _joined(extract or response, marks), "parts": left or None})
+        return answer.model_copy(update={"response": joined(extract or response, marks), "parts": left or None})
 
     def _extract(self, tool: str, response: Mapping[str, Any], history: _History) -> Mapping[str, Any] | None:
         """What is shown of a response, None where that is the response itself."""
-        content = _as_json(response)
+        content = as_json(response)
         if content is None:
             return None
         # Where a history is read anew, the texts of its results know their hash, and are not encoded again.
@@ -500,7 +482,7 @@ class _History:
     def add(self, content: types.Content, shown: types.Content) -> None:
         """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
         is_changed = shown is not content
-        self.names_evidence |= is_changed and _names_evidence(shown)
+        self.names_evidence |= is_changed and names_evidence(shown)
         self.answers.append(
             _Answer(
                 content.role,
@@ -527,80 +509,6 @@ class _History:
         return mark(record, self.earlier(record)) if record is not None and record.form == "described" else ""
 
 
-def _split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
-    """A result as the response that ADK makes of it, and the media taken out of it, in order.
-
-    Objects and lists that held nothing else go as well.
-    """
-    found: list[types.Part] = []
-    rest = _without(result, found, 0)
-    rest = {} if rest is _GONE else rest
-    return (rest if isinstance(rest, dict) else {"result": rest}), found
-
-
-def _joined(response: Mapping[str, Any], media: Sequence[types.Part | str]) -> dict[str, Any]:
-    """A response with media, or what stands for them, beside it: parts are taken out by ADK, texts stay."""
-    return {**response, free_key(response, _MEDIA_KEY): list(media)} if media else dict(response)
-
-
-def _medium_of(part: types.Part | types.FunctionResponsePart) -> Medium | None:
-    """The bytes of a part; None where it refers to a file elsewhere."""
-    blob = part.inline_data
-    if blob is None or not blob.data:
-        return None
-    return Medium(data=blob.data, media_type=typed(blob.mime_type, blob.data))
-
-
-def _model_of(context: CallbackContext) -> str:
-    """The name of the model of the agent at work; empty where it has none."""
-    from google.adk.agents import LlmAgent
-
-    agent = context.get_invocation_context().agent
-    return agent.canonical_model.model if isinstance(agent, LlmAgent) else ""
-
-
-def _medium_tokens(medium: Medium, model: str) -> int:
-    """Tokens that a medium takes which ADK sends beside a response."""
-    size = len(medium.data)
-    return media_tokens(medium.media_type, size, family=family_of(model), model=model, data=medium.data)
-
-
-def _with_parts(content: types.Content, change: Callable[[types.Part], types.Part]) -> types.Content:
-    """A content with other parts; itself where none is another. What ADK hands in is the session's own."""
-    before = content.parts or []
-    after = [change(part) for part in before]
-    if all(new is old for new, old in zip(after, before, strict=True)):
-        return content
-    return types.Content(role=content.role, parts=after)
-
-
-def _without(value: object, found: list[types.Part], depth: int) -> Any:
-    """A value without media; `_GONE` where nothing else was in it."""
-    if isinstance(value, types.Part):
-        if not _is_media(value):
-            return value
-        found.append(value)
-        return _GONE
-    if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
-        return value
-    before = len(found)
-    if isinstance(value, dict):
-        items = {key: _without(item, found, depth + 1) for key, item in value.items()}
-        rest: Any = {key: item for key, item in items.items() if item is not _GONE}
-    else:
-        rest = [kept for item in value if (kept := _without(item, found, depth + 1)) is not _GONE]
-    if len(found) == before:
-        return value
-    return rest or _GONE
-
-
-def _is_media(part: types.Part) -> bool:
-    """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
-    blob, file = part.inline_data, part.file_data
-    has_data = blob is not None and blob.data is not None and blob.mime_type
-    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
-
-
 async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:
     """What an act gives, off the event loop where a long response would be felt."""
     return act() if _characters(response) <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
@@ -621,346 +529,3 @@ def _head_characters(request: LlmRequest) -> int:
     """The length of what stands at the head of a request: the instruction and the first message."""
     first = request.contents[0].parts or () if request.contents else ()
     return len(system_text(request.config)[0]) + sum(len(part.text or "") for part in first)
-
-
-def _names_evidence(content: types.Content) -> bool:
-    """Whether an address of evidence stands in a text or a result."""
-    texts = [part.text or "" for part in content.parts or ()]
-    answers = [part.function_response for part in content.parts or () if part.function_response is not None]
-    texts += [text for answer in answers for _, text in strings(answer.response or {})]
-    return any(_OURS.search(text) for text in texts if SCHEME in text)
-
-
-def _as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply.
-
-    None with a set in it, too: each copy of one may have another order.
-    """
-    if _is_json(response):
-        return response
-    found = stored(response)
-    return found if _is_json(found) and not _has_set(response) else None
-
-
-def _has_set(value: object, depth: int = 0) -> bool:
-    if isinstance(value, (set, frozenset)):
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return depth <= _DEEPEST and any(_has_set(item, depth + 1) for item in items)
-
-
-def _is_json(value: object, depth: int = 0) -> bool:
-    """Whether a value is plain JSON, and not nested too deeply."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return depth <= _DEEPEST and all(isinstance(key, str) and _is_json(value[key], depth + 1) for key in value)
-    if isinstance(value, list):
-        return depth <= _DEEPEST and all(_is_json(item, depth + 1) for item in value)
-    return value is None or isinstance(value, (str, int))
-
-
-# What a model reads of an address.
-
-_SECONDS = 10.0
-_MOST_CHARACTERS = 100_000_000
-_MOST_LINES = 2_000
-_USUAL_LINES = 100
-_TEXT_ANSWERS = "gemini"
-"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
-_URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
-_NOTES = {
-    "literal": "{matches} of {total} lines hold the query",
-    "words": "no line holds the query as it is; {matches} of {total} hold its words",
-    "ranked": "none of {total} lines holds the query as it is; these come nearest",
-}
-_FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
-_OURS = re.compile(
-    rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)"
-    rf"(?: has all (\d+) lines \(([^()]{{1,40}})\): use {READ} or {SEARCH})?"
-)
-_QUOTED_TURN = "For context:"
-"""How ADK begins what other agents said and were answered."""
-
-
-class Unreadable(AetherContextError):
-    """An address leads to nothing that can be read; the message says why, for the model."""
-
-
-class Library:
-    """What sessions may read of a store; the evidence read last is kept, with its index.
-
-    Args:
-        records: what sessions know of their evidence.
-        redact: patterns of what is masked before texts are compared.
-    """
-
-    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
-        self._store = store
-        self.records = records
-        self._mask = masker(redact) if redact else None
-        self._texts: LRUCache[tuple[str, str, str], Searcher] = LRUCache(16)
-        self._lock = threading.Lock()
-
-    async def open(self, uri: str, context: ToolContext) -> Searcher:
-        """The text of an address, in lines.
-
-        Raises:
-            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
-        """
-        session = context.session
-        name = uri.removeprefix(SCHEME)
-        digits = evidence_key(uri)
-        key: tuple[str, str, str] | None = None
-        text: str | None
-        if digits is not None:
-            record = state_record(session.state, digits)
-            if record is None:
-                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
-            kind = record.media_type
-            if not is_text(kind):
-                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
-            key = (session.app_name, session.user_id, record.digest)
-            with self._lock:
-                found = self._texts.get(key)
-            if found is not None:
-                return found
-            try:
-                text = (await self.data(record, context)).decode("utf-8", "surrogatepass")
-            except UnicodeDecodeError as error:
-                raise Unreadable(f"{uri} says that it is {kind}, and is not text in UTF-8") from error
-        elif uri.startswith(f"{SCHEME}messages/"):
-            data = await asyncio.to_thread(self._store.message, *session_key(context), name)
-            if data is None:
-                raise Unreadable(f"this session has no {uri[:200]}")
-            text = data.decode("utf-8", "surrogatepass")
-        else:
-            is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
-            if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
-                raise Unreadable(
-                    f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
-                )
-            if context.get_invocation_context().artifact_service is None:
-                raise Unreadable(f"this session has no {uri}")
-            part = await context.load_artifact(name)
-            if part is None:
-                raise Unreadable(f"{uri} is not there")
-            text = part.text
-            if text is None and part.inline_data is not None and part.inline_data.data is not None:
-                with suppress(UnicodeDecodeError):
-                    text = part.inline_data.data.decode()
-        if text is None:
-            raise Unreadable(f"{uri} is not text")
-        if len(text) > _MOST_CHARACTERS:
-            raise Unreadable("it is too large to be read here")
-        from aether_context.evidence.passages import Searcher
-
-        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
-        if key is not None:
-            with self._lock:
-                self._texts[key] = found
-        return found
-
-    async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
-        """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
-
-        Raises:
-            Unreadable: they are not kept any more.
-        """
-        session = context.session
-        try:
-            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
-        except BlobNotFound as error:
-            for event in reversed(session.events):
-                for answer in event.get_function_responses():
-                    content = _as_json(answer.response or {}) if answer.name == record.source else None
-                    if content:
-                        data = data_of(content)
-                        if hash_bytes(data) == record.digest:
-                            return data
-            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
-
-
-class _Reader(BaseTool):
-    """A tool over a session's stored texts; ``room`` gives the tokens that an answer may have now."""
-
-    declaration: types.FunctionDeclaration
-
-    def __init__(self, library: Library, room: Callable[[ToolContext], int]) -> None:
-        super().__init__(
-            name=self.declaration.name or "",
-            description=self.declaration.description or "",
-            custom_metadata={ESSENTIAL_MARK: True},
-        )
-        self._library = library
-        self._room = room
-        self._counter = counter_for("")
-
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        return self.declaration
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
-        uri = args.get("uri")
-        if not isinstance(uri, str) or not uri.strip():
-            return {"error": "give the address in uri, such as artifact://evidence/…"}
-        uri = uri.strip()
-        try:
-            answer = await within(_SECONDS, self._answer(uri, args, tool_context))
-            later = self._library.records.of(tool_context).readings().get(uri)
-            return {**answer, "superseded_by": later} if later else answer
-        except Unreadable as error:
-            return {"error": str(error)}
-        except Exception as error:
-            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
-            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
-
-    @abstractmethod
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]: ...
-
-
-class ReadArtifact(_Reader):
-    """Reads lines by their numbers, and shows media."""
-
-    declaration = types.FunctionDeclaration(
-        name=READ,
-        description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
-        parameters_json_schema={
-            "type": "object",
-            "properties": {
-                "uri": _URI,
-                "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
-                "max_lines": {
-                    "type": "integer",
-                    "description": f"How many lines; {_USUAL_LINES} where it is left out.",
-                },
-            },
-            "required": ["uri"],
-        },
-    )
-
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
-        room = self._room(context)
-        record = state_record(context.session.state, evidence_key(uri) or "")
-        if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
-            medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
-            model = _model_of(context)
-            size = f"{medium.media_type}, {size_words(len(medium.data))}"
-            if family_of(model) == _TEXT_ANSWERS:
-                return {"error": f"it is {size}, which {model} takes in no tool's answer"}
-            tokens = _medium_tokens(medium, model)
-            if tokens > room:
-                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
-            return {"shown": size, _MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
-        view = (await self._library.open(uri, context)).view
-        total = len(view.lines)
-        start = _number(args.get("start_line"), 1)
-        count = max(1, min(_number(args.get("max_lines"), _USUAL_LINES), _MOST_LINES))
-        start = total + 1 + start if start < 0 else start
-        if not 1 <= start <= total:
-            return {"error": f"it has lines 1 to {total}: give start_line among them"}
-        from aether_context.evidence.passages import read_lines
-
-        found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
-        answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
-        if found.is_cut:
-            answer["note"] = "the line goes on: search_artifact finds what is further in it"
-        elif found.stop < min(total, start - 1 + count):
-            answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
-        return answer
-
-
-class SearchArtifact(_Reader):
-    """Finds lines by words, or by what they are about."""
-
-    declaration = types.FunctionDeclaration(
-        name=SEARCH,
-        description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
-        parameters_json_schema={
-            "type": "object",
-            "properties": {
-                "uri": _URI,
-                "query": {
-                    "type": "string",
-                    "description": "An identifier or words as they stand there, or a question.",
-                },
-            },
-            "required": ["uri", "query"],
-        },
-    )
-
-    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
-        searcher = await self._library.open(uri, context)
-        query = args.get("query")
-        if not isinstance(query, str) or not query.strip():
-            return {"error": "say in query what to look for: a word, an identifier, or a question"}
-        room = self._room(context)
-        found = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
-        total = len(searcher.view.lines)
-        if not found.excerpts:
-            return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
-        return {
-            "found": [{"lines": _range(excerpt), "text": excerpt.text} for excerpt in found.excerpts],
-            "note": _NOTES[found.how].format(matches=found.matches, total=total),
-        }
-
-
-def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
-    """Declares the readers behind an agent's own tools; whether one of them is declared then.
-
-    Not where an agent answers in a schema without tools, or has only tools that the provider runs, since models do not
-    combine these with functions; nor by a name that it has itself.
-    """
-    config = request.config
-    if config is not None:
-        tools = [tool for tool in config.tools or () if isinstance(tool, types.Tool)]
-        functions = bool(request.tools_dict) or any(tool.function_declarations for tool in tools)
-        if not functions and (tools or config.response_schema is not None or config.response_json_schema is not None):
-            return False
-    request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
-    return any(request.tools_dict.get(reader.name) is reader for reader in readers)
-
-
-def conceal(request: LlmRequest) -> None:
-    """Takes addresses that only the readers resolve out of a request that declares none; people's words stay."""
-
-    def is_peoples(content: types.Content) -> bool:
-        parts = content.parts or ()
-        return content.role == "user" and not any(
-            part.function_response or (part.text or "").startswith(_QUOTED_TURN) for part in parts
-        )
-
-    request.contents = [
-        content if is_peoples(content) else _with_parts(content, _without_addresses) for content in request.contents
-    ]
-
-
-def _without_addresses(part: types.Part) -> types.Part:
-    def described(found: re.Match[str]) -> str:
-        lines, size = found.groups()
-        return f"{lines} lines ({size}) that are not all shown" if lines else "what is not shown here"
-
-    if part.text is not None and SCHEME in part.text:
-        text = _OURS.sub(described, part.text)
-        return part if text == part.text else part.model_copy(update={"text": text})
-    answer = part.function_response
-    if answer is None or not answer.response:
-        return part
-    response: Any = answer.response
-    for path, text in strings(answer.response):
-        if SCHEME in text:
-            response = replaced(response, path, _OURS.sub(described, text))
-    if response is answer.response:
-        return part
-    return part.model_copy(update={"function_response": answer.model_copy(update={"response": response})})
-
-
-def _range(found: Excerpt) -> str:
-    return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
-
-
-def _number(value: Any, otherwise: int) -> int:
-    """What a model gave for a whole number."""
-    try:
-        return otherwise if isinstance(value, bool) else int(float(value))
-    except (TypeError, ValueError, OverflowError):
-        return otherwise

@@ -26,8 +26,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
+from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
 from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
-from aether_context.adk.evidence import Library, Offloader, ReadArtifact, SearchArtifact
+from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.inputs import Gatherer, last_unread

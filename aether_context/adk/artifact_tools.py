@@ -1,0 +1,354 @@
+"""The tools with which a model reads what an address stands for: ``read_artifact`` and ``search_artifact``.
+
+They resolve addresses of their own session only: evidence by the session's state, the rest by ADK's own artifacts of
+the session. Whatever a model asks for, it gets an answer; what they answer is never offloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cachetools import LRUCache
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from aether_context.adk.bounds import within
+from aether_context.adk.call import ESSENTIAL_MARK, session_key
+from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of, with_parts
+from aether_context.adk.session import SessionRecords, state_record
+from aether_context.canonical import hash_bytes, replaced, strings
+from aether_context.errors import AetherContextError, BlobNotFound
+from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence.lines import is_text, view_of
+from aether_context.evidence.media import Medium, can_be_shown
+from aether_context.evidence.offload import data_of
+from aether_context.evidence.record import READ, SEARCH, size_words
+from aether_context.redaction import masker
+from aether_context.store import PackStore
+from aether_context.text.entities import SCHEME
+from aether_context.tokens import counter_for, family_of
+
+if TYPE_CHECKING:
+    from aether_context.evidence.passages import Excerpt, Searcher
+
+logger = logging.getLogger("aether_context")
+
+_SECONDS = 10.0
+_MOST_CHARACTERS = 100_000_000
+_MOST_LINES = 2_000
+_USUAL_LINES = 100
+_TEXT_ANSWERS = "gemini"
+"""The family of models that take no media in the answers of tools: Gemini up to 2.5."""
+_URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
+_NOTES = {
+    "literal": "{matches} of {total} lines hold the query",
+    "words": "no line holds the query as it is; {matches} of {total} hold its words",
+    "ranked": "none of {total} lines holds the query as it is; these come nearest",
+}
+_FILE = re.compile(r"[\w.+ -]{1,120}(?:/[\w.+ -]{1,120}){0,8}")
+_OURS = re.compile(
+    rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)"
+    rf"(?: has all (\d+) lines \(([^()]{{1,40}})\): use {READ} or {SEARCH})?"
+)
+_QUOTED_TURN = "For context:"
+"""How ADK begins what other agents said and were answered."""
+
+
+class Unreadable(AetherContextError):
+    """An address leads to nothing that can be read; the message says why, for the model."""
+
+
+class Library:
+    """What sessions may read of a store; the evidence read last is kept, with its index.
+
+    Args:
+        records: what sessions know of their evidence.
+        redact: patterns of what is masked before texts are compared.
+    """
+
+    def __init__(self, store: PackStore, records: SessionRecords, redact: tuple[str, ...] = ()) -> None:
+        self._store = store
+        self.records = records
+        self._mask = masker(redact) if redact else None
+        self._texts: LRUCache[tuple[str, str, str], Searcher] = LRUCache(16)
+        self._lock = threading.Lock()
+
+    async def open(self, uri: str, context: ToolContext) -> Searcher:
+        """The text of an address, in lines.
+
+        Raises:
+            Unreadable: the address is none of this session's, or nothing is there, or it is not text.
+        """
+        session = context.session
+        name = uri.removeprefix(SCHEME)
+        digits = evidence_key(uri)
+        key: tuple[str, str, str] | None = None
+        text: str | None
+        if digits is not None:
+            record = state_record(session.state, digits)
+            if record is None:
+                raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
+            kind = record.media_type
+            if not is_text(kind):
+                raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
+            key = (session.app_name, session.user_id, record.digest)
+            with self._lock:
+                found = self._texts.get(key)
+            if found is not None:
+                return found
+            try:
+                text = (await self.data(record, context)).decode("utf-8", "surrogatepass")
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"{uri} says that it is {kind}, and is not text in UTF-8") from error
+        elif uri.startswith(f"{SCHEME}messages/"):
+            data = await asyncio.to_thread(self._store.message, *session_key(context), name)
+            if data is None:
+                raise Unreadable(f"this session has no {uri[:200]}")
+            text = data.decode("utf-8", "surrogatepass")
+        else:
+            is_file = uri.startswith(SCHEME) and _FILE.fullmatch(name) and not name.startswith("apps/")
+            if not is_file or any(part.strip(". ") == "" for part in name.split("/")):
+                raise Unreadable(
+                    f"{uri[:200]!r} is no address of this session: use one that begins with {SCHEME} as it stands"
+                )
+            if context.get_invocation_context().artifact_service is None:
+                raise Unreadable(f"this session has no {uri}")
+            part = await context.load_artifact(name)
+            if part is None:
+                raise Unreadable(f"{uri} is not there")
+            text = part.text
+            if text is None and part.inline_data is not None and part.inline_data.data is not None:
+                with suppress(UnicodeDecodeError):
+                    text = part.inline_data.data.decode()
+        if text is None:
+            raise Unreadable(f"{uri} is not text")
+        if len(text) > _MOST_CHARACTERS:
+            raise Unreadable("it is too large to be read here")
+        from aether_context.evidence.passages import Searcher
+
+        found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
+        if key is not None:
+            with self._lock:
+                self._texts[key] = found
+        return found
+
+    async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
+        """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
+
+        Raises:
+            Unreadable: they are not kept any more.
+        """
+        session = context.session
+        try:
+            return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
+        except BlobNotFound as error:
+            for event in reversed(session.events):
+                for answer in event.get_function_responses():
+                    content = as_json(answer.response or {}) if answer.name == record.source else None
+                    if content:
+                        data = data_of(content)
+                        if hash_bytes(data) == record.digest:
+                            return data
+            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
+
+
+class _Reader(BaseTool):
+    """A tool over a session's stored texts; ``room`` gives the tokens that an answer may have now."""
+
+    declaration: types.FunctionDeclaration
+
+    def __init__(self, library: Library, room: Callable[[ToolContext], int]) -> None:
+        super().__init__(
+            name=self.declaration.name or "",
+            description=self.declaration.description or "",
+            custom_metadata={ESSENTIAL_MARK: True},
+        )
+        self._library = library
+        self._room = room
+        self._counter = counter_for("")
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return self.declaration
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
+        uri = args.get("uri")
+        if not isinstance(uri, str) or not uri.strip():
+            return {"error": "give the address in uri, such as artifact://evidence/…"}
+        uri = uri.strip()
+        try:
+            answer = await within(_SECONDS, self._answer(uri, args, tool_context))
+            later = self._library.records.of(tool_context).readings().get(uri)
+            return {**answer, "superseded_by": later} if later else answer
+        except Unreadable as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.warning("an artifact could not be read: %s", type(error).__name__, exc_info=error)
+            return {"error": f"it could not be read now ({type(error).__name__}): try again later"}
+
+    @abstractmethod
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]: ...
+
+
+class ReadArtifact(_Reader):
+    """Reads lines by their numbers, and shows media."""
+
+    declaration = types.FunctionDeclaration(
+        name=READ,
+        description="Reads lines of a tool result or file that is shown only in part. Shows an image or document.",
+        parameters_json_schema={
+            "type": "object",
+            "properties": {
+                "uri": _URI,
+                "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
+                "max_lines": {
+                    "type": "integer",
+                    "description": f"How many lines; {_USUAL_LINES} where it is left out.",
+                },
+            },
+            "required": ["uri"],
+        },
+    )
+
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        room = self._room(context)
+        record = state_record(context.session.state, evidence_key(uri) or "")
+        if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
+            medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
+            model = model_of(context)
+            size = f"{medium.media_type}, {size_words(len(medium.data))}"
+            if family_of(model) == _TEXT_ANSWERS:
+                return {"error": f"it is {size}, which {model} takes in no tool's answer"}
+            tokens = medium_tokens(medium, model)
+            if tokens > room:
+                return {"error": f"it is {size} and takes {tokens} tokens, and there is room for {room}"}
+            return {"shown": size, MEDIA_KEY: types.Part.from_bytes(data=medium.data, mime_type=medium.media_type)}
+        view = (await self._library.open(uri, context)).view
+        total = len(view.lines)
+        start = _number(args.get("start_line"), 1)
+        count = max(1, min(_number(args.get("max_lines"), _USUAL_LINES), _MOST_LINES))
+        start = total + 1 + start if start < 0 else start
+        if not 1 <= start <= total:
+            return {"error": f"it has lines 1 to {total}: give start_line among them"}
+        from aether_context.evidence.passages import read_lines
+
+        found = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
+        answer: dict[str, Any] = {"lines": f"{_range(found)} of {total}", "text": found.text}
+        if found.is_cut:
+            answer["note"] = "the line goes on: search_artifact finds what is further in it"
+        elif found.stop < min(total, start - 1 + count):
+            answer["note"] = f"there was no room for more: go on with start_line={found.stop + 1}"
+        return answer
+
+
+class SearchArtifact(_Reader):
+    """Finds lines by words, or by what they are about."""
+
+    declaration = types.FunctionDeclaration(
+        name=SEARCH,
+        description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
+        parameters_json_schema={
+            "type": "object",
+            "properties": {
+                "uri": _URI,
+                "query": {
+                    "type": "string",
+                    "description": "An identifier or words as they stand there, or a question.",
+                },
+            },
+            "required": ["uri", "query"],
+        },
+    )
+
+    async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        searcher = await self._library.open(uri, context)
+        query = args.get("query")
+        if not isinstance(query, str) or not query.strip():
+            return {"error": "say in query what to look for: a word, an identifier, or a question"}
+        room = self._room(context)
+        found = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
+        total = len(searcher.view.lines)
+        if not found.excerpts:
+            return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
+        return {
+            "found": [{"lines": _range(excerpt), "text": excerpt.text} for excerpt in found.excerpts],
+            "note": _NOTES[found.how].format(matches=found.matches, total=total),
+        }
+
+
+def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
+    """Declares the readers behind an agent's own tools; whether one of them is declared then.
+
+    Not where an agent answers in a schema without tools, or has only tools that the provider runs, since models do not
+    combine these with functions; nor by a name that it has itself.
+    """
+    config = request.config
+    if config is not None:
+        tools = [tool for tool in config.tools or () if isinstance(tool, types.Tool)]
+        functions = bool(request.tools_dict) or any(tool.function_declarations for tool in tools)
+        if not functions and (tools or config.response_schema is not None or config.response_json_schema is not None):
+            return False
+    request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
+    return any(request.tools_dict.get(reader.name) is reader for reader in readers)
+
+
+def conceal(request: LlmRequest) -> None:
+    """Takes addresses that only the readers resolve out of a request that declares none; people's words stay."""
+
+    def is_peoples(content: types.Content) -> bool:
+        parts = content.parts or ()
+        return content.role == "user" and not any(
+            part.function_response or (part.text or "").startswith(_QUOTED_TURN) for part in parts
+        )
+
+    request.contents = [
+        content if is_peoples(content) else with_parts(content, _without_addresses) for content in request.contents
+    ]
+
+
+def _without_addresses(part: types.Part) -> types.Part:
+    def described(found: re.Match[str]) -> str:
+        lines, size = found.groups()
+        return f"{lines} lines ({size}) that are not all shown" if lines else "what is not shown here"
+
+    if part.text is not None and SCHEME in part.text:
+        text = _OURS.sub(described, part.text)
+        return part if text == part.text else part.model_copy(update={"text": text})
+    answer = part.function_response
+    if answer is None or not answer.response:
+        return part
+    response: Any = answer.response
+    for path, text in strings(answer.response):
+        if SCHEME in text:
+            response = replaced(response, path, _OURS.sub(described, text))
+    if response is answer.response:
+        return part
+    return part.model_copy(update={"function_response": answer.model_copy(update={"response": response})})
+
+
+def names_evidence(content: types.Content) -> bool:
+    """Whether an address of evidence stands in a text or a result."""
+    texts = [part.text or "" for part in content.parts or ()]
+    answers = [part.function_response for part in content.parts or () if part.function_response is not None]
+    texts += [text for answer in answers for _, text in strings(answer.response or {})]
+    return any(_OURS.search(text) for text in texts if SCHEME in text)
+
+
+def _range(found: Excerpt) -> str:
+    return str(found.start + 1) if found.stop - found.start == 1 else f"{found.start + 1}-{found.stop}"
+
+
+def _number(value: Any, otherwise: int) -> int:
+    """What a model gave for a whole number."""
+    try:
+        return otherwise if isinstance(value, bool) else int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return otherwise

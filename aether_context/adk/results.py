@@ -1,0 +1,123 @@
+"""Tool results as ADK hands them over and sessions keep them: JSON, with media beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.genai import types
+
+from aether_context.adk.request.reader import stored
+from aether_context.evidence.media import Medium, typed
+from aether_context.evidence.offload import free_key
+from aether_context.tokens import family_of, media_tokens
+
+MEDIA_KEY = "media"
+"""The key of a response under which what stands for media is listed that a tool hands to ADK as parts."""
+_DEEPEST = 50
+_GONE = object()
+
+
+def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
+    """A result as the response that ADK makes of it, and the media taken out of it, in order.
+
+    Objects and lists that held nothing else go as well.
+    """
+    found: list[types.Part] = []
+    rest = _without(result, found, 0)
+    rest = {} if rest is _GONE else rest
+    return (rest if isinstance(rest, dict) else {"result": rest}), found
+
+
+def joined(response: Mapping[str, Any], media: Sequence[types.Part | str]) -> dict[str, Any]:
+    """A response with media, or what stands for them, beside it: parts are taken out by ADK, texts stay."""
+    return {**response, free_key(response, MEDIA_KEY): list(media)} if media else dict(response)
+
+
+def medium_of(part: types.Part | types.FunctionResponsePart) -> Medium | None:
+    """The bytes of a part; None where it refers to a file elsewhere."""
+    blob = part.inline_data
+    if blob is None or not blob.data:
+        return None
+    return Medium(data=blob.data, media_type=typed(blob.mime_type, blob.data))
+
+
+def model_of(context: CallbackContext) -> str:
+    """The name of the model of the agent at work; empty where it has none."""
+    from google.adk.agents import LlmAgent
+
+    agent = context.get_invocation_context().agent
+    return agent.canonical_model.model if isinstance(agent, LlmAgent) else ""
+
+
+def medium_tokens(medium: Medium, model: str) -> int:
+    """Tokens that a medium takes which ADK sends beside a response."""
+    size = len(medium.data)
+    return media_tokens(medium.media_type, size, family=family_of(model), model=model, data=medium.data)
+
+
+def with_parts(content: types.Content, change: Callable[[types.Part], types.Part]) -> types.Content:
+    """A content with other parts; itself where none is another. What ADK hands in is the session's own."""
+    before = content.parts or []
+    after = [change(part) for part in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return content
+    return types.Content(role=content.role, parts=after)
+
+
+def _without(value: object, found: list[types.Part], depth: int) -> Any:
+    """A value without media; `_GONE` where nothing else was in it."""
+    if isinstance(value, types.Part):
+        if not _is_media(value):
+            return value
+        found.append(value)
+        return _GONE
+    if depth > _DEEPEST or not isinstance(value, (dict, list, tuple)):
+        return value
+    before = len(found)
+    if isinstance(value, dict):
+        items = {key: _without(item, found, depth + 1) for key, item in value.items()}
+        rest: Any = {key: item for key, item in items.items() if item is not _GONE}
+    else:
+        rest = [kept for item in value if (kept := _without(item, found, depth + 1)) is not _GONE]
+    if len(found) == before:
+        return value
+    return rest or _GONE
+
+
+def _is_media(part: types.Part) -> bool:
+    """Whether ADK sends a part beside the response: with data or a file's address, and a media type."""
+    blob, file = part.inline_data, part.file_data
+    has_data = blob is not None and blob.data is not None and blob.mime_type
+    return bool(has_data or (file is not None and file.file_uri and file.mime_type))
+
+
+def as_json(response: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A result in JSON, as session services keep it; None where it cannot be, or is nested too deeply.
+
+    None with a set in it, too: each copy of one may have another order.
+    """
+    if _is_json(response):
+        return response
+    found = stored(response)
+    return found if _is_json(found) and not _has_set(response) else None
+
+
+def _has_set(value: object, depth: int = 0) -> bool:
+    if isinstance(value, (set, frozenset)):
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return depth <= _DEEPEST and any(_has_set(item, depth + 1) for item in items)
+
+
+def _is_json(value: object, depth: int = 0) -> bool:
+    """Whether a value is plain JSON, and not nested too deeply."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return depth <= _DEEPEST and all(isinstance(key, str) and _is_json(value[key], depth + 1) for key in value)
+    if isinstance(value, list):
+        return depth <= _DEEPEST and all(_is_json(item, depth + 1) for item in value)
+    return value is None or isinstance(value, (str, int))
