@@ -8,7 +8,7 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.tools.agent_tool import AgentTool
 from plans import CARRIED, aether, loop, planned, small, words
-from scripted import Chat, Scripted, call, look_up
+from scripted import Chat, Scripted, call, look_up, state_of
 
 
 def test_two_users_and_sessions_at_once_never_mix() -> None:
@@ -110,14 +110,18 @@ def test_children_leave_no_packed_messages_behind_in_the_parents_state() -> None
     assert sizes[1] <= sizes[0]
 
 
-def test_a_child_of_the_same_name_does_not_end_the_parents_epoch() -> None:
-    child = Scripted(sent=[])
-    twin = LlmAgent(name="clerk_inner", model=child, description="Helps.")
-    twin.name = "clerk"
-    tool = AgentTool(twin)
-    parent = Scripted(script=[call("clerk", request="part"), "done", "more"], sent=[])
-    chat = Chat(agent=LlmAgent(name="clerk", model=parent, tools=[tool]), state=planned(), policy=CARRIED)
-    chat.say("go", "on")
-    sent = parent.sent
-    for earlier, later in zip(sent, sent[1:], strict=False):
-        assert later.wires[: len(earlier.wires)] == earlier.wires
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_children_of_the_same_name_leave_the_parents_cut_alone(at_once: int) -> None:
+    child = Scripted(script=[*loop(12), "found"] * 4 * at_once, sent=[])
+    twin = LlmAgent(name="clerk", model=child, description="Helps.", tools=[look_up])
+    asked = [call("clerk", request=words(100, f"part{at}")) for at in range(at_once)]
+    chat = Chat(script=[*loop(6), asked, "done"] * 4, tools=[look_up, AgentTool(twin)], policy=small(3_000))
+    chat.say(*(f"go {at}" for at in range(4)))
+    manifests = sorted(chat.manifests(), key=lambda manifest: manifest.last_event_time)
+    own = [manifest.epoch.number for manifest in manifests if manifest.session == "s1"]
+    children = [manifest.epoch.number for manifest in manifests if manifest.session != "s1"]
+    assert own == sorted(own)
+    assert min(own[-1], max(children)) > 1
+    values = aether(state_of(chat)).values()
+    assert {value["session"] for value in values if isinstance(value, dict) and "session" in value} == {"s1"}
+    chat.replays()

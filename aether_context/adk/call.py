@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
@@ -32,6 +35,28 @@ SessionKey: TypeAlias = tuple[str, str, str]
 """App, user, session."""
 AgentKey: TypeAlias = tuple[str, str, str, str, str]
 """App, user, session, branch, agent: what a process keeps things by."""
+
+
+class Caller(NamedTuple):
+    """The session and the invocation whose tool is running, and whether that tool is an agent."""
+
+    session: SessionKey
+    invocation: str
+    is_agent: bool
+
+
+_CALLER: ContextVar[Caller | None] = ContextVar("aether_context_caller", default=None)
+
+
+def calling(tool: BaseTool, context: CallbackContext) -> None:
+    """A tool of this context's invocation is about to run: sessions that begin inside it are its."""
+    _CALLER.set(Caller(session_key(context), context.invocation_id, isinstance(tool, AgentTool)))
+
+
+def caller_of(key: SessionKey) -> Caller | None:
+    """Whose tool a session runs in; None where it runs in none."""
+    caller = _CALLER.get()
+    return caller if caller is not None and caller.session != key else None
 
 
 def session_key(context: CallbackContext) -> SessionKey:

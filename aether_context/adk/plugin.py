@@ -16,8 +16,8 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck
+from aether_context.adk.call import calling
 from aether_context.adk.packer import OnError, RequestPacker
-from aether_context.adk.usage import calling
 from aether_context.errors import AetherContextError, PolicyError
 from aether_context.policy import LimitSettings, PackPolicy
 from aether_context.store import PackStore
@@ -140,7 +140,7 @@ class ContextPackPlugin(BasePlugin):
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> None:
-        calling(tool_context)
+        calling(tool, tool_context)
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
@@ -182,7 +182,7 @@ def context_pack_callbacks(
     )
 
     async def before_tool(tool: BaseTool, args: dict[str, Any], tool_context: ToolContext) -> None:
-        calling(tool_context)
+        calling(tool, tool_context)
 
     async def after_agent(callback_context: CallbackContext) -> None:
         await packer.flush(invocation=callback_context.get_invocation_context())

@@ -7,7 +7,8 @@
     aether:evidence:{digits}             what is known of a result that is not shown whole, by the digits of its address
 
 ``scope`` stands for agent and branch. An epoch that another session left there (ADK copies a parent's state into child
-sessions) is not this session's and is ignored.
+sessions) is not this session's and is ignored. All but evidence begins with ``temp:`` in the session of an agent that
+runs as a tool, since ADK writes what else is in there into the state of the caller.
 
 Whatever a later call has to send again stands here in full, since a store can be away, or another worker's own. The
 long texts are compressed against what their reader knows already: a part of a summary against the parts before it, a
@@ -23,14 +24,14 @@ import zlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.sessions.state import State
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import SessionKey, session_key
+from aether_context.adk.call import SessionKey, caller_of, session_key
 from aether_context.canonical import hash_json, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -54,13 +55,13 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
 
     A packed message whose own message the host does not show now is left out: there is nothing that it could stand for.
     """
-    scope = _scope(identity.branch, identity.agent)
-    fields = _fields(state, f"aether:epoch:{scope}", identity)
+    keys = _keys_of(identity)
+    fields = _fields(state, keys.epoch, identity)
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
         return Epoch(number=0)
     parts = fields.pop("summary_parts", None)
-    summary = _summary(state, scope, parts) if fields.get("cut_count") else ""
+    summary = _summary(state, keys.summary, parts) if fields.get("cut_count") else ""
     if summary is None:  # nothing would tell of what was cut: all of it is sent again instead
         return Epoch(number=0)
     fields["summary"] = summary
@@ -68,11 +69,11 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
         fields["summary_place"] = 0
     payloads: list[PackedMessage] = []
     for slot in range(count):
-        message = _message(_fields(state, f"aether:payload:{scope}:{slot}", identity), original_of)
+        message = _message(_fields(state, f"{keys.payload}:{slot}", identity), original_of)
         if message is not None and sum(len(one.text) for one in (*payloads, message)) <= _MOST_CHARACTERS:
             payloads.append(message)
     fields["payloads"] = tuple(payloads)
-    fields["tools"] = valid(_TOOLS, _fields(state, f"aether:tools:{scope}", identity).get("kept")) or {}
+    fields["tools"] = valid(_TOOLS, _fields(state, keys.tools, identity).get("kept")) or {}
     epoch = valid(_EPOCH, fields)
     if epoch is None:
         return Epoch(number=0)
@@ -91,19 +92,19 @@ def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str,
     return {name: field for name, field in value.items() if name != "session"}
 
 
-def _summary(state: Mapping[str, Any], scope: str, parts: object) -> str | None:
+def _summary(state: Mapping[str, Any], key: str, parts: object) -> str | None:
     """The summary in so many parts; None where one of them is not what was written.
 
     Without a number it is from a time when it was one text in a key of its own.
     """
     if parts is None:
-        whole = state.get(f"aether:summary:{scope}")
+        whole = state.get(key)
         return _plain(whole) if isinstance(whole, str) else ""
     if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
         return None
     summary = ""
     for number in range(parts):
-        packed = state.get(f"aether:summary:{scope}:{number}")
+        packed = state.get(f"{key}:{number}")
         part = _unpacked(packed, summary) if isinstance(packed, str) else None
         if part is None or len(summary) + len(part) > _MOST_CHARACTERS:
             return None
@@ -127,12 +128,13 @@ def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage |
 
 def holds_epoch(state: Mapping[str, Any], identity: Identity, stored: Mapping[str, Any] | None) -> bool:
     """Whether a session's state still holds what `save_epoch` put there."""
-    return bool(state.get(f"aether:epoch:{_scope(identity.branch, identity.agent)}") == stored)
+    return bool(state.get(_keys_of(identity).epoch) == stored)
 
 
 def has_cut(context: CallbackContext) -> bool:
     """Whether a session's state holds a cut of the agent's conversation."""
-    value = context.session.state.get(f"aether:epoch:{_scope(context.branch or '', context.agent_name)}")
+    keys = _keys(session_key(context), context.branch or "", context.agent_name)
+    value = context.session.state.get(keys.epoch)
     return isinstance(value, Mapping) and value.get("session") == context.session.id and bool(value.get("cut_count"))
 
 
@@ -140,8 +142,8 @@ def save_epoch(
     state: State, identity: Identity, before: Epoch, after: Epoch, original_of: OriginalOf
 ) -> Mapping[str, Any] | None:
     """Writes what changed from one epoch to the next; returns what the state now holds under the epoch's key."""
-    scope = _scope(identity.branch, identity.agent)
-    stored: object = state.get(f"aether:epoch:{scope}")
+    keys = _keys_of(identity)
+    stored: object = state.get(keys.epoch)
     held: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
     if before == after:
         return held or None
@@ -155,25 +157,24 @@ def save_epoch(
                 written |= {"packed": _packed(written.pop("text"), original_of(message))}
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
-            state[f"aether:payload:{scope}:{slot}"] = {"session": identity.session, **written}
+            state[f"{keys.payload}:{slot}"] = {"session": identity.session, **written}
     slots = held.get("payloads")
     for slot in range(len(payloads), min(slots, _MOST_PAYLOADS) if type(slots) is int else 0):
-        state[f"aether:payload:{scope}:{slot}"] = None
+        state[f"{keys.payload}:{slot}"] = None
     if after.tools != before.tools:
-        state[f"aether:tools:{scope}"] = {"session": identity.session, "kept": dict(after.tools)}
+        state[keys.tools] = {"session": identity.session, "kept": dict(after.tools)}
     value = {
         "session": identity.session,
         **_EPOCH.dump_python(after, mode="json", exclude=_ELSEWHERE, exclude_defaults=True),
-        "summary_parts": _save_summary(state, scope, held, before.summary, after.summary),
+        "summary_parts": _save_summary(state, keys.summary, held, before.summary, after.summary),
         "payloads": len(payloads),
     }
-    state[f"aether:epoch:{scope}"] = value
+    state[keys.epoch] = value
     return value
 
 
-def _save_summary(state: State, scope: str, held: Mapping[str, Any], before: str, after: str) -> int:
+def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, after: str) -> int:
     """Writes what a summary has more than the one before it, or all of it; returns in how many parts it is now."""
-    key = f"aether:summary:{scope}"
     parts = held.get("summary_parts")
     there = parts if type(parts) is int and 0 <= parts <= _MOST_PARTS else 0
     known = there if before else 0  # else they are of something that could not be read
@@ -190,6 +191,24 @@ def _save_summary(state: State, scope: str, held: Mapping[str, Any], before: str
         return 0
     state[f"{key}:0"] = _packed(after, "")
     return 1
+
+
+class _Keys(NamedTuple):
+    epoch: str
+    summary: str
+    payload: str
+    tools: str
+
+
+def _keys_of(identity: Identity) -> _Keys:
+    return _keys((identity.app, identity.user, identity.session), identity.branch, identity.agent)
+
+
+def _keys(session: SessionKey, branch: str, agent: str) -> _Keys:
+    """The keys of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
+    caller, scope = caller_of(session), _scope(branch, agent)
+    before = "temp:" if caller is not None and caller.is_agent else ""
+    return _Keys(*(f"{before}aether:{kind}:{scope}" for kind in _Keys._fields))
 
 
 @lru_cache(maxsize=1_000)

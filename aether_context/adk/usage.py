@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -20,7 +19,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.call import METADATA, AgentKey, Call, SessionKey, agent_key, session_key
+from aether_context.adk.call import METADATA, AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError, BudgetExceededError
 from aether_context.pack import Calibration, Content, Epoch, Identity, Pack, PackInput, valid
@@ -45,9 +44,6 @@ from aether_context.usage.prices import prices_of
 # invocation that called it.
 
 logger = logging.getLogger("aether_context")
-
-_CALLER: ContextVar[tuple[SessionKey, str] | None] = ContextVar("aether_context_caller", default=None)
-"""The session and the invocation whose tool is running."""
 
 
 class Reported(NamedTuple):
@@ -122,7 +118,7 @@ class _Session:
     """
 
     ledger: TokenLedger = field(default_factory=TokenLedger)
-    caller: tuple[SessionKey, str] | None = None
+    caller: Caller | None = None
     last: tuple[str, float] = ("", float("-inf"))
     booked: list[JSON] | None = None
     going: LRUCache[tuple[str, str], _Going] = field(default_factory=lambda: LRUCache(256))
@@ -163,10 +159,9 @@ class Ledgers:
         if call.is_live:
             return None
         key, agent, events = session_key(call.context), call.context.agent_name, call.context.session.events
-        caller = _CALLER.get()
         with self._lock:
             session = self._session(key)
-            session.caller = caller if caller is not None and caller[0] != key else None
+            session.caller = caller_of(key)
             for event in _telling(_unread(events, *session.last)):
                 _recall(session, event)
             if events:
@@ -292,25 +287,20 @@ class Ledgers:
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str, agent: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
-        caller: tuple[SessionKey, str] | None = (key, invocation)
         seen = set[SessionKey]()
-        while caller is not None and caller[0] not in seen and (session := self._sessions.get(caller[0])) is not None:
-            key, name = caller
+        while key not in seen and (session := self._sessions.get(key)) is not None:
             seen.add(key)
-            where = {"invocation": name, "agent": agent, "branch": branch}
+            where = {"invocation": invocation, "agent": agent, "branch": branch}
             yield _Account(key, session.ledger, self._own.get(key, self.limits), where)
+            if session.caller is None:
+                return
             branch = "\0".join([*key, branch])
-            caller = session.caller
+            key, invocation = session.caller.session, session.caller.invocation
 
     def _log_once(self, about: object, text: str) -> None:
         if about not in self._logged and len(self._logged) < 1_000:
             self._logged.add(about)
             logger.warning("%s", text)
-
-
-def calling(context: CallbackContext) -> None:
-    """A tool of this context's invocation is about to run: sessions that begin inside it are its."""
-    _CALLER.set((session_key(context), context.invocation_id))
 
 
 def note(pressure: Pressure) -> str:
