@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 
@@ -13,6 +14,7 @@ from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy
+from aether_context.canonical import short
 from aether_context.cli import main
 from aether_context.errors import PackNotFound, PolicyError
 from aether_context.tuning.knobs import KNOBS, knob_named, settings, with_values
@@ -167,6 +169,33 @@ def test_what_the_file_says_is_the_tuned_policy(tmp_path):
     path = tmp_path / "tuned.toml"
     path.write_text(policy_file([(recordings, study)], urls=[store.url], seed=0, margin=1.0), encoding="utf-8")
     assert PackPolicy.load(path) == with_values(base, values)
+
+
+def test_sessions_of_several_policies_are_played_under_the_one_that_most_calls_have(tmp_path):
+    store, journal = new_store(), tmp_path / "journal.jsonl"
+    record(store, 1, policy=STARVED)
+    record(store, 2, app="store")
+    with closing(Journal(journal)) as written:
+        tuner = Tuner([store.url], Pool(), written)
+        recordings = tuner.recordings("chat")
+    assert recordings.policies == 2
+    assert recordings.same == recordings.calls == 3 * 29
+    assert recordings.base.conversation == SMALL.conversation
+    asked = Tuner([store.url], Pool(), Journal(None), base=SMALL)
+    everything = asked.recordings("chat").sessions
+    with closing(Journal(journal)) as read:
+        tuner = Tuner([store.url], Pool(), read)
+        assert tuner.recordings("chat") == tuner.recordings("chat") == recordings
+        assert tuner.play({}, everything, "chat") == asked.play({}, everything, "chat")
+    found = run_main(store.url, "--trials", "1")
+    assert f"recorded under 2 policies: all are played under {short(recordings.base.digest)}" in found.output
+
+
+def test_a_journal_of_another_version_is_not_taken_for_this_ones(monkeypatch):
+    task = Task(folder=Folder(url="u", path="r/a/ann/s/packs", packs=("p",)), profile="chat")
+    key = task.key
+    monkeypatch.setattr("aether_context.tuning.workers.__version__", "0.0.1")
+    assert task.key != key
 
 
 # statistics

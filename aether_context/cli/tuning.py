@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from aether_context.canonical import JSON
+from aether_context.canonical import JSON, short
 from aether_context.cli.terminal import FAILED, Screen, cell, counted_progress, grid, print_json, tell
 from aether_context.policy import PackPolicy
 from aether_context.tuning.chart import report
@@ -123,6 +123,11 @@ def _show_recordings(screen: Screen, recordings: Recordings) -> None:
     screen.print_heading(f"Profile {recordings.profile}: {len(recordings.sessions)} sessions, {recordings.calls} calls")
     if recordings.given is None:
         screen.print_line(f"{recordings.same} of {recordings.calls} requests are built again byte for byte")
+        if recordings.policies > 1:
+            screen.print_line(
+                f"recorded under {recordings.policies} policies: all are played under {short(recordings.base.digest)}, "
+                "which most calls have; --base takes another"
+            )
     held = f", {len(parts.held_out)} of {parts.source} held out" if parts.source else ""
     screen.print_line(f"{len(parts.fit)} sessions to fit on, {len(parts.check)} to check on{held}")
     for name, problem in list(recordings.unusable.items())[:3]:

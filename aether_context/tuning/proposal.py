@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,15 +54,17 @@ class Mover:
 class Recordings:
     """Recorded sessions with calls of a profile, and how well they can be simulated.
 
-    ``base`` is the policy that others are compared with: the one that was ``given``, else that of the first session's
-    first pack; in the latter case each recorded pack keeps its own. ``unusable`` are sessions that cannot be simulated,
-    with the reasons. Of the ``calls``, ``same`` are built again byte for byte under the recorded policies.
+    ``base`` is the policy that others are compared with: the one that was ``given``, else the one that most calls were
+    recorded under. ``policies`` is the number of recorded ones: where they differ, all calls are played under ``base``.
+    ``unusable`` are sessions that cannot be simulated, with the reasons. Of the ``calls``, ``same`` are built again
+    byte for byte under the policy that was given, else under the recorded ones.
     """
 
     profile: str
     split: Split
     base: PackPolicy
     given: PackPolicy | None
+    policies: int
     unusable: Mapping[str, str]
     calls: int
     same: int
@@ -101,6 +104,7 @@ class Tuner:
             raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
         self._pool, self._journal, self._advance = pool, journal, advance
         self._seed, self._base = seed, base
+        self._common: dict[str, PackPolicy] = {}
 
     def recordings(self, profile: str) -> Recordings:
         """The sessions of a profile that can be simulated, split in halves.
@@ -108,25 +112,33 @@ class Tuner:
         Raises:
             PackNotFound: there is none.
         """
+        self._common.pop(profile, None)
         results = self._results({}, self._folders, profile)
         usable = [folder for folder in self._folders if results[folder.name].played is not None]
         if not usable:
             reasons = {result.problem for result in results.values() if result.problem}
             raise PackNotFound("; ".join([f"no session of the profile {profile} can be played", *sorted(reasons)[:3]]))
-        first = PackStore(usable[0].url).read(usable[0].places[0])
         played = [result.played for folder in usable if (result := results[folder.name]).played is not None]
+        recorded = Counter(digest for folder in usable for digest in results[folder.name].policies)
+        base = self._base
+        if base is None:
+            digest = min(recorded, key=lambda digest: (-recorded[digest], digest))
+            base = _policy_of(next(folder for folder in usable if digest in results[folder.name].policies), digest)
+            if len(recorded) > 1:
+                self._common[profile] = base
         return Recordings(
             profile=profile,
             split=split(usable, self._seed),
-            base=self._base or _policy_of(usable[0], first.policy),
+            base=base,
             given=self._base,
+            policies=len(recorded),
             unusable={name: result.problem for name, result in results.items() if result.problem},
             calls=sum(len(session.kept) for session in played if session is not None),
             same=sum(session.same for session in played if session is not None),
         )
 
     def _results(self, values: Values, chosen: Sequence[Folder], profile: str, policy: PackPolicy | None = None) -> Any:
-        base = policy or self._base
+        base = policy or self._base or self._common.get(profile)
         tasks = {
             folder.name: Task(
                 folder=folder,

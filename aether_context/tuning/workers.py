@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from aether_context import __version__
 from aether_context.canonical import hash_json, short
 from aether_context.errors import AetherContextError, MissingExtra
 from aether_context.policy import PackPolicy
@@ -75,16 +76,18 @@ class Task:
 
     @property
     def key(self) -> str:
-        return short(hash_json([self.folder.key, self.profile, [list(pair) for pair in self.values], self.base]), 32)
+        values = [list(pair) for pair in self.values]
+        return short(hash_json([__version__, self.folder.key, self.profile, values, self.base]), 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a session. ``calls`` are the packs of the profile's calls; ``problem`` says why it has no
-    result."""
+    """The result of a session. ``calls`` are the packs of the profile's calls, ``policies`` the digests of the policies
+    that they were recorded under; ``problem`` says why it has no result."""
 
     played: Played | None
     calls: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -115,8 +118,12 @@ def run(task: Task) -> Result:
             return policy
 
         played = [play(session, needs, policy_of, task.profile) for session, needs in sessions]
-        calls = tuple(call.pack_id for session, _ in sessions for call in session.calls if call.profile == task.profile)
-        return Result(played=_sum(played) if calls else None, calls=calls)
+        calls = [call for session, _ in sessions for call in session.calls if call.profile == task.profile]
+        return Result(
+            played=_sum(played) if calls else None,
+            calls=tuple(call.pack_id for call in calls),
+            policies=tuple(call.policy.digest for call in calls),
+        )
     except AetherContextError as error:
         return Result(played=None, problem=f"{type(error).__name__}: {error}")
 
@@ -209,7 +216,8 @@ class Journal:
             try:
                 key, value = json.loads(line)
                 played = value["played"] and Played(**{**value["played"], "kept": tuple(value["played"]["kept"])})
-                self._known[key] = Result(played=played, calls=tuple(value["calls"]), problem=value["problem"])
+                packs = {name: tuple(value[name]) for name in ("calls", "policies")}
+                self._known[key] = Result(played=played, **packs, problem=value["problem"])
             except (ValueError, KeyError, TypeError):  # the last line of a run that was stopped
                 continue
         self._file = path.open("a", encoding="utf-8")
