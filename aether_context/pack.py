@@ -60,7 +60,7 @@ Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
-State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail", "redacted"]
+State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail"]
 """What became of a candidate: sent verbatim, as an extract of chosen lines, within a summary or as a placeholder;
 ``hidden``: left out of this request; ``dropped``: left out for good; ``in_tail``: already in the conversation's
 tail."""

@@ -1,7 +1,6 @@
 """The package as a whole: its public surface, what importing it costs, how its modules are named."""
 
 import importlib
-import importlib.util
 import inspect
 import os
 import pkgutil
@@ -99,7 +98,7 @@ def test_importing_the_plugin_loads_only_what_every_run_uses():
     assert loaded.isdisjoint(LATER)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("aether_context.cli") is None, reason="there is no command line yet")
+@pytest.mark.skipif(find_spec("aether_context.cli") is None, reason="there is no command line yet")
 def test_command_line_does_not_load_google():
     assert "google" not in loaded_by("import aether_context.cli")
 

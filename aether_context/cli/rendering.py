@@ -176,7 +176,7 @@ def _candidates(view: PackView, everything: bool, width: int) -> Iterator[Render
         for row in members:
             if collapsed and row.state == "kept" and row.sent_tokens is None:
                 continue
-            colour = {"kept": "green", "dropped": "red", "redacted": "red"}.get(row.state, "yellow")
+            colour = {"kept": "green", "dropped": "red"}.get(row.state, "yellow")
             sent = f" → {row.sent_tokens:,}" if row.sent_tokens is not None else ""
             names = [Text(row.layer), cell(row.id, limit=40), cell(row.source, limit=24)]
             table.append(

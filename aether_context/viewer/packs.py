@@ -21,7 +21,7 @@ MOST_CHARACTERS = 4_000
 """Characters of a text that are shown where its whole is not requested."""
 _MANY = 60
 """Up to this many messages each has a line among the candidates."""
-_UNSENT: tuple[State, ...] = ("dropped", "hidden", "in_tail", "redacted")
+_UNSENT: tuple[State, ...] = ("dropped", "hidden", "in_tail")
 _LAYERS: Mapping[str, Layer] = {
     "EVIDENCE": "evidence",
     "TOP EVIDENCE": "evidence",
@@ -302,7 +302,6 @@ _STATE_WORDS: Mapping[State, str] = {
     "placeholder": "replaced by a placeholder",
     "extract": "cut to an extract",
     "summary": "shortened",
-    "redacted": "redacted",
 }
 
 

@@ -14,7 +14,7 @@ from aether_context.views.packs import PackView, Piece, PiecePart
 _AROUND = 40
 """Characters that are shown on either side of where two requests begin to differ."""
 
-UNSENT = ("hidden", "dropped", "in_tail", "redacted")
+UNSENT = ("hidden", "dropped", "in_tail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
