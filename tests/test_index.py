@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, retrieve, scoring
-from aether_context.retrieval import index as search_index
+from aether_context.retrieval import Entry, HybridIndex, pool, retrieve
 from aether_context.retrieval.embedders import unit
 
 DAY = 86_400.0
@@ -60,7 +58,7 @@ def many():
 
 def test_what_was_removed_from_a_large_index_takes_nobodys_place(many, monkeypatch):
     index, texts = many
-    monkeypatch.setattr(scoring, "CANDIDATES", 60)
+    monkeypatch.setattr(pool, "CANDIDATES", 60)
     fresh = HybridIndex()
     fresh.add(Entry(id=str(at), text=text, thread=f"t{at // 15}") for at, text in enumerate(texts) if at % 7)
     for query in texts[::199]:
@@ -264,18 +262,17 @@ def test_an_embedder_that_fails_at_passages_leaves_the_index_as_it_was():
 
 
 @settings(max_examples=60)
-@given(operations, st.sampled_from([0, 1_000]))
-def test_an_index_is_the_same_however_it_came_to_be(steps, compact_above):
+@given(operations)
+def test_an_index_is_the_same_however_it_came_to_be(steps):
     index, held = HybridIndex(Fake()), {}
-    with patch.object(search_index, "_COMPACT_ABOVE", compact_above):
-        for act, number, text in steps:
-            name = f"e{number}"
-            held.pop(name, None)
-            if act == "add":
-                held[name] = text
-                index.add_texts([name], [text])
-            else:
-                index.remove([name])
+    for act, number, text in steps:
+        name = f"e{number}"
+        held.pop(name, None)
+        if act == "add":
+            held[name] = text
+            index.add_texts([name], [text])
+        else:
+            index.remove([name])
     fresh = HybridIndex.from_texts(list(held), list(held.values()), embedder=Fake())
     for query in ("crimson car", "door", "azure"):
         assert index.search(query) == fresh.search(query)
@@ -287,7 +284,7 @@ def test_large_pools_find_what_small_ones_do(monkeypatch):
     index = HybridIndex(Fake())
     index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
     some = ids(index.search("door 700 crimson", 20))
-    monkeypatch.setattr(scoring, "CANDIDATES", 3_000)
+    monkeypatch.setattr(pool, "CANDIDATES", 3_000)
     assert some == ids(index.search("door 700 crimson", 20))
 
 

@@ -1,4 +1,4 @@
-"""Terms, BM25 over an inverted index, and dates in questions."""
+"""Terms, BM25, pools of texts, and dates in questions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import zipfile
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,12 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Plus
 
-from aether_context.retrieval import english, lexical
-from aether_context.retrieval.arrays import Rows
-from aether_context.retrieval.embedders import quantized
-from aether_context.retrieval.lexical import InvertedIndex
-from aether_context.retrieval.semantic import VectorTable
-from aether_context.retrieval.terms import asks_for_recent, closeness, identifiers, named_times, query_terms, terms
+from aether_context.retrieval import Entry, english
+from aether_context.retrieval import pool as pools
+from aether_context.retrieval.embedders import StaticEmbedder, quantized
+from aether_context.retrieval.pool import Pool, bm25, packed
+from aether_context.retrieval.terms import (
+    asks_for_recent,
+    closeness,
+    hash_of,
+    hashed,
+    identifiers,
+    named_times,
+    query_terms,
+    terms,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,62 +111,55 @@ words = st.sampled_from([f"w{n}" for n in range(12)])
 documents = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_size=30)
 
 
-def index_of(texts):
-    index = InvertedIndex()
-    for text in texts:
-        index.add([text])
-    return index
-
-
 def reference(texts, query):
-    return BM25Plus(texts, k1=lexical.K1, b=lexical.B, delta=0).get_scores(query)
+    return BM25Plus(texts, k1=pools.K1, b=pools.B, delta=0).get_scores(query)
+
+
+def scores(texts, query):
+    found, _ = bm25(query, *packed([b"".join(map(hash_of, text)) for text in texts]))
+    return found
 
 
 @given(documents, st.lists(words, min_size=1, max_size=6, unique=True))
-def test_the_index_agrees_with_rank_bm25(texts, query):
-    found, _ = index_of(texts).scores(query)
+def test_bm25_agrees_with_rank_bm25(texts, query):
     known = [word for word in query if any(word in text for text in texts)]
-    assert found == pytest.approx(reference(texts, known), abs=1e-9)
+    assert scores(texts, query) == pytest.approx(reference(texts, known), abs=1e-9)
 
 
-@given(documents, st.data(), st.sampled_from([0, 5, 1_000]))
-def test_the_index_agrees_after_removing_and_numbering_anew(texts, data, unsorted):
-    with patch.object(lexical, "_UNSORTED", unsorted):
-        index = index_of(texts)
-        removed = data.draw(st.sets(st.integers(0, len(texts) - 1), max_size=len(texts) - 1))
-        index.remove(np.array(sorted(removed), dtype=np.int64))
-        index.add(texts[:3])
-        live = [text for slot, text in enumerate(texts) if slot not in removed] + texts[:3]
-        query = sorted({word for text in live for word in text})
-        assert index.scores(query)[0][index.alive] == pytest.approx(reference(live, query), abs=1e-9)
-        index.keep(np.flatnonzero(index.alive))
-        assert index.scores(query)[0] == pytest.approx(reference(live, query), abs=1e-9)
-        assert len(np.unique(index._postings.values >> np.uint64(32))) == len(query)
-        index.add([[*texts[0], "new"]])
-        assert index.scores(query)[0] == pytest.approx(reference([*live, [*texts[0], "new"]], query), abs=1e-9)
+def test_bm25_agrees_with_rank_bm25_for_long_queries():
+    texts = [[f"w{at * step % 97}" for step in range(1, 30)] for at in range(50)]
+    query = sorted({word for text in texts for word in text})
+    assert len(query) > 90
+    assert scores(texts, query) == pytest.approx(reference(texts, query), abs=1e-9)
 
 
-def test_few_postings_are_looked_through():
-    index = index_of([[f"w{n}", "w"] for n in range(20_000)])
-    assert np.count_nonzero(index.scores(["w"])[0]) == 20_000
-    assert len(index._postings) - index._sorted < max(lexical._UNSORTED, index._sorted // 4)
+def test_texts_of_no_words_score_nothing_and_nor_does_no_text():
+    assert scores([], ["a"]).tolist() == []
+    assert scores([[]], ["a"]).tolist() == [0.0]
+    first, second, third = scores([[], ["a", "b"], []], ["a", "c"])
+    assert (first, third) == (0, 0) < (second, 1)
 
 
-def test_removed_entries_score_nothing():
-    index = index_of([["a"], ["a", "b"]])
-    index.remove(np.array([0]))
-    assert index.scores(["a"])[0][0] == 0
+@given(documents, st.data())
+def test_a_pool_is_the_same_however_it_came_to_be(texts, data):
+    def extend(pool, some):
+        said = [" ".join(text) for text in some]
+        times, threads = [float(len(text)) for text in some], [len(text) % 3 - 1 for text in some]
+        pool.extend(list(map(hashed, said)), pool.embedded(said), times, threads)
 
+    pool, fresh = Pool(StaticEmbedder()), Pool(StaticEmbedder())
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))))
+    extend(pool, texts)
+    pool.keep(kept)
+    extend(pool, texts[:3])
+    extend(fresh, [text for text, is_kept in zip(texts, kept, strict=True) if is_kept] + texts[:3])
+    asked = pool.embedded(["w1 w2 w3"], "query")
 
-def test_an_empty_index_scores_nothing():
-    assert len(InvertedIndex().scores(["a"])[0]) == 0
+    def found(pool):
+        alone, parts = pool.answers("w1 w2 w3", asked)
+        return pool.ranked("w1 w2 w3", 5, lambda at: [Entry(id=str(one), text="") for one in at], alone, parts)
 
-
-def test_rows_keep_what_they_held():
-    rows = Rows(np.zeros((0, 2), dtype=np.int8))
-    for value in range(200):
-        rows.extend(np.full((1, 2), value % 100, dtype=np.int8))
-    assert rows.values[:, 0].tolist() == [value % 100 for value in range(200)]
+    assert found(pool) == found(fresh)
 
 
 vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_size=6), min_size=1, max_size=20).map(
@@ -167,12 +167,17 @@ vectors = st.lists(st.lists(st.floats(-1, 1, allow_nan=False), min_size=6, max_s
 )
 
 
+def cosines(rows, query):
+    pool = Pool(StaticEmbedder())
+    pool.extend([b""] * len(rows), [quantized(rows)])
+    _, parts = pool.answers("", [quantized(query[None, :])])
+    return parts["cosine"]
+
+
 @given(vectors)
 def test_similarities_are_near_the_cosine(rows):
-    table = VectorTable(np.zeros((0, rows.shape[1]), dtype=np.int8))
-    table.extend(quantized(rows))
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-    found = table.similarities(rows[0])
+    found = cosines(rows, rows[0])
     for row, length, similarity in zip(rows, lengths, found, strict=True):
         if length > 1e-30 and lengths[0] > 1e-30:
             cosine = float(row.astype(np.float64) @ rows[0] / length / lengths[0])
@@ -183,8 +188,7 @@ def test_similarities_are_near_the_cosine(rows):
 
 def test_similarities_do_not_depend_on_the_order_of_dimensions():
     rows = np.random.default_rng(0).normal(size=(500, 384)).astype(np.float32)
-    table, turned = (VectorTable(quantized(held)) for held in (rows, rows[:, ::-1]))
-    assert (table.similarities(rows[0]) == turned.similarities(rows[0][::-1].copy())).all()
+    assert (cosines(rows, rows[0]) == cosines(rows[:, ::-1], rows[0][::-1])).all()
 
 
 def seconds(*date):

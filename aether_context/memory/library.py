@@ -48,10 +48,11 @@ class Remembered:
 class UserMemories:
     """The memories of one user of one app, in an index that follows the file. Threads may share it."""
 
-    def __init__(self, app: str, user: str, file: MemoryFile, index: HybridIndex) -> None:
+    def __init__(self, app: str, user: str, file: MemoryFile, index: HybridIndex, redact: Callable[[str], str]) -> None:
         self._app, self._user = app, user
         self._file = file
         self._index = index
+        self._redact = redact
         self._last = 0
         self._lock = threading.Lock()
 
@@ -67,7 +68,7 @@ class UserMemories:
                     break
         memories = {entry_of(memory).id: memory for _, memory in rows}
         there = [hit for hit in hits if hit.id in places]
-        return remembered(there, memories, places, query, self._index.redact)[:limit]
+        return remembered(there, memories, places, query, self._redact)[:limit]
 
     def follow(self) -> None:
         """Brings the index up to the file."""
@@ -245,5 +246,5 @@ class Memories:
             of_user = self._users.get((app, user))
             if of_user is None:
                 index = HybridIndex(self._embedder, redact=self._redact, passages=False)
-                of_user = self._users[app, user] = UserMemories(app, user, self.file, index)
+                of_user = self._users[app, user] = UserMemories(app, user, self.file, index, self._redact)
             return of_user

@@ -20,7 +20,6 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aether_context.canonical import canonical_json
 from aether_context.errors import EmbeddingError, StoreError, StoreUnavailable
@@ -28,11 +27,9 @@ from aether_context.memory.connections import Connection, Database, parsed
 from aether_context.memory.database import Memory
 from aether_context.memory.library import COMPARED, Remembered, entry_of, remembered
 from aether_context.memory.migrations import prepare
-from aether_context.retrieval.arrays import Floats, Slots
 from aether_context.retrieval.embedders import Embedder, Vectors, embedder_for, quantized
-from aether_context.retrieval.lexical import InvertedIndex
-from aether_context.retrieval.scoring import Entry, candidates, combined, linked, ranked
-from aether_context.retrieval.terms import hash_of, hashed, query_terms
+from aether_context.retrieval.pool import Entry, Floats, Places, Pool, Rows
+from aether_context.retrieval.terms import hashed
 from aether_context.text.spellings import is_preference
 from aether_context.tokens.counters import sound
 
@@ -62,10 +59,6 @@ _POOL = """
     FROM (SELECT * FROM memories WHERE owner = %s AND text IS NOT NULL ORDER BY number) AS pool"""
 """All rows in one value, as `_ROW` reads them: to make objects of ten thousand rows takes longer than to find them."""
 _ROW = np.dtype([("number", ">i8"), ("thread", ">i8"), ("said_at", ">f8"), ("cosine", ">f8"), ("terms", ">i4")])
-
-
-_TERM = np.dtype("<u4")
-"""The hash of a term, as a row holds it."""
 
 
 class PostgresMemories:
@@ -199,41 +192,23 @@ class PostgresMemories:
             if packed is None:
                 return []
             rows = np.frombuffer(packed, dtype=_ROW)
-            lengths = rows["terms"].astype(np.int32) // _TERM.itemsize
-            bm25, ceiling = _bm25(asked, lengths, np.frombuffer(said, dtype=_TERM))
-            cosine: Floats = np.nan_to_num(rows["cosine"].astype(np.float64)).round(6)  # of a vector of zeros it is NaN
-            alone, scores = combined(
-                asked,
-                bm25,
-                ceiling,
-                cosine,
-                usual=float(np.median(cosine)),
-                count=len(rows),
-                compared=self._embedder is not None,
-            )
-            alive = np.ones(len(rows), dtype=bool)
-            links = linked(rows["thread"].astype(np.int64), alive)
+            pool = _ComparedPool(self._embedder, np.nan_to_num(rows["cosine"].astype(np.float64)))  # NaN is of zeros
+            ends = np.cumsum(rows["terms"]).tolist()
+            each = [said[first:last] for first, last in zip([0, *ends], ends, strict=False)]
+            pool.extend(each, [], rows["said_at"].tolist(), rows["thread"].tolist())
+            alone, scores = pool.answers(asked, [])
             memories: dict[str, Memory] = {}
             places: dict[str, int] = {}
 
-            def entries(slots: Slots) -> list[Entry]:
-                wanted = rows["number"][slots].tolist()
+            def entries(places_: Places) -> list[Entry]:
+                wanted = rows["number"][places_].tolist()
                 found = self._texts(connection, owner, wanted)
                 made = [entry_of(found[number]) for number in wanted]
                 memories.update((entry.id, found[number]) for entry, number in zip(made, wanted, strict=True))
                 places.update((entry.id, number) for entry, number in zip(made, wanted, strict=True))
                 return made
 
-            hits = ranked(
-                asked,
-                max(limit, COMPARED),
-                entries,
-                slots=candidates([scores["lexical"], scores["semantic"]], links, alive),
-                alone=alone,
-                scores=scores,
-                times=rows["said_at"].astype(np.float64),
-                links=links,
-            )
+            hits = pool.ranked(asked, max(limit, COMPARED), entries, alone, scores)
             return remembered(hits, memories, places, query, self._redact)[:limit]
 
         return self.database.run(read, owner=owner)
@@ -345,18 +320,15 @@ def owner_of(app: str, user: str) -> UUID:
     return _hash(sound(app), sound(user))
 
 
-def _bm25(query: str, lengths: NDArray[np.int32], said: NDArray[np.uint32]) -> tuple[Floats, float]:
-    """BM25 of rows, and what any row can reach.
+class _ComparedPool(Pool):
+    """A pool whose vectors the database has compared."""
 
-    Args:
-        lengths: how many terms each row has.
-        said: the hashes of all rows' terms, one row after the other.
-    """
-    asked = query_terms(query)
-    places = np.flatnonzero(np.isin(said, np.frombuffer(b"".join(map(hash_of, asked)), dtype=_TERM)))
-    index = InvertedIndex()
-    index.extend(said[places], np.searchsorted(np.cumsum(lengths), places, side="right"), lengths)
-    return index.scores(asked)
+    def __init__(self, embedder: Embedder | None, cosines: Floats) -> None:
+        super().__init__(embedder)
+        self._compared = cosines
+
+    def _cosines(self, asked: Sequence[Rows | None]) -> Floats:
+        return self._compared
 
 
 def _written(vectors: Vectors) -> list[str]:

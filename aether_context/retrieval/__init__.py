@@ -10,7 +10,7 @@ from aether_context.retrieval.ranking import Found, Left, answers, newest_first,
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import tool_encoder, tool_scores
     from aether_context.retrieval.index import HybridIndex
-    from aether_context.retrieval.scoring import Entry, Hit
+    from aether_context.retrieval.pool import Entry, Hit
 
 __all__ = [
     "Entry",
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 _NEED_NUMPY = {
-    "Entry": "scoring",
-    "Hit": "scoring",
+    "Entry": "pool",
+    "Hit": "pool",
     "HybridIndex": "index",
     "tool_encoder": "call_indexes",
     "tool_scores": "call_indexes",

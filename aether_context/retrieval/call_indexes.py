@@ -17,8 +17,8 @@ from aether_context.redaction import masker
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder
 from aether_context.retrieval.index import HybridIndex
+from aether_context.retrieval.pool import Entry, Hit
 from aether_context.retrieval.ranking import similarity
-from aether_context.retrieval.scoring import Entry, Hit
 
 # Tools are few and chosen before a call, so that the static model compares them, whatever compares memories.
 

@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from aether_context.retrieval.arrays import Floats
 from aether_context.retrieval.embedders import StaticEmbedder, quantized
+from aether_context.retrieval.pool import Floats
 from aether_context.retrieval.terms import STOP_TERMS, query_terms, terms
 
 _WORD = re.compile(r"[^\W_]+")

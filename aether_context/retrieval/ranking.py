@@ -194,11 +194,10 @@ def bm25(texts: tuple[str, ...], query: str) -> tuple[tuple[float, float], ...]:
     documents = [tokenize(text) for text in texts]
     if not words or not any(documents):
         return ((0.0, 0.0),) * len(texts)
-    from aether_context.retrieval.lexical import InvertedIndex  # loads numpy, which most commands do without
+    from aether_context.retrieval import pool, terms  # load numpy, which most commands do without
 
-    index = InvertedIndex()
-    index.add([document or ("",) for document in documents])
-    scores, most = index.scores(sorted(words))
+    said = [b"".join(map(terms.hash_of, document or ("",))) for document in documents]
+    scores, most = pool.bm25(sorted(words), *pool.packed(said))
     return tuple((score, min(1.0, score / most)) for score in scores.tolist())
 
 

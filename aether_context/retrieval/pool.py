@@ -1,0 +1,371 @@
+"""A pool of texts, and how they answer a query: in words and in meaning, beside their neighbours, and in time.
+
+A pool is arrays with one place a text, in the order in which they were added. Adding, forgetting and searching all take
+time in proportion to the pool, so that nothing has to be kept sorted: of 100,000 short texts a search reads 10 MB of
+terms and 25 MB of vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aether_context.errors import EmbeddingError
+from aether_context.retrieval import terms
+from aether_context.retrieval.embedders import Embedder, Purpose, StaticEmbedder, quantized
+
+Floats: TypeAlias = NDArray[np.float64]
+Places: TypeAlias = NDArray[np.int64]
+"""Numbers of texts: 0, 1, … in the order in which they were added."""
+Rows: TypeAlias = NDArray[np.int8]
+"""Vectors in one byte a dimension, as `quantized` gives them; a row of zeros is none."""
+Links: TypeAlias = tuple[Places, Places]
+"""The place before each one in its thread, and the one behind it; -1 where there is none."""
+
+K1, B = 1.5, 0.75
+_FULL_WORDS = 8
+_TERM = np.dtype("<u4")
+_LOW, _FEW = np.uint32(2**16 - 1), 20
+_CACHED_ROWS = 256
+"""So many rows, as floats, stay in a processor's cache, and are multiplied by one thread."""
+_SEMANTIC_WEIGHT = 0.4
+"""The share of meaning in the sum; words have the rest. Anything from 0.3 to 0.5 finds as much."""
+_NEIGHBOURS = (0.5, 0.25, 0.125)
+"""How much of its score an entry lends to those one, two and three places from it in its thread."""
+_SMALL_POOL = 10
+CANDIDATES = 1_000
+"""So many of each list, words and meaning, are looked at."""
+_TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
+"""Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A text in an index.
+
+    Attributes:
+        time: seconds since 1970 UTC, None where it is unknown.
+        speaker: who said it; found by name.
+        thread: the conversation it belongs to; entries of one thread are neighbours in the order they were added.
+    """
+
+    id: str
+    text: str
+    time: float | None = None
+    speaker: str | None = None
+    thread: str | None = None
+
+    @property
+    def searched(self) -> str:
+        """The text with its speaker."""
+        return f"{self.speaker}: {self.text}" if self.speaker else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry that was found.
+
+    Attributes:
+        score: the one it is ranked by.
+        scores: what that was made of: ``bm25`` (0 and more) and its share ``lexical`` (0 to 1), ``cosine`` (-1 to 1)
+            and what it exceeds the pool's median by, ``semantic``; then ``passages``, ``neighbours``, ``time`` and
+            ``recency`` where they played a part.
+    """
+
+    entry: Entry
+    score: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The entry's."""
+        return self.entry.id
+
+    @property
+    def text(self) -> str:
+        """The entry's, whole."""
+        return self.entry.text
+
+
+class Pool:
+    """Texts, by the hashes of their terms, their vectors, times and threads.
+
+    Beside the vectors of an embedder that is not local, each text has one of the static model: where the embedder fails
+    for a query, the static vectors answer; where it failed for a text, they answer for that text.
+
+    Args:
+        embedder: None compares no meanings.
+    """
+
+    def __init__(self, embedder: Embedder | None) -> None:
+        self.embedders: tuple[Embedder, ...] = ()
+        if embedder is not None:
+            self.embedders = (embedder,) if embedder.local else (embedder, StaticEmbedder())
+        self._terms, self._lengths = packed([])
+        self.vectors: list[Rows] = [np.empty((0, 0), dtype=np.int8) for _ in self.embedders]
+        self._norms = [np.empty(0) for _ in self.embedders]
+        self._times = np.empty(0)
+        self._threads = np.empty(0, dtype=np.int64)
+        self._links: Links | None = None
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def embedded(self, texts: Sequence[str], purpose: Purpose = "entry") -> list[Rows | None]:
+        """Vectors of masked texts by each embedder; None by one that is not local and failed.
+
+        Raises:
+            EmbeddingError: a local embedder failed.
+        """
+        found: list[Rows | None] = []
+        for embedder in self.embedders:
+            try:
+                found.append(quantized(embedder.embed(texts, purpose=purpose)))
+            except EmbeddingError:
+                if embedder.local:
+                    raise
+                found.append(None)
+        return found
+
+    def extend(
+        self,
+        said: Sequence[bytes],
+        vectors: Sequence[Rows | None],
+        times: Sequence[float | None] | None = None,
+        threads: Sequence[int] | None = None,
+    ) -> None:
+        """Adds the next texts.
+
+        Args:
+            said: what `terms.hashed` gives of each masked text.
+            vectors: as `embedded` gives them.
+            times: seconds since 1970 UTC.
+            threads: a number for each thread, below 0 for none.
+        """
+        count = len(said)
+        new_terms, new_lengths = packed(said)
+        self._terms = np.concatenate([self._terms, new_terms])
+        self._lengths = np.concatenate([self._lengths, new_lengths])
+        unknown = [math.nan] * count
+        new_times = unknown if times is None else [math.nan if time is None else time for time in times]
+        self._times = np.concatenate([self._times, np.array(new_times, dtype=np.float64)])
+        new_threads = np.array([-1] * count if threads is None else threads, dtype=np.int64)
+        self._threads = np.concatenate([self._threads, new_threads])
+        for at, rows in enumerate(vectors):
+            table = self.vectors[at]
+            width = table.shape[1] if rows is None else rows.shape[1]
+            new_rows = np.zeros((count, width), dtype=np.int8) if rows is None else rows
+            if not table.shape[1]:
+                table = np.zeros((len(table), width), dtype=np.int8)
+            self.vectors[at] = np.concatenate([table, new_rows])
+            self._norms[at] = np.concatenate([self._norms[at], _norms(new_rows)])
+        self._links = None
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Forgets all other texts; those behind them move up.
+
+        Args:
+            kept: says so of each place.
+        """
+        self._terms = self._terms[np.repeat(kept, self._lengths)]
+        self._lengths, self._times, self._threads = self._lengths[kept], self._times[kept], self._threads[kept]
+        self.vectors = [rows[kept] for rows in self.vectors]
+        self._norms = [norms[kept] for norms in self._norms]
+        self._links = None
+
+    def answers(self, query: str, asked: Sequence[Rows | None]) -> tuple[Floats, dict[str, Floats]]:
+        """How well each text answers a masked query without its neighbours and its time; and what that is made of.
+
+        Args:
+            asked: the vectors of the query, as `embedded` gives them.
+        """
+        found, ceiling = bm25(terms.query_terms(query), self._terms, self._lengths)
+        # A share of what the best entry reaches alone makes the best of a poor lot look good, a share of what any
+        # entry can reach makes every entry of a long query look poor: taken is the geometric mean of the two.
+        most = float(found.max(initial=0.0))
+        lexical = found / math.sqrt(most * max(most, ceiling)) if most > 0 else found
+        # In a pool about one subject everything is a little alike, and neighbours would add that up, so that what is
+        # usual is taken off. The median of a small pool says little and counts for less.
+        cosine = np.round(self._cosines(asked), 6)
+        usual = max(0.0, float(np.median(cosine))) if len(self) else 0.0
+        semantic = np.maximum(0.0, cosine - usual * len(self) / (len(self) + _SMALL_POOL))
+        # The more of the words are identifiers, the less meaning tells.
+        named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
+        weight = _SEMANTIC_WEIGHT * (1.0 - named) if self.embedders else 0.0
+        alone = (1 - weight) * lexical + weight * semantic
+        return alone, {"bm25": found, "cosine": cosine, "lexical": lexical, "semantic": semantic}
+
+    def _cosines(self, asked: Sequence[Rows | None]) -> Floats:
+        """The cosine of each text with a query, by the first embedder that has vectors of both; else 0."""
+        found = np.zeros(len(self))
+        missing = np.ones(len(self), dtype=np.bool_)
+        for rows, norms, wanted in zip(self.vectors, self._norms, asked, strict=True):
+            here = missing & (norms > 0)
+            if wanted is not None and wanted.any() and here.any():
+                found[here] = _products(rows, wanted[0])[here] / (norms[here] * _norms(wanted)[0])
+                missing &= ~here
+        return found
+
+    def ranked(
+        self,
+        query: str,
+        limit: int,
+        entries: Callable[[Places], Sequence[Entry]],
+        alone: Floats,
+        scores: Mapping[str, Floats],
+        *,
+        asked: float | None = None,
+    ) -> list[Hit]:
+        """The best entries for a masked query, best first; ties go to the id that sorts first.
+
+        Args:
+            entries: says what stands at places, in their order.
+            alone: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
+            asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
+        """
+        if self._links is None:
+            self._links = linked(self._threads)
+        looked_at = candidates([scores[name] for name in scores if name not in ("bm25", "cosine")], self._links)
+        total = alone[looked_at]
+        for sides, share in zip(around(self._links, looked_at), _NEIGHBOURS, strict=True):
+            for near in sides:
+                total = total + np.where(near >= 0, share * alone[near], 0.0)
+        scores = {name: values[looked_at] for name, values in scores.items()}
+        scores["neighbours"] = total - alone[looked_at]
+        times = self._times[looked_at]
+        if not np.isnan(times).all():
+            now = float(np.nanmax(times)) if asked is None else asked
+            if spans := terms.named_times(query, asked=now):
+                scores["time"] = _TIME_WEIGHT * terms.closeness(times, spans)
+                total = total + scores["time"]
+            if terms.asks_for_recent(query):
+                scores["recency"] = _RECENCY_WEIGHT * terms.freshness(times, now=now)
+                total = total + scores["recency"]
+        total = np.round(total, 9)
+
+        places = best(total, limit)
+        found = entries(looked_at[places])
+        ranks = total[places].tolist()
+        order = sorted(range(len(found)), key=lambda rank: (-ranks[rank], found[rank].id))[:limit]
+        rounded = [np.round(values[places[order]], 6).tolist() for values in scores.values()]
+        return [
+            Hit(entry=found[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
+            for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
+        ]
+
+
+def packed(said: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+    """The hashes of the terms of texts, one text after the other, and how many each text has."""
+    lengths = np.array([len(of_text) // _TERM.itemsize for of_text in said], dtype=np.int32)
+    return np.frombuffer(b"".join(said), dtype=_TERM), lengths
+
+
+def bm25(query: Sequence[str], said: NDArray[np.uint32], lengths: NDArray[np.int32]) -> tuple[Floats, float]:
+    """BM25 of texts for the terms of a query, each once; and what any text can reach.
+
+    Scores are those of ``BM25Plus`` of rank-bm25 with ``delta=0``; the weight of a term is ``log((N + 1) / n)``, which
+    stays positive in small pools. A text reaches most that says the eight rarest of the terms over and over. Of 200,000
+    terms about five share a hash with another.
+
+    Args:
+        said: as of `packed`; so are ``lengths``.
+    """
+    found = np.zeros(len(lengths))
+    words = int(lengths.sum(dtype=np.int64))
+    keys = np.frombuffer(b"".join(map(terms.hash_of, sorted(query))), dtype=_TERM)
+    if not words or not len(keys):
+        return found, 0.0
+    norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
+    if len(keys) <= _FEW:
+        asked_for = np.isin(said, keys)
+    else:  # nearly all others go in one pass, however many are asked for
+        low = np.zeros(2**16, dtype=np.bool_)
+        low[keys & _LOW] = True
+        asked_for = low[said & _LOW]
+    places = np.flatnonzero(asked_for)
+    hashes, texts = said[places], np.searchsorted(np.cumsum(lengths), places, side="right")
+    weights = []
+    for key in keys:
+        holding = texts[hashes == key]
+        first = np.flatnonzero(np.diff(holding, prepend=-1))
+        counts, holders = np.diff(first, append=len(holding)), holding[first]
+        weights.append(math.log((len(lengths) + 1) / max(1, len(holders))))
+        found[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
+    return found, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
+
+
+def _products(rows: Rows, wanted: NDArray[np.int8]) -> Floats:
+    """The product of each row with a vector.
+
+    Sums of products of whole numbers from -127 to 127 stay below 2**24, so that 32-bit floats hold them exactly in
+    whatever order a machine's linear algebra adds them up.
+    """
+    column = wanted.astype(np.float32)
+    products = np.empty(len(rows), dtype=np.float32)
+    room = np.empty((min(len(rows), _CACHED_ROWS), rows.shape[1]), dtype=np.float32)
+    for first in range(0, len(rows), _CACHED_ROWS):
+        some = rows[first : first + _CACHED_ROWS]
+        floats = room[: len(some)]
+        np.copyto(floats, some)
+        np.dot(floats, column, out=products[first : first + len(some)])
+    return products.astype(np.float64)
+
+
+def _norms(rows: Rows) -> Floats:
+    found: Floats = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
+    return found
+
+
+def linked(threads: NDArray[np.int64]) -> Links:
+    """Which texts stand next to which.
+
+    Args:
+        threads: the number of each text's thread, below 0 where it has none.
+    """
+    order = np.flatnonzero(threads >= 0)
+    order = order[np.argsort(threads[order], kind="stable")]
+    same = threads[order[1:]] == threads[order[:-1]]
+    earlier, later = np.full((2, len(threads)), -1, dtype=np.int64)
+    earlier[order[1:][same]] = order[:-1][same]
+    later[order[:-1][same]] = order[1:][same]
+    return earlier, later
+
+
+def around(links: Links, places: Places) -> list[Links]:
+    """The places one, two and three before and behind these in their threads, -1 where there is none."""
+    earlier, later = links
+    before = behind = places
+    steps = []
+    for _ in _NEIGHBOURS:
+        before = np.where(before >= 0, earlier[before], -1)
+        behind = np.where(behind >= 0, later[behind], -1)
+        steps.append((before, behind))
+    return steps
+
+
+def candidates(lists: Sequence[Floats], links: Links) -> Places:
+    """The best of each list and their neighbours; all where there are few."""
+    count = len(links[0])
+    if count <= 2 * CANDIDATES:
+        return np.arange(count)
+    chosen = np.zeros(count, dtype=np.bool_)
+    for scores in lists:
+        chosen[best(scores, CANDIDATES)] = True
+    for places in chain(*around(links, np.flatnonzero(chosen))):
+        chosen[places[places >= 0]] = True
+    return np.flatnonzero(chosen)
+
+
+def best(scores: Floats, most: int) -> Places:
+    """The places of the highest scores above 0, and of those that equal the last of them."""
+    places = np.flatnonzero(scores > 0)
+    if len(places) > most:
+        above = scores[places]
+        places = places[above >= np.partition(above, -most)[-most]]
+    return places
