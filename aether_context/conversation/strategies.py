@@ -17,7 +17,7 @@ from aether_context.conversation.strategy import (
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Unit, cut, is_human, outliving, protected, superseded, units
+from aether_context.conversation.turns import Unit, cut, is_human, protected, superseded, units
 from aether_context.pack import Anchor, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.compression import level
@@ -71,7 +71,6 @@ def cut_to(
 
     ends_in_results = any(map(responses, parts[-1].indices)) if parts else False
     repeated = superseded(parts, conversation.raws)
-    stands_at = outliving(parts, conversation.raws, tokens)
     anchored, notes = hold(
         anchors,
         parts,
@@ -97,7 +96,6 @@ def cut_to(
                 neighbours=neighbours,
                 superseded=repeated,
                 spare=spare,
-                stands_at=stands_at,
                 stay=anchored.union(stay),
             )
             kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess

@@ -7,16 +7,12 @@ whole units out from the oldest, once, down to a target.
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.canonical import short, strings
+from aether_context.canonical import short
 from aether_context.pack import Content, Epoch
 
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
@@ -194,7 +190,6 @@ def cut(
     neighbours: bool = True,
     superseded: Collection[int] = (),
     spare: Callable[[int], int] | None = None,
-    stands_at: Mapping[int, int] | None = None,
     stay: Collection[int] = (),
 ) -> Cut:
     """What to leave out so that the rest holds at most ``target`` tokens.
@@ -212,7 +207,6 @@ def cut(
         superseded: positions in ``parts`` that go before anything else; those in ``stay`` stay besides.
         spare: gives the tokens that a unit can give up without leaving, by position. It is asked only about units that
             may have as many as are still asked for.
-        stands_at: the later positions that a unit's age is counted from, where that is not its own.
 
     Returns:
         Fewer tokens than asked for are freed where only protected units are left.
@@ -220,7 +214,6 @@ def cut(
     excess = sum(tokens) - target
     if excess <= 0 or not parts:
         return Cut()
-    stands_at = stands_at or {}
     sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
     stay = protected(parts, human, neighbours=neighbours).union(stay)
     people: dict[int, list[int]] = {}
@@ -230,10 +223,9 @@ def cut(
     answers = Counter(unit.turn for unit in parts if unit.kind != "human")
     first_recent = max(unit.turn for unit in parts) - last_turns + 1
 
-    def age(at: int) -> tuple[bool, bool, int, bool, int, int]:
-        stands = stands_at.get(at, at)
-        turn = parts[stands].turn
-        return (at not in superseded, turn >= first_recent, turn, parts[at].handed, stands, at)
+    def age(at: int) -> tuple[bool, bool, int, bool, int]:
+        turn = parts[at].turn
+        return (at not in superseded, turn >= first_recent, turn, parts[at].handed, at)
 
     out: list[int] = []
     shortened: tuple[int, ...] = ()
@@ -280,59 +272,6 @@ def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[
             found.add(at)
         later |= calls
     return frozenset(found)
-
-
-def outliving(parts: Sequence[Unit], contents: Sequence[Content], tokens: Sequence[int]) -> dict[int, int]:
-    """Later positions that exchanges rank at, because calls quote what their tools bring: text to edit, rows to copy.
-
-    A tool is quoted by the long lines of its responses that stand in the arguments of later calls, for each token of
-    its exchanges. Exchanges with a tool that is quoted at least half as much as the most quoted one age more slowly.
-    """
-    said: set[str] = set()
-    quotes: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    names: dict[int, set[str]] = {}
-    for at in range(len(parts) - 1, -1, -1):
-        if parts[at].kind != "exchange":
-            continue
-        lines = [_long_lines(contents[index]) for index in parts[at].indices]
-        names[at] = {call.name for index in parts[at].indices for call in contents[index].calls}
-        for name in names[at]:
-            quotes[name] += sum(len(brought & said) for _, brought in lines)
-            sizes[name] += sum(tokens[index] for index in parts[at].indices)
-        said.update(*(called for called, _ in lines))
-    rates = {name: quotes[name] / max(1, size) for name, size in sizes.items()}
-    most = max(rates.values(), default=0.0)
-    if not most:
-        return {}
-    ends = list(accumulate(sum(tokens[index] for index in unit.indices) for unit in parts))
-    return {
-        at: bisect_left(ends, ends[-1] - _AGEING * (ends[-1] - ends[at]))
-        for at, called in names.items()
-        if max((rates[name] for name in called), default=0.0) >= _MUCH_QUOTED * most
-    }
-
-
-_AGEING = 0.4
-"""The part of its age, in tokens after it, at which an exchange with a much quoted tool leaves."""
-_MUCH_QUOTED = 0.5
-_LONG_LINE = 20
-
-
-@lru_cache(maxsize=4_096)
-def _long_lines(content: Content) -> tuple[frozenset[str], frozenset[str]]:
-    """The lines of 20 characters and more in a content's calls and in its responses."""
-    called, brought = (
-        frozenset(
-            line
-            for part in parts
-            for _, text in strings(json.loads(part.text))
-            for row in text.splitlines()
-            if len(line := row.strip()) >= _LONG_LINE
-        )
-        for parts in (content.calls, content.responses)
-    )
-    return called, brought
 
 
 # Where the last cut stands in a host's list that may have changed since.
