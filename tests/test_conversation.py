@@ -10,13 +10,11 @@ from pack_inputs import answers, calls, human, says
 
 from aether_context.conversation import units
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.quotes import BEGIN, END, OPENING, attributed
 from aether_context.conversation.turns import (
     Cut,
     as_ranges,
     cut,
     live_positions,
-    outliving,
     protected,
     superseded,
     torn,
@@ -136,38 +134,6 @@ def test_only_exchanges_that_may_have_enough_are_asked_what_they_can_give_up():
     made = cut(units(contents), tokens, target=230, human=41, last_turns=1, spare=lambda at: asked.append(at) or 0)
     assert made.gone == tuple(range(1, 33))
     assert asked == [13, 14, 15, 16]
-
-
-def read(path: str, text: str) -> list[Content]:
-    answer = part_of({"function_response": {"name": "read", "response": {"result": text}}})
-    return [asks("read", path=path), content_of_parts("user", [answer])]
-
-
-def test_what_calls_quote_from_ages_more_slowly():
-    lines = "\n".join(f"def function_number_{at}(argument):" for at in range(9))
-    contents = [human(), *read("a.py", lines), calls("test"), answers("test"), asks("edit", old=lines), answers("edit")]
-    contents += [calls("test"), answers("test"), human("and now?")]
-    parts, tokens = units(contents), [10] * 10
-    assert outliving(parts, contents, tokens) == {1: 4}
-    assert cut(parts, tokens, target=80, human=9, last_turns=2, stands_at={1: 4}).gone == (3, 4)
-    assert cut(parts, tokens, target=80, human=9, last_turns=2).gone == (1, 2)
-
-
-def test_quoted_calls_of_another_agent_stand_beside_tools_that_are_quoted():
-    line = "def approve(refund): return refund.total < 200"
-    head = part_of({"text": f"{OPENING} what stands between {BEGIN} and {END} was written by another agent."})
-    found = part_of({"text": f"[reader] called tool `find` with parameters:\n{BEGIN}\n{{}}\n{END}"})
-    handed = attributed(content_of_parts("user", [head, found]))
-    read = content_of_parts("user", [part_of({"function_response": {"name": "read", "response": {"result": line}}})])
-    edit = content_of_parts("model", [part_of({"function_call": {"name": "edit", "args": {"old_text": line}}})])
-    contents = [human("go"), handed, calls("read"), read, edit, answers("edit"), human("and now?")]
-    assert [unit.kind for unit in units(contents)].count("exchange") == 3
-    assert outliving(units(contents), contents, [10] * 7) == {2: 3}
-
-
-def test_without_quotes_age_alone_counts():
-    contents = [human(), *read("a.py", "nothing that a call says again"), calls("test"), answers("test"), human("x")]
-    assert outliving(units(contents), contents, [10] * 6) == {}
 
 
 kinds = st.lists(st.sampled_from(["human", "says", "calls", "calls2"]), max_size=25)

@@ -7,8 +7,7 @@ agent's calls, words and results. The address of a result that was kept whole ha
 tool's name, so that the result can still be read. An argument that several calls share is listed whole.
 
 A number is listed with its key and the record it belongs to, as `aether_context.text.leaves` finds them, or with the
-words before it. A result that names no record belongs to what its call asked about. Where no record is known for a key,
-its number is listed only while the key has a single one.
+words before it. Where no record is known for a key, its number is listed only while the key has a single one.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ from aether_context.text.compression import CountsAhead
 from aether_context.text.leaves import (
     NUMBER,
     is_id,
-    is_label,
     is_number,
-    label_of,
     leaves,
     parsed,
     read,
-    short_label,
     texts,
 )
 
@@ -70,22 +66,13 @@ _ENTITY = re.compile(
     """,
     re.VERBOSE,
 )
-_FIELD = re.compile(r"\s*(?P<entry>[-*]\s+)?[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
 _AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
 _ESCAPED = re.compile(r"""(?<!\\)\\+(["'])""")
 _CLAUSE = re.compile(r".*(?:[.;!?:]\s|, |[(\[{])", re.DOTALL)
 _GAPS = re.compile(r"[\s,|\"'()\[\]{}<>=\\]+")
-_JSON_KEY = re.compile(r"""["']\s?:""")
-_JSON_FIELD = re.compile(r"""["'](?P<key>[\w-]{1,40})\\*["']\s?:\s?\\*["']?$""")
-_NEAR = 400
-"""Most characters between a name and the key of a number that belongs to it."""
 _BEFORE = 80
 """Characters before a number in which the words listed with it are searched."""
-_MOST_WORDS, _MOST_WORDS_TO_LABEL = 3, 7
-_ANSWER = 60
-"""A result of up to this many characters is about what its call names."""
-_NOTE = 200
-"""A text of up to this many characters in a record is about that record."""
+_MOST_WORDS = 3
 
 
 def entity_table(
@@ -108,16 +95,15 @@ def entity_table(
         known: text next to the table; entities in it are not listed.
     """
     repeated = Counter(text for content in (*contents, *present) for text in set(whole_arguments(content)))
-    mentions_by_content = _mentions_by_content((*contents, *present))
-    present_mentions = mentions_by_content[len(contents) :]
+    present_mentions = [mentions(content) for content in present]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
     present_entities.update(text for content in present for text in whole_arguments(content))
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
-    for content, ranked in zip(reversed(contents), reversed(mentions_by_content[: len(contents)]), strict=True):
+    for content in reversed(contents):
         repeated_arguments: list[tuple[str, Rank]] = [
             (text, "used") for text in whole_arguments(content) if repeated[text] > 1
         ]
-        for entity, rank in (*reversed(repeated_arguments), *ranked):
+        for entity, rank in (*reversed(repeated_arguments), *mentions(content)):
             best[entity] = _stronger(best.get(entity, rank), rank)
     for rank, entities in parse(earlier).items():
         for entity in entities:
@@ -219,67 +205,12 @@ def _outdated(entities: Sequence[str]) -> set[str]:
     }
 
 
-def _mentions_by_content(contents: Sequence[Content]) -> list[tuple[tuple[str, Rank], ...]]:
-    """The entities that each content mentions. A result belongs to what its call, in an earlier content, asked
-    about."""
-    pending_calls: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    known_calls: set[tuple[str, str]] = set()
-    mentions_by_content: list[tuple[tuple[str, Rank], ...]] = []
-    for content in contents:
-        if not (content.agent or content.calls or content.responses):
-            mentions_by_content.append(mentions(content))
-            continue
-        exchanges: list[tuple[str, tuple[str, str, str], str]]
-        if content.agent:
-            exchanges = [(quote.kind, (quote.agent, quote.name, ""), quote.text) for quote in content.quotes]
-        else:
-            exchanges = [(part.kind, ("", part.name, part.call_id), part.text) for part in content.parts]
-        answers: dict[tuple[str, str, str], int] = {}
-        for kind, call, _ in exchanges:
-            if kind == "response":
-                answers[call] = answers.get(call, 0) + 1
-        owners: list[str] = []
-        # Without ids it is known which call a result answers only where all of them are answered at once, in order.
-        matched = {call for call, count in answers.items() if len(pending_calls[call]) == count}
-        for call in {call for kind, call, _ in exchanges if kind == "call"}:
-            pending_calls[call].clear()  # earlier calls got no answer
-        for kind, call, text in exchanges:
-            if kind == "call":
-                known_calls.add(call[:2])
-                pending_calls[call].append(_asked_about(text))
-            elif kind == "response":
-                owners.append(pending_calls[call].pop(0) if call in matched and pending_calls[call] else "")
-        ambiguous = answers.keys() - matched
-        for call in ambiguous:
-            pending_calls[call].clear()
-        entities = mentions(content, tuple(owners)) if any(owners) else mentions(content)
-        if any(call[:2] in known_calls for call in ambiguous):
-            # Which call is answered is unknown, so numbers without a record could be about different things.
-            entities = tuple(
-                (entity, rank)
-                for entity, rank in entities
-                if (number := _number(entity)) is None or " " in number.subject
-            )
-        mentions_by_content.append(entities)
-    return mentions_by_content
-
-
-@lru_cache(maxsize=4_096)
-def _asked_about(arguments: str) -> str:
-    return label_of(parsed(arguments))
-
-
 @lru_cache(maxsize=20_000)  # the first cut of a long session needs all of them twice
-def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
-    """The entities that a content mentions, in the order of their first mention, each with its strongest rank.
-
-    ``owners`` are the records that its results belong to, where these are known.
-    """
+def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
+    """The entities that a content mentions, in the order of their first mention, each with its strongest rank."""
     ranks: dict[str, Rank] = {}
-    names = iter(owners)
     for kind, tool, value, usual_rank in _parts_with_rank(content):
-        owner = next(names, "") if kind == "response" else ""
-        for leaf in leaves(value, owner):
+        for leaf in leaves(value):
             if leaf.key:
                 entity = f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 if len(entity) <= _LONGEST:
@@ -289,9 +220,8 @@ def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str,
                 ranks.setdefault(f"{tool}: {address.group()}" if tool else address.group(), "used")
                 continue
             rank = "seen" if kind == "call" and len(leaf.text) > _LONG_ARGUMENT else usual_rank
-            record = leaf.record if leaf.record != owner or len(leaf.text) <= _ANSWER else ""
             text = _ESCAPED.sub(r"\1", leaf.text) if "\\" in leaf.text else leaf.text
-            for entity in _entities_with_context(text, record, sparing=rank == "seen"):
+            for entity in _entities_with_context(text, leaf.record, sparing=rank == "seen"):
                 if kind == "response" and _ADDRESS.fullmatch(entity):
                     ranks.setdefault(f"{tool}: {entity}" if tool else entity, "used")
                     continue
@@ -306,87 +236,41 @@ def mentions(content: Content, owners: tuple[str, ...] = ()) -> tuple[tuple[str,
 
 
 def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[str]:
-    """The entities in a text of a ``record``, in order and with repetitions; numbers with what they belong to.
+    """The entities in a text of a ``record``, in order and with repetitions.
 
-    A key and its number get the name before them in their line, or the name in the first line of their record. Another
-    number gets the words before it; where ``sparing`` is set it is left out.
+    A key and its number get the record. Another number gets the words before it; where ``sparing`` is set it is left
+    out.
     """
-    label = record_key = ""
     for line in text.split("\n"):
         stripped = line.strip()
-        if not stripped:
-            label = record_key = ""
-            continue
         if stripped.startswith(_GAP):
             continue
-        if stripped[0] in "{[" and (value := read(stripped.rstrip(","))) is not None:
+        if stripped.startswith(("{", "[")) and (value := read(stripped.rstrip(","))) is not None:
             for leaf in leaves(value, record):
                 if leaf.key:
                     yield f"{leaf.record} {leaf.key}: {leaf.text}".lstrip()
                 else:
                     yield from (entity for entity in entities_of(leaf.text) if not is_number(entity))
             continue
-        field = _FIELD.match(line)
-        begins_record = False
-        if field is None or field["entry"]:
-            label = record_key = ""
-        if field is not None and is_id(field["key"]) and (not label or field["key"] == record_key):
-            begins_record, label, record_key = True, "", field["key"]
         if not _TELLING.search(line):
-            continue  # without one of these characters there is neither an entity nor a name
-        name, name_end = "", 0
+            continue  # without one of these characters there is no entity
         for match in _ENTITY.finditer(line):
-            if key := match["key"]:
-                number = match["number"].rstrip(".,:")
-                entity = f"{key}: {number}"
-                if _AMOUNT.fullmatch(number):
-                    if is_id(key):
-                        if begins_record and not label:
-                            label = f"{key} {number}"
-                    elif is_label(key):
-                        if line[match.start() - 1 : match.start()] not in ("'", '"'):
-                            name, name_end = key, match.end()
-                    else:
-                        gap = line[name_end : match.start()]
-                        if name and (len(gap) > _NEAR or "{" in gap or "}" in gap):
-                            name = label = ""
-                        entity = f"{short_label(name or label) or record} {entity}".lstrip()
-                yield entity
-            elif (word := match["word"]) and _TELLING.search(word):
-                word = word.rstrip(_MARKS).strip(".:-=&?")
-                if is_number(word.lstrip("~=")):
-                    if len(word) >= _SHORTEST:
-                        words = _words_before(line, match.start(), name, name_end)
-                        has_name = bool(name) and name in words
-                        owner = record if not has_name and len(text) <= _NOTE else ""
-                        if owner or (words and (has_name or not sparing)):
-                            yield " ".join(filter(None, (owner, words, word)))
-                    continue
-                if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
-                    yield word
-                if is_label(word) and not _JSON_KEY.match(line, match.end()):
-                    # In JSON only the value of an id names what follows.
-                    json_field = _JSON_FIELD.search(line, max(0, match.start() - _BEFORE), match.start())
-                    if json_field is None or is_id(json_field["key"]):
-                        name, name_end = word, match.end()
-                        if not label and (begins_record or field is None):
-                            label = word
+            entity = _entity(match)
+            if match["key"]:
+                yield f"{record} {entity}".lstrip() if _AMOUNT.fullmatch(match["number"].rstrip(".,:")) else entity
+            elif not is_number(entity.lstrip("~=")):
+                if entity:
+                    yield entity
+            elif not sparing and (words := _words_before(line, match.start())):
+                yield f"{words} {entity}"
 
 
-def _words_before(line: str, start: int, name: str, name_end: int) -> str:
-    """The words to list with the number at ``start`` of a line: from the name before it on, where that is near."""
-    context_start = max(0, start - _BEFORE)
-    context = line[context_start:start]
-    clause = _CLAUSE.match(context)
-    context = context[clause.end() :] if clause is not None else context
-    words = [word for word in _GAPS.split(context) if word]
-    if context_start and clause is None:
+def _words_before(line: str, start: int) -> str:
+    """The words before the number at ``start`` of a line, at most three, of the same clause."""
+    before = line[:start][-_BEFORE:]
+    words = _GAPS.sub(" ", _CLAUSE.sub("", before)).split()
+    if start > _BEFORE and _CLAUSE.match(before) is None:
         words = words[1:]  # the first one may be incomplete
-    if name and start - name_end < len(context) + len(name):
-        nearest = words[-_MOST_WORDS_TO_LABEL:]
-        name_indices = [index for index, word in enumerate(nearest) if name in word]
-        if name_indices:
-            return " ".join(nearest[name_indices[-1] :])
     phrase = " ".join(words[-_MOST_WORDS:])
     return phrase if any(map(str.isalpha, phrase)) else ""
 
@@ -470,10 +354,12 @@ def _is_complete(text: str, end: int) -> bool:
 
 def entities_of(text: str) -> Iterator[str]:
     """The entities in a text, in order and with repetitions."""
-    for match in _ENTITY.finditer(text):
-        if match["key"]:
-            yield f"{match['key']}: {match['number'].rstrip('.,:')}"
-        elif (word := match["word"]) and _TELLING.search(word):
-            word = word.rstrip(_MARKS).strip(".:-=&?")
-            if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word):
-                yield word
+    return filter(None, map(_entity, _ENTITY.finditer(text)))
+
+
+def _entity(match: re.Match[str]) -> str:
+    """The entity in a match, a number with its key; empty where there is none."""
+    if match["key"]:
+        return f"{match['key']}: {match['number'].rstrip('.,:')}"
+    word = (match["word"] or "").rstrip(_MARKS).strip(".:-=&?")
+    return word if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word) else ""
