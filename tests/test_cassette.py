@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -329,6 +331,22 @@ def test_agents_at_once_and_agents_as_tools_share_one_cassette(path: Path) -> No
     recorded = team(["yes", "no"], "record")
     assert len(recorded) == 8
     assert team([], "play") == recorded
+
+
+def test_the_file_is_not_written_on_the_event_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, made = [], tempfile.mkstemp
+
+    def witnessed(**where: Any) -> Any:
+        threads.append(threading.current_thread())
+        return made(**where)
+
+    monkeypatch.setattr(tempfile, "mkstemp", witnessed)
+    talk = Talk(path, "record", ["one", Failure("gone")])
+    talk.say("go")
+    with pytest.raises(Failure):
+        talk.say("on")
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 def test_off_does_nothing_and_the_environment_chooses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -79,7 +80,7 @@ class Cassette(BasePlugin):
         self.mode = chosen
         self.path = Path(path)
         self._mask = None if redact is None else masker(redact)
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._varying: set[str] = set()
         self._calls: list[dict[str, JSON]] = []
         if chosen == "play":
@@ -136,16 +137,17 @@ class Cassette(BasePlugin):
                 content = {"role": "model", **content, "parts": [*_parts(first), *_parts(value)]}
                 value = {**first, **value, "content": content}
             call["response"] = value
-            self._save()
+        await asyncio.to_thread(self._save)
 
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> None:
         with self._lock:
             call = self._open.get(agent_key_of(callback_context)) if self.mode == "record" else None
-            if call is not None:
-                call["error"] = self._masker(callback_context)(f"{type(error).__name__}: {error}")
-                self._save()
+            if call is None:
+                return
+            call["error"] = self._masker(callback_context)(f"{type(error).__name__}: {error}")
+        await asyncio.to_thread(self._save)
 
     def _masker(self, context: CallbackContext) -> Callable[[str], str]:
         """Masks what the cassette redacts."""
@@ -181,22 +183,25 @@ class Cassette(BasePlugin):
 
     def _save(self) -> None:
         """Writes the file whole or not at all; what a request has in common with the one before it is not repeated."""
-        calls, before = [], None
-        for call in filter(_is_answered, self._calls):
-            calls.append({**call, "request": _after(before, call["request"])})
-            before = call["request"]
-        value = {"version": _VERSION, "varies": sorted(self._varying), "calls": calls}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-                json.dump(value, file, ensure_ascii=False, indent=2)
-                file.write("\n")
-            Path(written).chmod(0o644)
-            Path(written).replace(self.path)
-        except BaseException:
-            Path(written).unlink(missing_ok=True)
-            raise
+        with self._writing:
+            with self._lock:
+                answered, varies = [{**call} for call in filter(_is_answered, self._calls)], sorted(self._varying)
+            calls = [
+                {**call, "request": _after(before["request"] if before else None, call["request"])}
+                for before, call in zip([None, *answered], answered, strict=False)
+            ]
+            value = {"version": _VERSION, "varies": varies, "calls": calls}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+                    json.dump(value, file, ensure_ascii=False, indent=2)
+                    file.write("\n")
+                Path(written).chmod(0o644)
+                Path(written).replace(self.path)
+            except BaseException:
+                Path(written).unlink(missing_ok=True)
+                raise
 
     def _load(self) -> None:
         """Reads the file, where there is one."""
