@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from packs import answered, called, lines, pack_input, said
-from scripted import Chat, call, inside
+from plans import loop, small, turns, words
+from scripted import Chat, big_file, call, inside, look_up
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation, Trimmed
@@ -146,4 +147,21 @@ def test_a_result_that_passes_the_window_leaves_what_tells_of_all_the_rest(turns
         assert "ORDER-1000" in sent.text
         assert "row 0 of the ledger" in str(sent.wires)
         assert inside(manifest, 4_000)
+    chat.replays()
+
+
+@pytest.mark.parametrize(
+    ("window", "script", "messages"),
+    [
+        (1_500, [call("look_up", key="a"), [*loop(4)]], [f"What do they hold? {words(80)}"]),
+        (1_500, [*loop(8)], turns(3, 90)),
+    ],
+)
+def test_something_tells_of_what_was_cut_in_the_smallest_windows(window, script, messages):
+    chat = Chat(script=script, tools=[look_up, big_file], policy=small(window))
+    chat.say(*messages)
+    cuts = [manifest for manifest in chat.manifests() if manifest.epoch.cut_count]
+    assert cuts
+    assert all(manifest.epoch.summary for manifest in cuts)
+    assert all(inside(manifest, window) for manifest in cuts)
     chat.replays()

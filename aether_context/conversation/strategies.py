@@ -112,10 +112,11 @@ def cut_to(
             extract = shortened(whole, ceiling, asked(conversation.raws, at), counter)
             shorter[at] = Replaced(index=at, content=extract, reason=why, ceiling=ceiling)
         left = budget.ceiling - kept - frame
+        # What passes the window by itself, or nearly, is shortened later, so that something tells of all the rest.
+        gives_way = left <= 0 or (ends_in_results and left < summary_ceiling // 2)
         summary = conversation.summarized(
             frozenset(gone),
-            # Results that pass the window by themselves are shortened later, and what tells of all the rest stays.
-            summary_ceiling if left <= 0 and ends_in_results else min(summary_ceiling, left),
+            summary_ceiling if gives_way else min(summary_ceiling, left),
             shorter={at: replaced.content for at, replaced in shorter.items()},
             own=reserved is not None,
         )

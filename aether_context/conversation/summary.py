@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from aether_context.conversation.lookups import is_lookup, lookup_lines
 from aether_context.pack import Content
 from aether_context.text.compression import CountsAhead, Summaries, split_bullets, summarize
-from aether_context.text.entities import entity_table, is_entry, table_of
+from aether_context.text.entities import calls_line, entity_table, is_entry, table_of
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
 
@@ -85,4 +85,4 @@ def _composed(
     left = room - counter.count(looked_up) - counter.count(table) - 2
     summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=sentences)
     summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=sentences)
-    return "\n".join(filter(None, (summary, looked_up, table)))
+    return "\n".join(filter(None, (summary, looked_up, table))) or calls_line(gone, max_tokens=room, counter=counter)

@@ -317,6 +317,7 @@ _NAMES_SHARE = 0.1
 """The share of a request in part for the identifiers of what is left out."""
 _LEAST_QUOTE = 8
 _ROUNDS = 12
+_NO_SUMMARY = "nothing tells of what was cut: a summary of it found no room"
 
 
 def bring_within_window(draft: Draft) -> None:
@@ -336,8 +337,10 @@ def bring_within_window(draft: Draft) -> None:
     ):
         over = _over(draft, draft.items)
         if over <= 0:
-            return
+            break
         act(draft, over, draft.budget)
+    if not draft.summary and (draft.cut or draft.input.epoch.summary) and draft.policy.conversation.summary != "off":
+        draft.degradations = (*draft.degradations, _NO_SUMMARY)
 
 
 def _over(draft: Draft, items: Sequence[Outgoing]) -> int:

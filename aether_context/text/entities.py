@@ -37,6 +37,7 @@ Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")
 """Where an entity was mentioned, the strongest rank first: by a call or a person, by the model, in a result."""
 
+_CALL_CHARACTERS = 120
 _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
 _BETWEEN = ", "
 _SHORTEST, _LONGEST = 4, 160
@@ -154,6 +155,18 @@ def table_of(texts: Iterable[str]) -> str:
     """The entities of texts as a table of what was used; empty where there are none."""
     entities = dict.fromkeys(entity for text in texts for entity in entities_of(text) if not is_number(entity))
     return _TITLES["used"] + _BETWEEN.join(entities) if entities else ""
+
+
+def calls_line(contents: Sequence[Content], *, max_tokens: int, counter: CountsAhead) -> str:
+    """The calls of contents that say nothing else, the latest first, as a table of what was used, while they fit."""
+    calls = (call for content in reversed(contents) for call in reversed(content.calls))
+    line = ""
+    for name in dict.fromkeys(f"{call.name} {call.text}"[:_CALL_CHARACTERS] for call in calls):
+        longer = f"{line}{_BETWEEN}{name}" if line else _TITLES["used"] + name
+        if counter.count(longer) > max_tokens:
+            break
+        line = longer
+    return line
 
 
 def parse(tables: str) -> dict[Rank, list[str]]:
