@@ -16,7 +16,6 @@ from aether_context.conversation.turns import (
     cut,
     live_positions,
     protected,
-    superseded,
     torn,
 )
 from aether_context.pack import Content, Epoch
@@ -74,12 +73,12 @@ def test_a_response_to_nothing_is_torn():
 
 def test_a_cut_takes_the_oldest_turns_first():
     contents = [human("1"), says(), human("2"), says(), human("3"), says(), human("4")]
-    assert cut(units(contents), [10] * 7, target=40, human=6, last_turns=3).gone == (0, 1, 2, 3)
+    assert cut(units(contents), [10] * 7, target=40, human=6).gone == (0, 1, 2, 3)
 
 
 def test_the_final_request_and_the_last_exchange_always_stay():
     contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("b"), answers("b")]
-    made = cut(units(contents), [10] * 7, target=0, human=2, last_turns=1)
+    made = cut(units(contents), [10] * 7, target=0, human=2)
     assert made.gone == (0, 1, 3, 4)
 
 
@@ -90,40 +89,25 @@ def test_neighbours_of_the_final_request_stay_with_it():
 
 def test_a_turns_human_message_outlives_its_answers():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
-    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5, last_turns=1).gone == (1, 2)
+    assert cut(units(contents), [5, 20, 20, 20, 20, 5], target=55, human=5).gone == (1, 2)
 
 
 def test_nothing_is_cut_where_everything_fits():
     contents = [human(), says()]
-    assert cut(units(contents), [10, 10], target=20, human=0, last_turns=3) == Cut()
+    assert cut(units(contents), [10, 10], target=20, human=0) == Cut()
 
 
 def asks(name: str, **arguments: str) -> Content:
     return content_of_parts("model", [part_of({"function_call": {"name": name, "args": arguments}})])
 
 
-def test_an_exchange_is_superseded_where_all_its_calls_are_made_again():
-    contents = [human(), asks("read", path="a"), answers("read"), asks("read", path="b"), answers("read")]
-    again = [asks("read", path="a"), answers("read")]
-    parts = units([*contents, *again])
-    assert superseded(parts, [*contents, *again]) == {1}
-    assert superseded(units(contents), contents) == frozenset()
-
-
-def test_what_is_superseded_goes_before_older_turns():
-    contents = [human("1"), says(), human("2"), calls("a"), answers("a"), calls("a"), answers("a"), human("3")]
-    parts = units(contents)
-    made = cut(parts, [10] * 8, target=60, human=7, last_turns=1, superseded=frozenset({3}))
-    assert made.gone == (3, 4)
-
-
 def test_the_last_exchange_to_go_is_shortened_where_that_is_enough():
     contents = [human("1"), calls("a"), answers("a"), calls("b"), answers("b"), human("2")]
     tokens = [5, 10, 40, 10, 40, 5]
     spare = {1: 30, 2: 30}.__getitem__
-    made = cut(units(contents), tokens, target=90, human=5, last_turns=1, spare=spare)
+    made = cut(units(contents), tokens, target=90, human=5, spare=spare)
     assert made == Cut(shortened=(1, 2), excess=20)
-    made = cut(units(contents), tokens, target=50, human=5, last_turns=1, spare=spare)
+    made = cut(units(contents), tokens, target=50, human=5, spare=spare)
     assert made == Cut(gone=(1, 2), shortened=(3, 4), excess=10)
 
 
@@ -131,7 +115,7 @@ def test_only_exchanges_that_may_have_enough_are_asked_what_they_can_give_up():
     contents = [human("1"), *(made for _ in range(20) for made in (calls("a"), answers("a"))), human("2")]
     tokens = [5, *[10, 40] * 20, 5]
     asked = []
-    made = cut(units(contents), tokens, target=230, human=41, last_turns=1, spare=lambda at: asked.append(at) or 0)
+    made = cut(units(contents), tokens, target=230, human=41, spare=lambda at: asked.append(at) or 0)
     assert made.gone == tuple(range(1, 33))
     assert asked == [13, 14, 15, 16]
 
@@ -153,12 +137,12 @@ def history(names: list[str]) -> list[Content]:
     return [*contents, human("last")]
 
 
-@given(kinds, st.integers(0, 600), st.integers(1, 5), st.data())
-def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, last_turns, data):
+@given(kinds, st.integers(0, 600), st.data())
+def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, data):
     contents = history(names)
     tokens = [data.draw(st.integers(1, 60)) for _ in contents]
     parts = units(contents)
-    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1, last_turns=last_turns).gone)
+    gone = set(cut(parts, tokens, target=target, human=len(contents) - 1).gone)
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses
@@ -179,7 +163,7 @@ def test_a_lower_target_never_keeps_what_a_higher_one_cuts(names, one, other):
     tokens = [10] * len(contents)
     low, high = sorted((one, other))
     human = len(contents) - 1
-    gone = [set(cut(units(contents), tokens, target=at, human=human, last_turns=2).gone) for at in (low, high)]
+    gone = [set(cut(units(contents), tokens, target=at, human=human).gone) for at in (low, high)]
     assert gone[1] <= gone[0]
 
 

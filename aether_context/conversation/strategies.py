@@ -17,7 +17,7 @@ from aether_context.conversation.strategy import (
     summary_tokens,
 )
 from aether_context.conversation.summary import MOST_TOKENS
-from aether_context.conversation.turns import Unit, cut, is_human, protected, superseded, units
+from aether_context.conversation.turns import Unit, cut, is_human, protected, units
 from aether_context.pack import Anchor, Reason
 from aether_context.policy import ConversationSettings
 from aether_context.text.compression import level
@@ -41,7 +41,6 @@ def cut_to(
     *,
     target: int,
     summary_share: float,
-    last_turns: int,
     reason: Reason,
     anchors: Iterable[Anchor],
     stay: Collection[int] = (),
@@ -70,7 +69,6 @@ def cut_to(
         return sum(max(0, sum(sizes) - LEAST_EXTRACT * len(sizes)) for sizes in map(responses, parts[at].indices))
 
     ends_in_results = any(map(responses, parts[-1].indices)) if parts else False
-    repeated = superseded(parts, conversation.raws)
     anchored, notes = hold(
         anchors,
         parts,
@@ -92,9 +90,7 @@ def cut_to(
                 tokens,
                 target=max(0, room),
                 human=human,
-                last_turns=last_turns,
                 neighbours=neighbours,
-                superseded=repeated,
                 spare=spare,
                 stay=anchored.union(stay),
             )
@@ -183,7 +179,6 @@ class Epochs:
             anchors=[anchor for anchor in conversation.anchors if anchor.kind != "latest_tool_result"],
             target=budget.low,
             summary_share=_summary_share(self.settings),
-            last_turns=self.settings.last_turns,
             reason="window" if conversation.used > budget.ceiling else conversation.reason(budget.high, "high_water"),
         )
 
@@ -221,7 +216,6 @@ class HeadsTails:
             stay=_fitting(conversation, parts, (*head, *tail), budget.ceiling, protected(parts, conversation.human)),
             target=budget.low,
             summary_share=_summary_share(self.settings),
-            last_turns=self.settings.last_turns,
             reason=conversation.reason(budget.high, "middle"),
         )
 
@@ -308,7 +302,6 @@ class Summarize:
             stay=_fitting(conversation, parts, latest, target),
             target=min(target, budget.low) if conversation.forced or conversation.heavy else target,
             summary_share=_SUMMARY_SHARE,
-            last_turns=1,
             reason=conversation.reason(budget.mark(settings.trigger), "high_water"),
         )
 

@@ -186,27 +186,24 @@ def cut(
     *,
     target: int,
     human: int | None,
-    last_turns: int,
     neighbours: bool = True,
-    superseded: Collection[int] = (),
     spare: Callable[[int], int] | None = None,
     stay: Collection[int] = (),
 ) -> Cut:
     """What to leave out so that the rest holds at most ``target`` tokens.
 
-    Whole units go: those that are superseded, then the oldest first; turns before the ``last_turns`` latest go before
-    any of those. What another agent said last in a turn outlives the rest of the turn. A turn's human message outlives
-    its answers and goes with the last of them, so what stays always begins with a human message; only messages beside
-    the final one go without, and last of all. An exchange that would free more than is asked for, and whose responses
-    can free as much, stays with shortened responses.
+    Whole units go, the oldest first. What another agent said last in a turn outlives the rest of the turn. A turn's
+    human message outlives its answers and goes with the last of them, so what stays always begins with a human message;
+    only messages beside the final one go without, and last of all. An exchange that would free more than is asked for,
+    and whose responses can free as much, stays with shortened responses.
 
     Args:
         tokens: tokens of each content.
         human: index of the final human message, which stays, like the exchange that the model has yet to read.
         neighbours: whether human messages right beside it stay as well.
-        superseded: positions in ``parts`` that go before anything else; those in ``stay`` stay besides.
         spare: gives the tokens that a unit can give up without leaving, by position. It is asked only about units that
             may have as many as are still asked for.
+        stay: positions in ``parts`` that stay besides.
 
     Returns:
         Fewer tokens than asked for are freed where only protected units are left.
@@ -221,20 +218,14 @@ def cut(
         if unit.kind == "human":
             people.setdefault(unit.turn, []).append(at)
     answers = Counter(unit.turn for unit in parts if unit.kind != "human")
-    first_recent = max(unit.turn for unit in parts) - last_turns + 1
-
-    def age(at: int) -> tuple[bool, bool, int, bool, int]:
-        turn = parts[at].turn
-        return (at not in superseded, turn >= first_recent, turn, parts[at].handed, at)
-
     out: list[int] = []
     shortened: tuple[int, ...] = ()
-    for at in sorted((at for at, unit in enumerate(parts) if unit.kind != "human" and at not in stay), key=age):
+    leaving = [at for at, unit in enumerate(parts) if unit.kind != "human" and at not in stay]
+    for at in sorted(leaving, key=lambda at: (parts[at].turn, parts[at].handed, at)):
         if excess <= 0:
             break
         unit = parts[at]
-        large = at not in superseded and excess <= _MOST_SPARE * sizes[at]
-        if large and spare is not None and excess <= spare(at):
+        if spare is not None and excess <= _MOST_SPARE * sizes[at] and excess <= spare(at):
             shortened = unit.indices
             break
         answers[unit.turn] -= 1
@@ -254,24 +245,6 @@ def cut(
 
 _MOST_SPARE = 4
 """Times its tokens as they are sent that a unit may give up: responses alone count by their JSON, which escapes."""
-
-
-def superseded(parts: Sequence[Unit], contents: Sequence[Content]) -> frozenset[int]:
-    """Positions of exchanges all of whose calls a later exchange makes again, with the same arguments."""
-    later: set[tuple[str, str, str]] = set()
-    found: set[int] = set()
-    for at in range(len(parts) - 1, -1, -1):
-        calls = {("", call.name, call.text) for index in parts[at].indices for call in contents[index].calls}
-        calls |= {
-            (quote.agent, quote.name, quote.text)
-            for index in parts[at].indices
-            for quote in contents[index].quotes
-            if quote.kind == "call"
-        }
-        if calls and calls <= later:
-            found.add(at)
-        later |= calls
-    return frozenset(found)
 
 
 # Where the last cut stands in a host's list that may have changed since.
