@@ -27,7 +27,7 @@ from aether_context.policy import TokenSettings
 from aether_context.tokens import Counters, Offer, Pick, TokenCounter, counter_for, framing_of, register
 from aether_context.tokens.cache import PackCounter, TokenCache
 from aether_context.tokens.choice import CHAIN, OFFERS, RETRY_SECONDS
-from aether_context.tokens.counters import PATTERNS, CachedCounter, RemoteCounter, TokenizerCounter, file_counter
+from aether_context.tokens.counters import PATTERNS, RemoteCounter, TokenizerCounter, file_counter
 
 register_counters()
 
@@ -676,24 +676,6 @@ def test_models_of_one_family_share_texts_but_not_images() -> None:
         counter = PackCounter(words, cache, framing=framing_of("gpt-4o"))
         assert counter.content(content_of_parts("user", parts)) == 4 + 4 + tokens
     assert len(words.asked) == 1
-
-
-def test_what_is_counted_ahead_is_counted_in_one_call_and_noted_once_it_is_asked_for() -> None:
-    words = Words()
-    counter = PackCounter(CachedCounter(words))
-    counter.count_ahead(["one", "two words"])
-    assert words.asked == [("one", "two words")]
-    assert counter.counts == {}
-    assert counter.count("two words") == 3
-    assert len(words.asked) == 1
-    assert list(counter.counts.values()) == [3]
-
-
-def test_nobody_is_asked_ahead_who_is_asked_over_the_network() -> None:
-    def connect() -> Any:
-        raise AssertionError("nothing is asked")
-
-    PackCounter(RemoteCounter("remote", connect, estimate=Words())).count_ahead(["one", "two words"])
 
 
 def test_sixty_declarations_are_written_out_once() -> None:

@@ -94,29 +94,6 @@ def test_an_argument_of_several_words_stands_once_calls_repeat_it():
     assert "cd app" not in table(once, present=[again]), "it stands in what stays"
 
 
-class Told:
-    """A counter that keeps what it was told to count ahead."""
-
-    def __init__(self):
-        self.ahead = []
-
-    def count(self, text):
-        return COUNTER.count(text)
-
-    def count_ahead(self, texts):
-        self.ahead += texts
-
-
-def test_no_more_entities_are_counted_ahead_than_may_find_room():
-    counter = Told()
-    contents = [
-        said(" ".join(f"used/{at}" for at in range(500))),
-        said(" ".join(f"said/{at}" for at in range(500)), "model"),
-    ]
-    assert entity_table(contents, max_tokens=100, counter=counter).startswith("- used: used/0, used/1, ")
-    assert 0 < len(counter.ahead) <= 25
-
-
 def test_what_stays_or_stands_beside_it_is_not_repeated():
     assert table(said("aa/1 bb/2 cc/3"), present=[said("bb/2", "model")], known="- used: cc/3") == "- used: aa/1"
 

@@ -8,8 +8,7 @@ from packs import answered, called, said
 from scripted import Chat, call
 
 from aether_context import PackPolicy
-from aether_context.conversation.lookups import is_lookup, lookup_lines
-from aether_context.conversation.summary import recap
+from aether_context.conversation.summary import is_lookup, lookup_lines, recap
 from aether_context.pack import Content
 from aether_context.tokens import counter_for
 

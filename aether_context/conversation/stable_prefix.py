@@ -24,15 +24,12 @@ from aether_context.conversation.strategy import Conversation, Replaced, Trimmed
 from aether_context.conversation.turns import units
 from aether_context.pack import Content, Part, Reason, Tool
 from aether_context.policy import ConversationSettings, StablePrefixSettings
-from aether_context.tokens.counters import SharedLRU
 
 BOUNDARY = "trimmed_up_to_message_index"
 """The key of the boundary in the strategy's state: so many contents of the host's list are below it."""
 
 _LAST = "last_hash"
 _CALL_BYTES = 30
-_BLANKED: SharedLRU[str, Content] = SharedLRU(20_000)
-_ESTIMATES: SharedLRU[str, int] = SharedLRU(50_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +89,11 @@ class StablePrefix:
         return decided(conversation, self.name, replaced=replaced, state=state, normalize=True, note=note)
 
 
+@lru_cache(maxsize=20_000)
 def placeholder(content: Content, text: str) -> Content:
     """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
-    key = f"{text}\0{content.digest}"
-    found = _BLANKED.get(key)
-    if found is None:
-        parts = tuple(_blank(part, text) for part in content.parts)
-        found = content if parts == content.parts else content_of_parts(content.role, list(parts))
-        _BLANKED.put(key, found)
-    return found
+    parts = tuple(_blank(part, text) for part in content.parts)
+    return content if parts == content.parts else content_of_parts(content.role, list(parts))
 
 
 def _blank(part: Part, text: str) -> Part:
@@ -121,17 +114,12 @@ def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings 
     return math.ceil(sum(estimate(content, settings) for content in contents) * settings.safety)
 
 
+@lru_cache(maxsize=50_000)
 def estimate(content: Content, settings: StablePrefixSettings) -> int:
     """The estimate of one message, before the safety factor."""
-    rates = (settings.bytes_per_token, settings.message_tokens, settings.part_tokens, settings.image_tokens)
-    key = f"{rates}{content.digest}"
-    found = _ESTIMATES.get(key)
-    if found is None:
-        found = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
-        if len(content.parts) != 1 or content.parts[0].kind != "text":
-            found += settings.part_tokens * len(content.parts)
-        _ESTIMATES.put(key, found)
-    return found
+    tokens = settings.message_tokens + sum(_part_tokens(part, settings) for part in content.parts)
+    is_text = len(content.parts) == 1 and content.parts[0].kind == "text"
+    return tokens if is_text else tokens + settings.part_tokens * len(content.parts)
 
 
 def _part_tokens(part: Part, settings: StablePrefixSettings) -> int:

@@ -23,13 +23,6 @@ class Counts(Protocol):
     def count(self, text: str) -> int: ...
 
 
-class CountsAhead(Counts, Protocol):
-    """A counter that can count many texts in advance."""
-
-    def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts in one pass the texts that are likely to be counted one by one, where that is cheaper."""
-
-
 # Lines of a long text.
 
 

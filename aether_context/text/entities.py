@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.pack import Content
-from aether_context.text.compression import CountsAhead
+from aether_context.text.compression import Counts
 from aether_context.text.leaves import (
     NUMBER,
     is_id,
@@ -44,8 +44,6 @@ _SHORTEST, _LONGEST = 4, 160
 _LONG_ARGUMENT = 240
 _GAP = "[… "
 """What a note begins with that says how many lines an extract leaves out."""
-_LEAST_TOKENS = 4
-"""Tokens of an entity with the separator; hardly any has fewer."""
 SCHEME = "artifact://"
 _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
 _ADDRESS_SHARE = 0.34
@@ -80,7 +78,7 @@ def entity_table(
     contents: Sequence[Content],
     *,
     max_tokens: int,
-    counter: CountsAhead,
+    counter: Counts,
     earlier: str = "",
     present: Sequence[Content] = (),
     known: str = "",
@@ -124,7 +122,6 @@ def entity_table(
             for name, strongest in best.items()
             if strongest == rank and name not in outdated and name not in present_entities
         ]
-        counter.count_ahead([_BETWEEN + entity for entity in entities[: max(0, tokens_left) // _LEAST_TOKENS]])
         for entity in entities:
             is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
@@ -157,7 +154,7 @@ def table_of(texts: Iterable[str]) -> str:
     return _TITLES["used"] + _BETWEEN.join(entities) if entities else ""
 
 
-def calls_line(contents: Sequence[Content], *, max_tokens: int, counter: CountsAhead) -> str:
+def calls_line(contents: Sequence[Content], *, max_tokens: int, counter: Counts) -> str:
     """The calls of contents that say nothing else, the latest first, as a table of what was used, while they fit."""
     calls = (call for content in reversed(contents) for call in reversed(content.calls))
     line = ""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from aether_context.canonical import hash_text, short
 from aether_context.pack import Accuracy, Content, Part, Tool
-from aether_context.tokens.counters import CachedCounter, SharedLRU, TokenCounter
+from aether_context.tokens.counters import SharedLRU, TokenCounter
 from aether_context.tokens.framing import (
     Framing,
     argument_count,
@@ -76,14 +76,6 @@ class PackCounter:
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of many texts, counted in one pass."""
         return self._count_items([(short(hash_text(text), 16), 0, text) for text in texts], lambda text: (text, 0))
-
-    def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts in one pass the texts that are likely to be counted one by one: a pass costs about as much as a text.
-
-        Nothing is added to ``counts``, and no provider is asked.
-        """
-        if isinstance(self.counter, CachedCounter) and not self._recorded:
-            self.counter.count_ahead(texts)
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""

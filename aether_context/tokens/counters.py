@@ -102,10 +102,6 @@ class CachedCounter:
         """Tokens of the text."""
         return self.count_all((text,))[0]
 
-    def count_ahead(self, texts: Sequence[str]) -> None:
-        """Counts in one call the texts that are likely to be counted one by one."""
-        self.count_all(texts)
-
     def count_all(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text; those that are not in the cache are counted in one call.
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,6 @@ _PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
 _PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
 PIECE, COMMON_PIECE = 1, 2
-_FEW, _MOST_PIECES = 32, 50_000
 _INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
 _REPEATED = np.uint32(0xC2B2AE3D)
 
@@ -75,17 +74,11 @@ class Table:
         known: the filter, eight bits a byte, the lowest first. uint8[2**18].
         costs: uint32[2**16] in 1/16384 token.
         letters: the class of each code point, uint8[2**16].
-        pair_costs: `costs` for two ASCII characters, at first + 256 * second. uint32[2**15].
-        pair_edges: what the second is to words, as in `_edges`, at the same index. uint8[2**15].
-        pieces: results of `_piece_mix` for a wordless character with the two before and the two after it.
     """
 
     known: Bytes
     costs: Ints
     letters: Bytes
-    pair_costs: Ints
-    pair_edges: Bytes
-    pieces: dict[bytes, int] = field(default_factory=dict)
 
 
 @functools.cache
@@ -103,38 +96,33 @@ def load_table(names: tuple[str, ...]) -> Table:
     files = [np.load(io.BytesIO(table_bytes(name)), allow_pickle=False) for name in names]
     known = functools.reduce(np.bitwise_and, [file["known"] for file in files])
     costs = functools.reduce(np.maximum, [file["roots"].astype(np.uint32) ** 2 for file in files])
-    letters = files[0]["letters"]
-    first, second = np.tile(np.arange(256, dtype=np.uint32), 128), np.repeat(np.arange(128, dtype=np.uint32), 256)
-    edges = _pair_edges(letters.take(first), letters.take(second), first == ord(" "))
-    return Table(known, costs, letters, costs.take(_bucket(_pair_mix(first, second))), edges)
+    return Table(known, costs, files[0]["letters"])
 
 
 def text_costs(texts: Sequence[str], names: tuple[str, ...]) -> list[int]:
     """The cost of each text by the named tables, in 1/16384 token.
 
-    Chunks are counted in passes of about 32,768 characters, those that are all ASCII separately: a pass takes about as
-    long as a short text.
+    Chunks are counted in passes of about 32,768 characters: a pass takes about as long as a short text.
     """
     table = load_table(names)
     costs = [0] * len(texts)
-    pending: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    pending: list[tuple[int, str]] = []
 
-    def count(chunks: list[tuple[int, str]]) -> None:
-        for (index, _), cost in zip(chunks, _costs([chunk for _, chunk in chunks], table), strict=True):
+    def count() -> None:
+        for (index, _), cost in zip(pending, _costs([chunk for _, chunk in pending], table), strict=True):
             costs[index] += cost
+        pending.clear()
 
-    sizes = {True: 0, False: 0}
+    size = 0
     for index, text in enumerate(texts):
         for chunk in padded_chunks(text):
-            is_ascii = chunk.isascii()
-            pending[is_ascii].append((index, chunk))
-            sizes[is_ascii] += len(chunk)
-            if sizes[is_ascii] >= _CHUNK:
-                count(pending[is_ascii])
-                pending[is_ascii], sizes[is_ascii] = [], 0
-    for chunks in pending.values():
-        if chunks:
-            count(chunks)
+            pending.append((index, chunk))
+            size += len(chunk)
+            if size >= _CHUNK:
+                count()
+                size = 0
+    if pending:
+        count()
     return costs
 
 
@@ -167,31 +155,13 @@ def filter_places(low: Keys, high: Keys) -> Places:
 def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     """The cost of each padded chunk, in 1/16384 token: all characters' costs without those inside known words.
 
-    The chunks are processed as one text, in which the padding separates them. Either all of them are ASCII, or none is.
+    The chunks are processed as one text, in which the padding separates them.
     """
-    joined = "".join(chunks)
-    if chunks[0].isascii():
-        folded = joined.encode()
-        pairs = _windows(folded, "<u2", _BEFORE - 2, len(joined) - _MARGIN + 2).astype(np.intp)
-        costs, edges = table.pair_costs.take(pairs[1:-1]), table.pair_edges.take(pairs[1:])
-        if (triples := pairs[1:-1] == pairs[:-2]).any():
-            # The last of five equal characters has a context of its own, as in `_contexts`.
-            places = triples.nonzero()[0]
-            fours = _windows(folded, "<u4", 0, len(folded) - 3)
-            places = places[fours[places + _BEFORE - 3] == fours[places + _BEFORE - 4]]
-            characters = np.frombuffer(folded, np.uint8)
-            points = characters[places + _BEFORE].astype(np.uint32)
-            repeated = 1 + (points == characters[places + _BEFORE - 32]).astype(np.uint32)
-            costs[places] = table.costs.take(_bucket(_pair_mix(points, points) + repeated * _REPEATED))
-    else:
-        points = code_points(joined)
-        folded = fold(points)
-        costs = table.costs.take(_contexts(points, table.known, table.pieces))
-        edges = _edges(points, table.letters)
+    contexts, starts, ends = scan("".join(chunks), table.known, table.letters)
+    costs = table.costs.take(contexts)
     sizes = np.fromiter(map(len, chunks), np.intp, len(chunks))
     lasts = sizes.cumsum() - _MARGIN
     firsts = lasts - sizes + _MARGIN
-    starts, ends = _known_words(edges, folded, table.known)
     inside = ends <= lasts.take(firsts.searchsorted(starts, "right") - 1)
     starts, ends = starts[inside], ends[inside]
     # Sums may overflow 2**32; the difference of two sums in one chunk cannot, so that it is right nevertheless.
@@ -211,25 +181,12 @@ def fold(points: Ints) -> bytes:
     return ((points + (points >> np.uint32(8)) * np.uint32(0x35)) & np.uint32(255)).astype(np.uint8).tobytes()
 
 
-def _windows(data: bytes, kind: str, offset: int, count: int) -> Any:
-    """Overlapping little-endian numbers, one at each byte, without a copy."""
-    return np.ndarray((count,), kind, data, offset, (1,))
-
-
-def _contexts(points: Ints, known: Bytes, pieces: dict[bytes, int] | None = None) -> Ints:
-    """The context of each character.
-
-    Args:
-        pieces: a cache for texts with few wordless characters, which mostly are the same dashes and quotes.
-    """
+def _contexts(points: Ints, known: Bytes) -> Ints:
+    """The context of each character."""
     current, previous = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
     mixed = _pair_mix(previous, current)
     wordless = current >= WORDLESS
-    places = wordless.nonzero()[0]
-    if pieces is not None and len(places) <= _FEW:
-        for place in places.tolist():
-            mixed[place] = _piece(points[place + _BEFORE - 2 : place + _BEFORE + 3], known, pieces)
-    elif len(places):
+    if wordless.any():
         mixed[wordless] = _piece_mix(points, wordless, known)
     if (current == previous).any():
         # 1 for the last of five equal characters, 2 where the one 32 before is equal as well, else 0.
@@ -249,19 +206,6 @@ def _bucket(mixed: Ints) -> Ints:
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
     bucket: Ints = mixed >> np.uint32(32 - COST_BITS)
     return bucket
-
-
-def _piece(window: Ints, known: Bytes, pieces: dict[bytes, int]) -> int:
-    """The context of a wordless character, given with the two before and the two after it."""
-    key = window.tobytes()
-    context = pieces.get(key)
-    if context is None:
-        points = np.pad(window, (_BEFORE - 2, _AFTER - 2))
-        context = int(_piece_mix(points, np.ones(1, np.bool_), known)[0])
-        if len(pieces) >= _MOST_PIECES:
-            pieces.clear()
-        pieces[key] = context
-    return context
 
 
 def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
@@ -301,16 +245,14 @@ def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
 
 
 def _edges(points: Ints, letters: Bytes) -> Bytes:
-    """The edge of each character and of the one after the last, uint8[n + 1]; see `_pair_edges`."""
-    current, previous = points[_BEFORE : 1 - _AFTER], points[_BEFORE - 1 : -_AFTER]
-    return _pair_edges(letters.take(previous, mode="clip"), letters.take(current, mode="clip"), previous == ord(" "))
+    """The edge of each character and of the one after the last, uint8[n + 1].
 
-
-def _pair_edges(previous: Bytes, current: Bytes, space: Flags) -> Bytes:
-    """Edges of words: 0 inside or outside a word, 1 just after one, 2 its start, 3 its start after a space.
-
-    Words are runs of letters, split before an upper-case letter that follows a lower-case one.
+    0 inside or outside a word, 1 just after one, 2 its start, 3 its start after a space. Words are runs of letters,
+    split before an upper-case letter that follows a lower-case one.
     """
+    classes = letters.take(points[_BEFORE - 1 : 1 - _AFTER], mode="clip")
+    previous, current = classes[:-1], classes[1:]
+    space = points[_BEFORE - 1 : -_AFTER] == ord(" ")
     edge = (current != previous) & ((current != LOWER) | (previous != UPPER))
     kind = np.where(current > 0, np.where(space, _START_AFTER_SPACE, _START), _NO_WORD)
     return np.where(edge, kind, _INSIDE).astype(np.uint8)
@@ -324,7 +266,7 @@ def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Pla
     starts, ends = places[words], places[words + 1]
     first = starts - (kinds[words] - _START)
     length = ends - first
-    eights = _windows(folded, "<u8", _BEFORE, len(folded) - _BEFORE - 7)
+    eights: Keys = np.ndarray((len(folded) - _BEFORE - 7,), "<u8", folded, _BEFORE, (1,))  # overlap, one at each byte
     low = eights[first] & _LOW_MASKS.take(length, mode="clip")
     high = eights[first + 8] & _HIGH_MASKS.take(length, mode="clip")
     known_words = _is_known(low, high, known).nonzero()[0]
