@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -39,6 +39,9 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
 RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra": describe, "defer_build": True}
 """The pydantic config of values that manifests and session states hold: unknown fields are errors, the docstring below
 a field describes it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
+
+NOTHING: Final[Mapping[str, Any]] = {}
+"""The default of a named tuple's mapping; what a value holds is never changed in place."""
 
 _Value = TypeVar("_Value")
 
@@ -209,8 +212,7 @@ class Tool:
     essential: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """A request as the host made it.
 
     ``contents`` are those that no earlier cut removed; ``positions`` are their indices in the host's own list.
@@ -436,15 +438,14 @@ class LayerTokens:
     """Tokens that the layer used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(NamedTuple):
     """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + overcounted``."""
 
     window: int
     slack: int
-    overcounted: int = 0
     layers: Mapping[Layer, LayerTokens]
     weights: Mapping[Layer, float]
+    overcounted: int = 0
 
     @property
     def budget(self) -> int:
@@ -452,8 +453,7 @@ class Allocation:
         return self.window - self.slack + self.overcounted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
+class Signals(NamedTuple):
     """The allocator's eight signals. None is unknown, and counts as the neutral 0.5."""
 
     checklist_evidence_ratio: float | None = None
@@ -543,8 +543,7 @@ class Epoch:
     """Declarations in the request before, where not all were sent, each with the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(NamedTuple):
     """Whose model call a pack is for. ``call`` counts the model calls of one agent in one invocation from 1."""
 
     app: str
@@ -565,8 +564,7 @@ class Block(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(NamedTuple):
     """An outgoing request as blocks, in the order in which a provider's prefix cache sees them."""
 
     system: Block
@@ -578,8 +576,7 @@ class Sent:
         return (self.system, *self.tools, *self.contents)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRequest:
+class SummaryRequest(NamedTuple):
     """A summary that a model is asked for, in the place of the extractive one.
 
     ``key`` is a hash over all that the summary depends on, the model's name included. ``earlier`` is the conversation's
@@ -625,8 +622,7 @@ _USUAL_GROWTH = 0.05
 is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackInput:
+class PackInput(NamedTuple):
     """All that `aether_context.packing.build_pack` reads.
 
     ``first_call`` is set at an invocation's first model call, and at the first one that answers what another agent
@@ -656,12 +652,12 @@ class PackInput:
     identity: Identity
     request: Request
     window: int
-    output_tokens: int | None = None
     step: Step
+    output_tokens: int | None = None
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     candidates: tuple[Candidate, ...] = ()
-    epoch: Epoch = field(default_factory=lambda: Epoch(number=0))
+    epoch: Epoch = Epoch(number=0)
     first_call: bool = True
     rewritten: bool = False
     previous: Sent | None = None
@@ -670,18 +666,18 @@ class PackInput:
     can_mask: bool = True
     can_find: bool = False
     can_read: bool = True
-    tool_scores: Mapping[str, float] = field(default_factory=dict)
+    tool_scores: Mapping[str, float] = NOTHING
     tool_encoder: str = ""
     passthrough_reason: str = ""
     searched: int | None = None
     encoder: str = "none"
     memory_encoder: str = ""
     problems: tuple[str, ...] = ()
-    summaries: Mapping[str, str] = field(default_factory=dict)
+    summaries: Mapping[str, str] = NOTHING
     calibration: Calibration | None = None
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
-    evidence: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[str, str] = NOTHING
     tools_kept: frozenset[str] = frozenset()
     growth: int | None = None
 
@@ -694,8 +690,7 @@ class PackInput:
 Outcome: TypeAlias = Literal["verbatim", "payload", "extract", "summary", "placeholder", "merged"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """One content on its way out.
 
     ``raw`` is the content that the host gave and ``origin`` its index in ``Request.contents``; for a content that
@@ -734,8 +729,7 @@ class RunningHashes:
     sent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pack:
+class Pack(NamedTuple):
     """A whole outgoing request, and how it came about.
 
     ``made`` are the indices in ``contents`` of those that are not the host's own, verbatim. ``appended`` is the number

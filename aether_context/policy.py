@@ -29,7 +29,9 @@ Amount: TypeAlias = int | Decimal
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False, defer_build=True
+    )
 
 
 class Range(_Settings):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -69,7 +67,7 @@ def evidence(name: str, text: str, **fields: object) -> Candidate:
 def recording(text: str = "What is my dog called?", policy: PackPolicy | None = None, **identity: object) -> Recording:
     found = (memory("m1", "The dog is called Rex", time=1.0), memory("m2", "Tax law of 1971"))
     pack_input = source(
-        [human("hi"), says("hello"), human(text)], candidates=found, identity=replace(IDENTITY, **identity)
+        [human("hi"), says("hello"), human(text)], candidates=found, identity=IDENTITY._replace(**identity)
     )
     policy = policy or PackPolicy(max_input_tokens=16_000)
     return record(build_pack(pack_input, policy), policy, "estimate", None)

@@ -174,7 +174,7 @@ class Session:
         self.history: list[Content] = []
         self.packs: list[Pack] = []
         self.manifests: list[Manifest] = []
-        self._identity = replace(identity, call=0)
+        self._identity = identity._replace(call=0)
         self._given = given
         self._tip: Tip | None = None
         self._cache = TokenCache()
@@ -183,7 +183,7 @@ class Session:
         """A new invocation begins with this message; its first model call."""
         number = sum(map(is_human, self.history)) + 1
         self.history.append(said(text))
-        self._identity = replace(self._identity, invocation=f"i{number}", call=0)
+        self._identity = self._identity._replace(invocation=f"i{number}", call=0)
         return self._call()
 
     def answer(self, text: str) -> None:
@@ -198,8 +198,8 @@ class Session:
 
     def _call(self) -> Manifest:
         time = BEGIN + 10 * len(self.manifests)
-        self._identity = replace(
-            self._identity, call=self._identity.call + 1, last_event_id=f"e{time:.0f}", last_event_time=time
+        self._identity = self._identity._replace(
+            call=self._identity.call + 1, last_event_id=f"e{time:.0f}", last_event_time=time
         )
         source = self._source()
         counter = counter_for(MODEL)
@@ -226,7 +226,7 @@ class Session:
             previous_pack=self.manifests[-1].pack_id if self.manifests else "",
             **self._given,
         )
-        return replace(source, request=replace(source.request, positions=positions))
+        return source._replace(request=source.request._replace(positions=positions))
 
 
 # sessions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -128,7 +127,7 @@ def test_each_signal_alone_moves_its_layer(profile, signal, low, high, layer, up
 
 
 def weigh_with(settings, signal, low, high, layer):
-    return [weigh(replace(NEUTRAL, **{signal: value}), settings)[layer] for value in (low, high)]
+    return [weigh(NEUTRAL._replace(**{signal: value}), settings)[layer] for value in (low, high)]
 
 
 def test_unknown_signals_weigh_one_half():
@@ -219,7 +218,7 @@ def test_signals_give_a_real_spread(profile):
 def test_a_step_of_proof_and_one_of_talk_differ(profile):
     proof = Signals(checklist_evidence_ratio=0.8, expected_tool_calls=6, risk="high", dialogue_depth=1)
     talk = Signals(checklist_evidence_ratio=0.0, expected_tool_calls=0, risk="low", unresolved_questions=4)
-    shares = [weigh(signals, budget(profile)) for signals in (proof, replace(talk, dialogue_depth=7))]
+    shares = [weigh(signals, budget(profile)) for signals in (proof, talk._replace(dialogue_depth=7))]
     assert shares[0]["evidence"] - shares[1]["evidence"] >= 0.05
     assert shares[1]["conversation"] > shares[0]["conversation"]
 

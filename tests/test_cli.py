@@ -84,7 +84,7 @@ def test_list_as_json_says_the_same(store: PackStore) -> None:
 
 def test_list_takes_one_session_and_the_newest(store: PackStore) -> None:
     packs.talk(store, turns=3)
-    other = packs.chain(store, 4, identity=replace(packs.IDENTITY, session="s2"))
+    other = packs.chain(store, 4, identity=packs.IDENTITY._replace(session="s2"))
     named = json.loads(run("list", "--session", "s2", "--json", store=store).stdout)
     assert [one["pack_id"] for one in named] == [one.pack_id for one in other]
     output = run("list", "--app", "shop", "--user", "ada", "--session", "s2", "--limit", "1", store=store).stdout
@@ -111,7 +111,7 @@ def test_list_of_nothing_says_so(store: PackStore) -> None:
 @pytest.mark.parametrize("width", [80, 100, 130, 160])
 def test_list_shows_whose_pack_it_is(monkeypatch: pytest.MonkeyPatch, store: PackStore, width: int) -> None:
     packs.chain(store, 1)
-    packs.chain(store, 1, identity=replace(packs.IDENTITY, app="desk", session="s2"))
+    packs.chain(store, 1, identity=packs.IDENTITY._replace(app="desk", session="s2"))
     monkeypatch.setattr(terminal, "PIPED_WIDTH", width)
     lines = run("list", store=store).stdout.splitlines()
     assert len(lines) == 3
@@ -400,7 +400,7 @@ def test_a_wrong_policy_is_wrong_usage(store: PackStore) -> None:
 
 def test_verify_passes_what_was_written(store: PackStore) -> None:
     packs.talk(store)
-    packs.chain(store, 5, identity=replace(packs.IDENTITY, session="s2"))
+    packs.chain(store, 5, identity=packs.IDENTITY._replace(session="s2"))
     assert run("verify", store=store).stdout == "17 of 17 packs passed (manifests and texts)\n"
     assert run("verify", "--replay", store=store).stdout == "17 of 17 packs passed (manifests, texts and replays)\n"
 
@@ -479,7 +479,7 @@ def test_verify_does_not_fail_what_was_recorded_as_hashes(store: PackStore) -> N
 
 def test_verify_finds_a_request_that_is_not_the_recorded_one(store: PackStore) -> None:
     source = packs.pack_input([packs.said("Hello")], candidates=packs.MEMORIES)
-    pack = replace(build_pack(source, PackPolicy()), checksum=hash_text("another request"))
+    pack = build_pack(source, PackPolicy())._replace(checksum=hash_text("another request"))
     manifest = packs.write(store, pack)
     run("verify", store=store)
     output = run("verify", "--replay", store=store, code=1).stdout
@@ -646,7 +646,7 @@ def test_a_row_of_another_name_is_no_traceback(name: bytes, tmp_path: Path) -> N
 @pytest.mark.parametrize("version", ["99", "0", "-1", "null", '"2"', "1.5", "true", "[1]"])
 def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackStore, version: str) -> None:
     packs.chain(store, 3)
-    manifests = packs.chain(store, 3, identity=replace(packs.IDENTITY, session="s2"))
+    manifests = packs.chain(store, 3, identity=packs.IDENTITY._replace(session="s2"))
     change(store, manifests[1], b'"schema_version":1', f'"schema_version":{version}'.encode())
     options = ["--pack-days", "0", "--grace-minutes", "0", "--evidence-days", "0", "--cache-days", "0"]
     for more in ([], ["--max-bytes", "1"]):
@@ -731,7 +731,7 @@ def test_names_cannot_forge_output(store: PackStore) -> None:
     hostile = "[red]x[/red]\nFORGED  \x1b[31m\u202e"
     session = packs.Session(
         store,
-        identity=replace(packs.IDENTITY, session=hostile, agent=hostile, user=hostile),
+        identity=packs.IDENTITY._replace(session=hostile, agent=hostile, user=hostile),
         candidates=[packs.memory(f"{hostile}1", "Hello there, says the memory"), packs.memory(hostile, "zebra")],
         tools=[packs.tool(hostile), packs.tool("search")],
         step=replace(packs.STEP, tools=("search",), role=hostile, task_id=hostile),
@@ -750,7 +750,7 @@ def test_names_cannot_forge_output(store: PackStore) -> None:
 
 
 def test_lone_surrogates_can_be_printed(store: PackStore) -> None:
-    session = packs.Session(store, identity=replace(packs.IDENTITY, session="s\ud800"))
+    session = packs.Session(store, identity=packs.IDENTITY._replace(session="s\ud800"))
     name = session.ask("broken \ud800 text").pack_id
     assert r"broken \ud800 text" in run("replay", name, store=store).stdout
     assert json.loads(run("replay", name, "--json", store=store).stdout)
@@ -855,7 +855,7 @@ def answered(store: PackStore, manifest: Manifest, read: int | None, **more: Any
 
 def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore) -> None:
     first = packs.chain(store, 3)
-    later = replace(packs.IDENTITY, agent="critic", session="s2")
+    later = packs.IDENTITY._replace(agent="critic", session="s2")
     second = packs.chain(store, 2, identity=later)
     for manifest in first:
         answered(store, manifest, manifest.request_tokens + 4, cached_tokens=manifest.request_tokens // 2)
@@ -915,7 +915,7 @@ def test_usage_of_a_model_without_a_price_is_unknown(monkeypatch: pytest.MonkeyP
 
 def test_usage_takes_one_session_and_groups_by_several_names(store: PackStore) -> None:
     packs.chain(store, 2)
-    (other,) = packs.chain(store, 1, identity=replace(packs.IDENTITY, session="s2"))
+    (other,) = packs.chain(store, 1, identity=packs.IDENTITY._replace(session="s2"))
     answered(store, other, 70)
     found = json.loads(
         run("usage", "--session", "s2", "--by", "session", "--by", "agent", "--json", store=store).stdout
@@ -1010,7 +1010,7 @@ def test_inspect_loads_no_provider(loaded: Callable[[str], set[str]], tmp_path: 
 
 def test_output_fits_an_encoding_without_boxes_and_bars(tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
-    packs.chain(store, 12, identity=replace(packs.IDENTITY, agent="Zoë"))
+    packs.chain(store, 12, identity=packs.IDENTITY._replace(agent="Zoë"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "aether_context", "inspect", "--store", store.url]
     done = subprocess.run(command, capture_output=True, check=True, env=environment)

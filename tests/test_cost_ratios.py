@@ -12,7 +12,6 @@ import gc
 import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,7 +110,7 @@ def test_a_further_call_costs_a_share_of_a_pack_built_anew() -> None:
         later,
         window=1_000_000,
         tools=tools,
-        identity=replace(IDENTITY, call=2),
+        identity=IDENTITY._replace(call=2),
         epoch=first.epoch,
         first_call=False,
         previous=first.sent,

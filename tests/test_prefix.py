@@ -67,7 +67,7 @@ def test_an_earlier_message_that_returns_to_its_own_text_is_a_new_invocation() -
     policy = PackPolicy(conversation={"cached_price": 1.0})
     first = pack(TALK[:1], policy=policy, candidates=MEMORIES)
     assert first.contents[0].outcome == "payload"
-    identity = replace(packs.IDENTITY, invocation="i2")
+    identity = packs.IDENTITY._replace(invocation="i2")
     second = pack(TALK, first, policy, candidates=MEMORIES, first_call=True, identity=identity)
     assert second.prefix.broken_by == "new_invocation"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 
 import packs
@@ -222,7 +221,7 @@ def test_an_epoch_under_way_keeps_its_declarations() -> None:
     scenario = scenarios.load("refund_research")
     policy = scenario.policy("quality_first")
     first = build_pack(scenario.pack_input(64_000, turns=0), policy)
-    again = replace(scenario.pack_input(3_000, turns=0), epoch=first.epoch, previous=first.sent)
+    again = scenario.pack_input(3_000, turns=0)._replace(epoch=first.epoch, previous=first.sent)
     pack = build_pack(again, policy)
     assert act(pack, "drop", "memory") is not None
     assert pack.tools == first.tools
@@ -446,8 +445,8 @@ def test_every_pack_replays_to_its_checksum(name: str, preset: str) -> None:
     packs_by_id = {}
     for window in WINDOWS:
         pack = built(name, preset, window)
-        session = replace(pack.source.identity, session=f"{window}")
-        pack = replace(pack, source=replace(pack.source, identity=session))
+        session = pack.source.identity._replace(session=f"{window}")
+        pack = pack._replace(source=pack.source._replace(identity=session))
         packs_by_id[packs.write(written, pack, policy).session] = pack
     replayer = Replayer(PackStore(url))
     found = list(replayer.store.manifests())

@@ -316,7 +316,7 @@ def test_of_many_users_those_seen_last_are_remembered(monkeypatch):
     embedder = CachedEmbedder(Costly())
 
     def of(user):
-        return shelves.of(embedder, replace(IDENTITY, user=user), PackPolicy())
+        return shelves.of(embedder, IDENTITY._replace(user=user), PackPolicy())
 
     first = of("ann")
     assert of("ann") is first

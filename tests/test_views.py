@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import packs
@@ -176,7 +175,7 @@ def test_declarations_are_candidates() -> None:
 def test_a_tool_left_out_keeps_its_reason() -> None:
     store = new_store()
     all_tools = packs.remembering(store, PackPolicy(tools={"scope": "off"}))
-    pruned = packs.remembering(store, identity=replace(packs.IDENTITY, session="s2"))
+    pruned = packs.remembering(store, identity=packs.IDENTITY._replace(session="s2"))
     replayer = Replayer(store)
     found = difference(read_view(replayer, all_tools), read_view(replayer, pruned))
     (tool,) = [change for change in found.candidates if change.layer == "tools"]
@@ -187,7 +186,7 @@ def test_what_differs_in_the_wire_alone_parts_there() -> None:
     store, replayer = new_store(), None
     texts = []
     for number in ("1", "2"):
-        session = packs.Session(store, identity=replace(packs.IDENTITY, session=f"s{number}"))
+        session = packs.Session(store, identity=packs.IDENTITY._replace(session=f"s{number}"))
         session.history += [
             packs.said("go"),
             packs.called("f", f"id-{number}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
@@ -15,7 +14,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
-from aether_context.pack import Content, Epoch, Identity, Pack, PackInput
+from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
 from aether_context.tokens.model_limits import model_window
@@ -91,8 +90,7 @@ class Known(NamedTuple):
     parts: Sequence[Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """What of ADK's objects the next call is compared with.
 
     ``events`` is the session's number of events, ``contents`` the number of contents without preloaded memories.
@@ -113,8 +111,7 @@ class Seen:
     tools: object = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Last:
+class Last(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
     ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
@@ -130,11 +127,10 @@ class Last:
     seen: Seen
     counter: str
     cutoff: str = ""
-    summarizer: Mapping[str, int] = field(default_factory=dict)
+    summarizer: Mapping[str, int] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """One model call: ADK's request and contexts, and what packs it.
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
@@ -152,7 +148,7 @@ class Call:
     state: Mapping[str, Any]
     is_live: bool
     passthrough_reason: str
-    planned: Planned = field(default_factory=Planned)
+    planned: Planned = Planned()
     last: Last | None = None
 
     @property
@@ -197,8 +193,7 @@ class Spoken(NamedTuple):
     loading: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCall:
+class ReadCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of ADK's contents, those that are not sent any more included, preloaded memories aside;
@@ -214,7 +209,7 @@ class ReadCall:
     seen: Seen
     counter: str = ""
     spoken: Spoken | None = None
-    summary_cost: Mapping[str, int] = field(default_factory=dict)
+    summary_cost: Mapping[str, int] = NOTHING
 
     def with_source(self, **changes: Any) -> ReadCall:
-        return replace(self, source=replace(self.source, **changes))
+        return self._replace(source=self.source._replace(**changes))

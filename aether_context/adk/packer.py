@@ -274,7 +274,7 @@ class RequestPacker:
         policy = self._policies.get(key)
         if policy is None:
             policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
-        call = replace(call, policy=policy)
+        call = call._replace(policy=policy)
         problems: tuple[str, ...] = ()
         if not call.passthrough_reason:
             problems = self._offloader.enter(context, request, call.window, self._readers)
@@ -284,7 +284,7 @@ class RequestPacker:
             planned = replace(planned, problems=planned.problems + problems)
         with self._lock:
             last = self._last.get(call.key)
-        return replace(call, planned=planned, last=last)
+        return call._replace(planned=planned, last=last)
 
     async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
         """The last pack with what was appended since, where nothing else happened."""
@@ -317,7 +317,7 @@ class RequestPacker:
             read = read.with_source(problems=(*read.source.problems, *pick.problems))
         source = read.source
         known = self._calibration(read.call, pick, source, source.identity, source.epoch)
-        read = replace(read, source=replace(source, calibration=known), counter=pick.counter.name)
+        read = read._replace(source=source._replace(calibration=known), counter=pick.counter.name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many tools to choose from
@@ -341,7 +341,7 @@ class RequestPacker:
         if self._asks_models and pack.summary_requests:
             stage("summarize")
             pack, cost = await self._summarizer.summarize(pack, policy, build)
-            read = replace(read, summary_cost=cost)
+            read = read._replace(summary_cost=cost)
         return read, pack
 
     def _calibration(
@@ -428,11 +428,11 @@ class RequestPacker:
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
             planned = Planned(problems=(f"packed plainly after {span.error}",))
-            call = replace(call_of(context, request, policy, span), planned=planned)
+            call = call_of(context, request, policy, span)._replace(planned=planned)
             read = await Gatherer(SessionRecords()).gather(call)
             counter = counter_for("")
             pack = build_pack(read.source, call.policy, counter=counter)
-            return self._settle(replace(read, counter=counter.name), pack)
+            return self._settle(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
         except Exception as error:

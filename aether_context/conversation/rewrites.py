@@ -80,7 +80,7 @@ def reduced(item: Outgoing, ceiling: int | None, parts: Parts, query: str, count
         members = tuple((item.origin, at) for at in places)
     if ceiling is not None:
         content = shortened(content, ceiling, query, counter)
-    return replace(item, content=content, outcome="extract", members=members)
+    return item._replace(content=content, outcome="extract", members=members)
 
 
 def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> Content:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from itertools import chain
 
 from aether_context.canonical import fold
@@ -201,7 +200,7 @@ def extend_pack(
     spoken = used["conversation"] + sum(tokens)
     signals = before.signals
     if before.appended is None:
-        signals = replace(signals, retrieval_hit_rate=None, similarity=None, freshness_days=None)
+        signals = signals._replace(retrieval_hit_rate=None, similarity=None, freshness_days=None)
     measured: dict[Layer, int] = {layer: used[layer] for layer in ("system", "task", "tools")}
     if before.appended is not None:
         allocation = reallocate(before.allocation, spoken, lending=policy.budget.lending, overcounted=draft.overcounted)
@@ -236,8 +235,7 @@ def extend_pack(
         for at, (content, cost) in enumerate(zip(added, tokens, strict=True))
     )
     rows = before.outcomes if before.appended is not None else before.outcomes[:have]
-    return replace(
-        before,
+    return before._replace(
         source=source,
         contents=before.contents + outgoing,
         appended=len(added),

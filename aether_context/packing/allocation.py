@@ -96,7 +96,7 @@ def reallocate(before: Allocation, conversation: int, *, lending: bool, overcoun
         if (final[layer], used) != (account.final, account.used):
             lent = final[layer] - nominal[layer]
             layers[layer] = replace(account, lent=lent, final=final[layer], used=used)
-    return replace(before, overcounted=overcounted, layers={**layers, "slack": slack})
+    return before._replace(overcounted=overcounted, layers={**layers, "slack": slack})
 
 
 def slack_tokens(window: int, settings: BudgetSettings, output_tokens: int | None = None) -> int:
@@ -231,7 +231,7 @@ def spend(allocation: Allocation, used: Mapping[Layer, int], *, lending: bool) -
         )
         for layer, account in layers.items()
     }
-    return replace(allocation, layers={**allocation.layers, **spent})
+    return allocation._replace(layers={**allocation.layers, **spent})
 
 
 def _share(value: float | None) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
@@ -127,7 +126,7 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
         [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
     )
     return tuple(
-        replace(shaped[index], tokens=tokens)
+        shaped[index]._replace(tokens=tokens)
         if index in shaped
         else Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=tokens)
         for index, (raw, tokens) in enumerate(zip(request.contents, counts, strict=True))

@@ -114,7 +114,7 @@ def _apply(draft: Draft, result: Trimmed) -> None:
         if (replaced := made.get(item.origin)) is not None:
             outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
             tokens = draft.counter.content(replaced.content)
-            item = replace(item, content=replaced.content, outcome=outcome, tokens=tokens)
+            item = item._replace(content=replaced.content, outcome=outcome, tokens=tokens)
             if replaced.ceiling is not None:
                 extracts[draft.key(item)] = replaced.ceiling
         changed.append(item)
@@ -177,7 +177,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
     source, counter, settings = draft.input, draft.counter, draft.policy.conversation
     request = source.request
     items = [
-        item if item.outcome == "extract" or item.content is item.raw else replace(item, content=item.raw)
+        item if item.outcome == "extract" or item.content is item.raw else item._replace(content=item.raw)
         for item in draft.items
     ]
     counts = counter.contents([item.content for item in items])
@@ -298,7 +298,7 @@ def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
     if item.outcome != "payload" or item.origin == draft.human:
         return item
-    return replace(item, content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
+    return item._replace(content=item.raw, outcome="verbatim", tokens=draft.counter.content(item.raw), members=())
 
 
 # The last resort: whatever is left of a conversation goes out within the input budget.
@@ -432,11 +432,11 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
         most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
         query = asked(raws, at)
         if item.outcome == "placeholder":
-            made = replace(item, content=shortened(item.content, most, query, draft.counter))
+            made = item._replace(content=shortened(item.content, most, query, draft.counter))
         else:
             made = reduced(item, most, draft.parts if item.members else {}, query, draft.counter)
         if made.content.digest != item.content.digest:
-            items[at] = replace(made, tokens=draft.counter.content(made.content))
+            items[at] = made._replace(tokens=draft.counter.content(made.content))
     return tuple(items)
 
 
@@ -536,7 +536,7 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
             kept = as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(draft.key(item))
             found = reduced(item, ceiling, {item.raw.digest: kept}, asked(raws, index), counter)
-            made.append(replace(found, tokens=counter.content(found.content) if kept else 0))
+            made.append(found._replace(tokens=counter.content(found.content) if kept else 0))
         return made
 
     # The most of the last groups that fit; more of them never take less.

@@ -331,7 +331,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
             content, members = packed_message(item.raw, item.origin, packed.text, draft.parts)
-            item = replace(item, content=content, outcome="payload", tokens=counter.content(content), members=members)
+            item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
         out.append(item)
     if draft.summary and draft.policy.conversation.summary == "head":
         content = summary_content(draft.summary)

@@ -76,7 +76,9 @@ class SessionState(Protocol):
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=describe, coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", json_schema_extra=describe, coerce_numbers_to_str=True, defer_build=True
+    )
 
     lists: ClassVar[Mapping[str, type[_Shape]]] = {}
     """The shapes of the items of lists."""

@@ -171,13 +171,13 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
     budget_base = max(
         allocation.window + allocation.overcounted, sum(layer.final for layer in allocation.layers.values())
     )
-    signals = {name: getattr(pack.signals, name) for name in Signals.__slots__}
+    signals = {name: getattr(pack.signals, name) for name in Signals._fields}
     uris = tuple(sorted(pack.artifact_uris))
     manifest, manifest_fields = Manifest(
         pack_id=pack_id(identity, step),
         parent=parent.pack_id if parent is not None else None,
         previous=source.previous_pack or None,
-        **{name: getattr(identity, name) for name in Identity.__slots__},
+        **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
         **{name: getattr(pack, name) for name in _FROM_PACK},
         task_id=step.task_id,

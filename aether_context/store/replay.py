@@ -196,7 +196,7 @@ class Replayer:
         )
         texts = self._texts[manifest.texts[0]]
         return PackInput(
-            identity=Identity(**{name: getattr(manifest, name) for name in Identity.__slots__}),
+            identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
             **{name: getattr(manifest, name) for name in GIVEN},
             request=request,
             step=setting.step,
@@ -229,7 +229,7 @@ class Replayer:
         """Builds the pack again, as `replay` does, with another policy or in another window where given."""
         try:
             source = self.pack_input(manifest)
-            source = source if window is None else replace(source, window=window)
+            source = source if window is None else source._replace(window=window)
             counts = self.resolve(manifest).counts
             pack = build_pack(source, policy or self.policy(manifest), recorded=counts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:

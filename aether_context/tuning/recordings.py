@@ -119,9 +119,8 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
                 pack_id=manifest.pack_id,
                 profile=manifest.profile,
                 policy=replayer.policy(manifest),
-                source=replace(
-                    source,
-                    request=replace(request, contents=(), positions=(), human=None),
+                source=source._replace(
+                    request=request._replace(contents=(), positions=(), human=None),
                     candidates=candidates,
                     searched=None,
                 ),

@@ -94,7 +94,7 @@ def _packs(session: RecordedSession, policy_of: Callable[[RecordedCall], PackPol
     previous_call: RecordedCall | None = None
     policy: PackPolicy | None = None
     for call in session.calls:
-        call = replace(call, source=replace(call.source, calibration=_calibration(call, previous_call, previous_pack)))
+        call = replace(call, source=call.source._replace(calibration=_calibration(call, previous_call, previous_pack)))
         counter = counter_for(call.source.request.model)
         call_policy = policy_of(call)
         pack: Pack | None = None
@@ -170,11 +170,9 @@ def _only_grew(previous_call: RecordedCall, call: RecordedCall) -> bool:
 def _grown(call: RecordedCall, previous_pack: Pack, name: str) -> PackInput:
     source, request = previous_pack.source, previous_pack.source.request
     positions = range(request.positions[-1] + 1, call.length)
-    return replace(
-        source,
+    return source._replace(
         identity=call.source.identity,
-        request=replace(
-            request,
+        request=request._replace(
             contents=(*request.contents, *(call.history[place] for place in positions)),
             positions=(*request.positions, *positions),
         ),
@@ -200,8 +198,7 @@ def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, 
         positions = tuple(range(call.length))
     if call.human is not None and call.human not in positions:
         positions = tuple(sorted({*positions, call.human}))
-    request = replace(
-        source.request,
+    request = source.request._replace(
         contents=tuple(history[place] for place in positions),
         positions=positions,
         human=None if call.human is None else positions.index(call.human),
@@ -209,8 +206,7 @@ def _source(call: RecordedCall, policy: PackPolicy, previous_pack: Pack | None, 
     recorded, model, window = call.policy, request.model, source.window
     if (policy.max_input_tokens, policy.windows) != (recorded.max_input_tokens, recorded.windows):
         window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
-    return replace(
-        source,
+    return source._replace(
         window=window,
         request=request,
         epoch=aligned.epoch,
@@ -257,7 +253,7 @@ class _Turns:
             redact=masker(redact),
         )
         candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
-        return replace(source, candidates=(*source.candidates, *candidates), searched=len(entries))
+        return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
 
     def _sizes_and_turns(self, call: RecordedCall) -> list[tuple[int, int, tuple[Entry, ...]]]:
         """For each content its number of characters, its index, and its passages where it is a turn."""

@@ -20,7 +20,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -96,8 +95,8 @@ def tightening() -> Iterator[Sequence[str]]:
         for source, scenario, preset in sessions(window, 0):
             policy = scenario.policy(preset)
             begun.append(build_pack(source, policy))
-            roomy = build_pack(replace(source, window=64_000), policy)
-            under_way.append(build_pack(replace(source, epoch=roomy.epoch, previous=roomy.sent), policy))
+            roomy = build_pack(source._replace(window=64_000), policy)
+            under_way.append(build_pack(source._replace(epoch=roomy.epoch, previous=roomy.sent), policy))
         yield f"{window:,}", *covering(begun), *covering(under_way)
 
 

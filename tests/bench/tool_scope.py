@@ -17,7 +17,6 @@ import csv
 import json
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def seconds(source: PackInput, policy: PackPolicy, cache: TokenCache) -> tuple[f
     """How long a pack takes, and what the next call of the epoch starts from."""
     begun = time.perf_counter()
     pack = build_pack(source, policy, cache=cache)
-    return time.perf_counter() - begun, replace(source, epoch=pack.epoch, first_call=False)
+    return time.perf_counter() - begun, source._replace(epoch=pack.epoch, first_call=False)
 
 
 def timed(tools: tuple[Tool, ...], queries: list[str]) -> dict[str, float]:

@@ -18,7 +18,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from packs import IDENTITY, Session, lines, tool
 from starlette.testclient import TestClient
@@ -40,7 +39,7 @@ def fill(store: PackStore, packs: int) -> None:
 
 def write(store: PackStore, name: str, user: str, calls: int) -> None:
     tools = [tool("search"), tool("read_file")]
-    session = Session(store, identity=replace(IDENTITY, session=name, user=user), window=WINDOW, tools=tools)
+    session = Session(store, identity=IDENTITY._replace(session=name, user=user), window=WINDOW, tools=tools)
     while len(session.manifests) < calls:
         session.ask(f"Question {len(session.manifests)}: {lines('refunds', 3)}")
         for _ in range(min(3, calls - len(session.manifests))):

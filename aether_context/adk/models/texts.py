@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -179,7 +179,7 @@ class ModelSummarizer:
                 for task in tasks:
                     task.cancel()
             told = (*problems, *dict.fromkeys(written.problems))
-            pack = await build(replace(pack.source, summaries=dict(written.texts), problems=told))
+            pack = await build(pack.source._replace(summaries=dict(written.texts), problems=told))
         return pack, written.cost.to_json()
 
     async def _unknown(

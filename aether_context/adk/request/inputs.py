@@ -151,11 +151,9 @@ class Gatherer:
         positions = range(before.contents, seen.contents)
         added = tuple(new(raw[at], previous.model) for at in positions)
         records, identity = self._records.of(call.context), _identity(call, source.identity, before.events)
-        grown = replace(
-            source,
+        grown = source._replace(
             identity=identity,
-            request=replace(
-                previous,
+            request=previous._replace(
                 contents=previous.contents + tuple(known.frozen for known in added),
                 positions=previous.positions + tuple(positions),
             ),
@@ -170,7 +168,7 @@ class Gatherer:
             tools_kept=records.tools(),
             calibration=calibrated(source, identity, last.pack.epoch),
         )
-        seen = replace(seen, known=before.known + added, tools=before.tools)
+        seen = seen._replace(known=before.known + added, tools=before.tools)
         return ReadCall(call=call, source=grown, history=raw, epoch=last.pack.epoch, seen=seen, counter=counter)
 
     async def gather(self, call: Call) -> ReadCall:
@@ -279,7 +277,7 @@ class Gatherer:
             tools_kept=records.tools(),
             growth=_growth(events, identity.invocation),
         )
-        seen = replace(seen, known=known, tools=mirror(declared_tools(request)))
+        seen = seen._replace(known=known, tools=mirror(declared_tools(request)))
         return ReadCall(call=call, source=source, history=raw, epoch=stored, seen=seen)
 
     def original_text(self, message: PackedMessage, contents: Sequence[types.Content], model: str) -> str:
@@ -620,7 +618,7 @@ _CLIENT_ID = "adk-"
 
 
 class _Mark(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     event: str = ""
     contains: str = ""

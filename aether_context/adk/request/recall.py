@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ class Recall:
         spoken = read.spoken
         if spoken is None:  # else an earlier look of this call has read it
             spoken = self._read(read, source.request.positions[human])
-            read = replace(read, spoken=spoken)
+            read = read._replace(spoken=spoken)
         history, agent = read.history, agent_key(source.identity)
         room = spoken.room if most is None else min(spoken.room, max(most, LEAST_TOKENS))
         entries = spoken.turns
