@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from aether_context.memory import Memory
-from aether_context.memory.backends import opened
+from aether_context.memory import Memories, Memory
 
 if __name__ == "__main__":
     uri, user, first, last = sys.argv[1:]
-    memories = opened(uri)
+    memories = Memories(uri)
     for number in range(int(first), int(last)):
         memories.add("app", user, [Memory(name=f"m{number}", text=f"The code of {user} is number{number}.")])
         if number % 10 == 0:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: of `pgserver`, with pgvector and a role without any rights but its own."""
+"""A PostgreSQL server for tests: of `pgserver`, with a role without any rights but its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Server:
         self._server = server
         self._role = role
         self.admin = str(server.get_uri())
-        self.execute(f"CREATE EXTENSION vector; CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
+        self.execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
 
     def uri(self, schema: str = "", database: str = "postgres") -> str:
         """Of a schema of its own, where none is named, for a role like that of an app."""

@@ -62,11 +62,13 @@ def test_uris_are_understood_and_wrong_ones_say_so(tmp_path):
         register_memory_service()
         create = get_service_registry().create_memory_service
         service = create(f"hybrid://{tmp_path}/memories?embedder=none&limit=3", agents_dir="/nowhere")
-        assert service.memories.file.path == tmp_path / "memories" / "memories.sqlite"
+        assert service.memories.database.path == tmp_path / "memories" / "memories.sqlite"
         await service.add_memory(**WHO, memories=[entry(f"door {at}") for at in range(9)])
         assert len(await found(service, "door")) == 3
-        assert create("hybrid://data/m.db", agents_dir=str(tmp_path)).memories.file.path == tmp_path / "data" / "m.db"
-        assert create("hybrid://").memories.file.path is None
+        assert (
+            create("hybrid://data/m.db", agents_dir=str(tmp_path)).memories.database.path == tmp_path / "data" / "m.db"
+        )
+        assert create("hybrid://").memories.database.path is None
 
     asyncio.run(run())
     with pytest.raises(SearchIndexError, match="option 'limits' is unknown"):
@@ -93,7 +95,8 @@ def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
     memories.add("app", "ann", [Memory(name="m", text="My password is hunter2.")])
     assert memories.search("app", "ann", "hunter2")[0].scores["lexical"] > 0
     assert memories.search("app", "ann", "password")[0].memory.text == "My password is hunter2."
-    pool = memories._of("app", "ann")._index._texts
+    (index,) = memories._indexes.values()
+    pool = index.pool
     hunter, password = (pool.answers(word, [None])[1]["bm25"].max() for word in ("hunter2", "password"))
     assert hunter == 0 < password
 
@@ -268,8 +271,7 @@ def test_the_packaged_models_vectors_are_kept_too(tmp_path):
         memories.add("app", "ann", badges(*range(10)))
         before = scored(memories)
     with sqlite3.connect(tmp_path / "memories.sqlite") as database:
-        (lengths,) = database.execute("SELECT group_concat(DISTINCT length(vector)) FROM vectors").fetchone()
-        assert (lengths, database.execute("SELECT count(*) FROM vectors").fetchone()) == ("256", (10,))
+        assert database.execute("SELECT length(vector), count(*) FROM memories GROUP BY 1").fetchall() == [(256, 10)]
     in_process = Memories()
     in_process.add("app", "ann", badges(*range(10)))
     assert before == scored(in_process)
@@ -277,8 +279,8 @@ def test_the_packaged_models_vectors_are_kept_too(tmp_path):
         assert before == scored(memories)
 
 
-def test_masked_otherwise_other_vectors_are_made(tmp_path):
-    for redact, embedded in ((None, 100), (str.upper, 100), (str.upper, 100), (None, 0)):
+def test_a_mask_holds_for_what_is_written_from_then_on(tmp_path):
+    for redact, embedded in ((None, 100), (str.upper, 0)):
         embedder = Letters()
         with closing(Memories(tmp_path, embedder=embedder, redact=redact)) as memories:
             memories.add("app", "ann", badges(*range(100)))
@@ -290,7 +292,7 @@ def test_a_file_that_takes_no_vectors_is_searched(tmp_path):
     with closing(Memories(tmp_path, embedder="none")) as memories:
         memories.add("app", "ann", badges(*range(10)))
     with sqlite3.connect(tmp_path / "memories.sqlite") as database:
-        database.execute("CREATE TRIGGER full BEFORE INSERT ON vectors BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+        database.execute("CREATE TRIGGER full BEFORE UPDATE ON memories BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with closing(Memories(tmp_path, embedder=Letters())) as memories:
         assert len(scored(memories)) == 10
 
@@ -378,7 +380,7 @@ def test_what_is_found_does_not_depend_on_who_wrote_it_or_what_is_kept(tmp_path_
             memories = Memories(path, embedder=Letters())
         else:
             with closing(sqlite3.connect(path)) as database:
-                database.execute("DELETE FROM vectors")
+                database.execute("UPDATE memories SET embedder = '', vector = NULL")
                 database.commit()
     expected = scored(plain, query)
     assert scored(memories, query) == expected

@@ -24,8 +24,8 @@ from google.genai import types
 
 from aether_context.adk import HybridMemoryService
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Imported, Memories, Memory, MemoryBackend, export_lines, import_memories
-from aether_context.memory.backends import shown, without
+from aether_context.memory import Imported, Memories, Memory, export_lines, import_memories
+from aether_context.memory.places import shown, without
 from aether_context.redaction import masker
 
 WORKER = Path(__file__).parent / "memory_worker.py"
@@ -65,7 +65,7 @@ def opened(uri: str) -> Iterator[Open]:
 
 
 @pytest.fixture
-def memories(opened: Open) -> MemoryBackend:
+def memories(opened: Open) -> Memories:
     return opened().memories
 
 
@@ -91,7 +91,7 @@ def said(numbers: Sequence[int], user: str = "ann") -> list[Memory]:
     return [Memory(name=f"m{at}", text=f"The code of {user} is number{at}.") for at in numbers]
 
 
-def names(memories: MemoryBackend, query: str = "code", user: str = "ann", limit: int = 20_000) -> list[str]:
+def names(memories: Memories, query: str = "code", user: str = "ann", limit: int = 20_000) -> list[str]:
     return sorted(one.memory.name for one in memories.search("app", user, query, limit))
 
 
@@ -157,7 +157,7 @@ def test_explicit_memories_are_known_by_id_or_by_content(opened: Open) -> None:
     asyncio.run(run())
 
 
-def test_preferences_are_read_without_a_search(memories: MemoryBackend) -> None:
+def test_preferences_are_read_without_a_search(memories: Memories) -> None:
     wishes = [
         Memory(name=f"w{at}", text=f"Wish number {at}.", metadata={"kind": "preference"} if at % 2 else {"kind": "a"})
         for at in range(50)
@@ -168,7 +168,7 @@ def test_preferences_are_read_without_a_search(memories: MemoryBackend) -> None:
     assert memories.preferences("app", "ben") == []
 
 
-def test_a_failed_write_leaves_nothing(memories: MemoryBackend) -> None:
+def test_a_failed_write_leaves_nothing(memories: Memories) -> None:
     memories.add("app", "ann", said(range(2)))
     with pytest.raises(TypeError):
         memories.add(
@@ -177,7 +177,7 @@ def test_a_failed_write_leaves_nothing(memories: MemoryBackend) -> None:
     assert names(memories) == ["m0", "m1"]
 
 
-def test_what_was_added_comes_back_whole_and_in_order(memories: MemoryBackend) -> None:
+def test_what_was_added_comes_back_whole_and_in_order(memories: Memories) -> None:
     told = [
         Memory(name="a", text="first \x00 \x01 0", session="s\x00", author="Bé", metadata={"deep": {"x": [1, "\x00"]}}),
         Memory(name="b", text="second", role="model", timestamp="not a time"),
@@ -192,7 +192,7 @@ def test_what_was_added_comes_back_whole_and_in_order(memories: MemoryBackend) -
     assert list(memories.all("app", "ben")) == []
 
 
-def test_odd_texts_are_kept_and_found(memories: MemoryBackend) -> None:
+def test_odd_texts_are_kept_and_found(memories: Memories) -> None:
     memories.add("a\0pp", "an\ud800n", [Memory(name="n\0\ud800", text="a \0 lone \ud800 surrogate", session="s\0")])
     assert [one.memory.text for one in memories.search("a\0pp", "an\ud800n", "lone")] == ["a \0 lone \ufffd surrogate"]
     assert memories.users() == [("a\0pp", "an\ufffdn", 1)]
@@ -299,7 +299,7 @@ def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
 # many at once
 
 
-def test_threads_of_many_users_never_mix(memories: MemoryBackend) -> None:
+def test_threads_of_many_users_never_mix(memories: Memories) -> None:
     wrong = []
 
     def work(user: str) -> None:
@@ -313,7 +313,7 @@ def test_threads_of_many_users_never_mix(memories: MemoryBackend) -> None:
     assert wrong == []
 
 
-def test_threads_that_write_for_one_user_lose_nothing(memories: MemoryBackend) -> None:
+def test_threads_that_write_for_one_user_lose_nothing(memories: Memories) -> None:
     def work(first: int) -> None:
         for at in range(first, first + 20):
             assert memories.add("app", "ann", [Memory(name=f"m{at}", text=f"The code is number{at}.")]) == 1
@@ -452,7 +452,7 @@ def test_no_user_ever_sees_what_is_anothers(opened: Open, operations: int) -> No
 # moving
 
 
-def test_memories_move_from_anywhere_to_anywhere(memories: MemoryBackend) -> None:
+def test_memories_move_from_anywhere_to_anywhere(memories: Memories) -> None:
     odd = "a \0 lone \ud800 \u2028 line\nbreak"
     with closing(Memories(embedder="none")) as source:
         source.add(

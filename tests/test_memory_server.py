@@ -10,7 +10,7 @@ import httpx
 import pytest
 from adk_server import api_server
 
-from aether_context.memory.backends import opened
+from aether_context.memory import Memories
 
 AGENT = '''
 from google.adk.agents import LlmAgent
@@ -90,5 +90,5 @@ def test_adk_web_remembers_across_its_runs(agents: Path, place: str, request: py
     with serving(agents, uri) as client:
         assert "garage behind the mill" in say(client, session(client), "Where is the car?")
     where = kept if place == "postgres" else str(agents / "kept" / "memories.sqlite")
-    with contextlib.closing(opened(where)) as memories:
+    with contextlib.closing(Memories(where)) as memories:
         assert memories.users() == [("keeper", "ann", 2)]

@@ -25,6 +25,7 @@ from aether_context.adk import HybridMemoryService
 from aether_context.cli import main
 from aether_context.errors import StoreError
 from aether_context.memory import Imported, Memories, Memory, Owned, Refused, export_lines, import_memories
+from aether_context.memory.rows import changes, owner_of
 
 HEADER = '{"format":"aether-memories","version":1}'
 
@@ -282,9 +283,13 @@ def test_what_adks_services_remember_is_what_the_sessions_would_give(kind: str, 
         direct = HybridMemoryService(embedder="none")
         await told(direct)
         assert held(service.memories) == held(direct.memories)
-        before = service.memories.file.changes("home", "ann", 0)
+
+        def there():
+            return service.memories.database.run(lambda connection: changes(connection, owner_of("home", "ann"), 0))
+
+        before = there()
         await told(service)
-        assert service.memories.file.changes("home", "ann", 0) == before
+        assert there() == before
         assert (await service.import_memories(theirs if kind == "in memory" else source)).written == 0
 
     asyncio.run(import_them())

@@ -40,7 +40,7 @@ LATER = (
     "aether_context.tokens.estimate",
 )
 """What the plugin loads where it is used, if at all."""
-NEED_POSTGRES = tuple(f"aether_context.memory.{name}" for name in ("connections", "migrations", "postgres"))
+NEED_POSTGRES = ("aether_context.memory.postgres",)
 NAMELESS = {"utils", "util", "helpers", "common", "misc", "base", "manager", "core"}
 
 

@@ -15,7 +15,7 @@ from aether_context.cli.terminal import NOT_THERE, Screen, print_json, tell
 from aether_context.errors import StoreError
 from aether_context.memory import Refused, export_lines, located
 from aether_context.memory import import_memories as bring_in
-from aether_context.memory.backends import is_postgres, shown
+from aether_context.memory.places import is_postgres, shown
 
 
 def export_all(uri: str, *, app: str | None, user: str | None) -> None:

@@ -6,8 +6,8 @@ from contextlib import closing
 
 from aether_context.cli.terminal import Screen, cell, grid, moment, print_json, tell
 from aether_context.errors import SearchIndexError
-from aether_context.memory import located
-from aether_context.memory.backends import is_postgres, opened, shown
+from aether_context.memory import Memories, located
+from aether_context.memory.places import is_postgres, shown
 from aether_context.retrieval import Entry, Hit, embedders
 
 
@@ -61,7 +61,7 @@ def _search_memories(
     query: str, path: str, app: str | None, user: str | None, embedder: str | None, limit: int
 ) -> tuple[list[Hit], int]:
     """Hits among one user's memories, and how many of these there are."""
-    with closing(opened(path, embedder=embedder)) as memories:
+    with closing(Memories(path, embedder=embedder)) as memories:
         owners = memories.users()
         if not owners:
             raise SearchIndexError(f"{shown(path)} holds no memories")

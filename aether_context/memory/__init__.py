@@ -7,16 +7,15 @@ memories.search("app", "ann", "where are the keys?", limit=10)
 
 from __future__ import annotations
 
-from aether_context.memory.backends import MemoryBackend
-from aether_context.memory.database import Memory, located
 from aether_context.memory.library import Memories, Remembered
+from aether_context.memory.places import located
+from aether_context.memory.rows import Memory
 from aether_context.memory.transfer import Imported, Owned, Refused, export_lines, import_memories
 
 __all__ = [
     "Imported",
     "Memories",
     "Memory",
-    "MemoryBackend",
     "Owned",
     "Refused",
     "Remembered",

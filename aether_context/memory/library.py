@@ -1,35 +1,40 @@
-"""Memories of many users, each user's found by an index that follows the file."""
+"""Memories of many users, each user's found in an index that follows the rows of a file or a database."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from importlib.util import find_spec
 
+import numpy as np
 from cachetools import LRUCache
 
-from aether_context.canonical import digest_of
-from aether_context.errors import EmbeddingError
-from aether_context.memory.database import Change, Memory, MemoryFile, seconds
+from aether_context.errors import EmbeddingError, MissingExtra, StoreError
+from aether_context.memory import rows
+from aether_context.memory.file import MemoryFile
+from aether_context.memory.places import is_postgres, located
+from aether_context.memory.rows import Change, Connection, Database, Memory, Searched, owner_of
 from aether_context.retrieval import Entry, Hit, newest_first
 from aether_context.retrieval.corrections import Statement, corrections, raised
-from aether_context.retrieval.embedders import Embedder, StoredVectors, embedder_for
-from aether_context.retrieval.index import HybridIndex
+from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
+from aether_context.retrieval.pool import Places, Pool, Rows
 from aether_context.retrieval.ranking import similarity
+from aether_context.retrieval.terms import hashed
 
 logger = logging.getLogger("aether_context")
 
 MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
 
-COMPARED = 20
+_COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
 _ATTEMPTS = 5
-_LISTED_AT_ONCE = 1_000
+_EMBEDDED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,206 +50,315 @@ class Remembered:
     superseded_by: str = ""
 
 
-class UserMemories:
-    """The memories of one user of one app, in an index that follows the file. Threads may share it."""
-
-    def __init__(self, app: str, user: str, file: MemoryFile, index: HybridIndex, redact: Callable[[str], str]) -> None:
-        self._app, self._user = app, user
-        self._file = file
-        self._index = index
-        self._redact = redact
-        self._last = 0
-        self._lock = threading.Lock()
-
-    def search(self, query: str, limit: int) -> list[Remembered]:
-        """As `Memories.search`. What another process writes meanwhile is found as it was before or as it is after."""
-        with self._lock:
-            for _ in range(_ATTEMPTS):
-                self._follow()
-                hits = self._index.search(query, max(limit, COMPARED) if limit > 0 else 0)
-                rows = self._file.read(self._app, self._user, [_named(hit.id) for hit in hits])
-                places = {entry_of(memory).id: number for number, memory in rows if number <= self._last}
-                if len(places) == len(hits):
-                    break
-        memories = {entry_of(memory).id: memory for _, memory in rows}
-        there = [hit for hit in hits if hit.id in places]
-        return remembered(there, memories, places, query, self._redact)[:limit]
-
-    def follow(self) -> None:
-        """Brings the index up to the file."""
-        with self._lock:
-            self._follow()
-
-    def _follow(self) -> None:
-        """Takes in what changed. Where an embedder fails, the rest is left for the next time."""
-        count = len(self._index)
-        while changes := self._file.changes(self._app, self._user, self._last):
-            entries = [entry_of(change) for change in changes]
-            there = [change.text is not None for change in changes]
-            self._index.add(compress(entries, there))
-            self._index.remove(entry.id for entry, is_there in zip(entries, there, strict=True) if not is_there)
-            self._last = changes[-1].number
-        if count <= MANY < len(self._index) and self._file.path is not None:
-            logger.warning(
-                "a user has %d memories in %s: past %d a file takes long to open; "
-                'HybridMemoryService("postgresql://...") has nothing to open',
-                len(self._index),
-                self._file.path,
-                MANY,
-            )
-
-
-def remembered(
-    hits: Sequence[Hit],
-    memories: Mapping[str, Memory],
-    places: Mapping[str, int],
-    query: str,
-    redact: Callable[[str], str],
-) -> list[Remembered]:
-    """What was found, each behind the later one that may contradict it.
-
-    Args:
-        hits: best first, `COMPARED` of them at least where there are so many.
-        memories: by the ids of the hits; so are ``places``, which say what came later where times do not tell.
-    """
-    said = [
-        Statement(
-            text=redact(hit.text),
-            speaker=hit.entry.speaker or "",
-            time=hit.entry.time,
-            place=places[hit.id],
-            score=similarity(hit.score),
-        )
-        for hit in hits
-    ]
-    corrected = corrections(said, redact(query))
-    scores = raised([hit.score for hit in hits], corrected)
-    superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
-    found = {
-        hit.id: Remembered(
-            memory=memories[hit.id],
-            score=score,
-            scores=hit.scores,
-            superseded_by=memories[superseded[hit.id]].name if hit.id in superseded else "",
-        )
-        for hit, score in zip(hits, scores, strict=True)
-    }
-    return [found[name] for name in newest_first(found, superseded)]
-
-
-def entry_of(memory: Memory | Change) -> Entry:
-    return Entry(
-        id=f"{len(memory.session)}:{memory.session}{memory.name}",
-        text=memory.text or "",
-        time=seconds(memory.timestamp),
-        speaker=memory.author,
-        thread=memory.session or None,
-    )
-
-
-def _named(id_: str) -> tuple[str, str]:
-    """The session and the name of a memory, by its id."""
-    length, _, rest = id_.partition(":")
-    return rest[: int(length)], rest[int(length) :]
-
-
 class Memories:
-    """The memories of all users; nothing of one is ever found for another. Threads and processes may share the file.
+    """The memories of all users; nothing of one is ever found for another.
 
-    Every method raises `StoreError` where the file cannot be read or written.
+    Threads and processes may share a file, and machines a database. Every method raises `StoreError` where rows cannot
+    be read or written, and `StoreUnavailable` where a server is away or too late: nothing of the call was written then.
 
     Args:
-        path: a file, or a folder for one; None keeps all in this process.
-        embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
-        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        max_users: so many users' indexes are kept; another one is made from the file when it is asked for.
+        place: a file, a folder for one, or the URI of a PostgreSQL database; None keeps all in this process.
+        embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone. All who use a place
+            give the same one: what another one has made is made anew by whoever finds it.
+        redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service. It masks what is
+            written from then on.
+        max_users: so many users' indexes are kept; another one is made from the rows when it is asked for.
 
     Raises:
-        StoreError: the file cannot be opened, or is none of this format.
+        StoreError: the file cannot be opened, or is none of this format; the database cannot be used.
         PolicyError: no embedder of that name is known.
-        MissingExtra: the embedder needs a package that is not installed.
+        MissingExtra: the database or the embedder needs a package that is not installed.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        place: str | os.PathLike[str] | None = None,
         *,
         embedder: str | Embedder | None = None,
         redact: Callable[[str], str] | None = None,
         max_users: int = 64,
     ) -> None:
-        chosen = embedder_for(embedder)
+        self._embedder = embedder_for(embedder)
         self._redact = redact or str
-        self.file = MemoryFile(path, lambda memory: digest_of(self._searched(memory)))
-        self._embedder: Embedder | str = "none" if chosen is None else chosen
-        if self.file.path is not None and chosen is not None:
-            self._embedder = StoredVectors(chosen, self.file)
-        self._users: LRUCache[tuple[str, str], UserMemories] = LRUCache(max_users)
+        self.database = self._opened(place)
+        self._indexes: LRUCache[str, _Index] = LRUCache(max_users)
         self._lock = threading.Lock()
+
+    def _opened(self, place: str | os.PathLike[str] | None) -> Database:
+        if isinstance(place, str) and is_postgres(place):
+            if find_spec("psycopg") is None:
+                raise MissingExtra("postgres", "a memory service on PostgreSQL")
+            from aether_context.memory.postgres import PostgresRows
+
+            return PostgresRows(place)
+        return MemoryFile(None if place is None else located(place), self._take_over)
 
     @property
     def encoder(self) -> str:
         """Identity of the embedder whose vectors memories are found by, ``none`` without one."""
-        return self._embedder if isinstance(self._embedder, str) else self._embedder.name
+        return "none" if self._embedder is None else self._embedder.name
 
     def add(self, app: str, user: str, memories: Iterable[Memory], *, revive: bool = False) -> int:
         """Writes memories, all or none; the number of those that were new or other than before.
 
-        When it returns they are in the file, whatever becomes of the process.
+        When it returns they are kept, whatever becomes of the process. What could not be embedded is embedded when
+        the user is searched.
 
         Args:
             revive: whether what was deleted may be written again.
         """
-        new = list(memories)
-        changed = self.file.add(app, user, new, revive=revive) if new else 0
-        if changed:
-            # What fails here is tried again by the next search.
-            with contextlib.suppress(EmbeddingError):
-                if (app, user) in self._users:
-                    self._of(app, user).follow()
-                elif isinstance(self._embedder, StoredVectors):
-                    self._embedder.embed([self._searched(memory) for memory in new])
-        return changed
+        owner = owner_of(app, user)
+        given = {memory.key: memory for memory in map(rows.cleaned, memories)}
+        if not given:
+            return 0
+        known = self.database.run(lambda connection: rows.digests(connection, owner, list(given)), owner=owner)
+        # What another process writes in between is embedded in vain, and no more.
+        wanted = [memory for memory in given.values() if rows.is_change(memory, known, revive=revive)]
+        if not wanted:
+            return 0
+        searched = list(zip(wanted, self._searched(wanted), strict=True))
+        return self.database.run(
+            lambda connection: rows.put(connection, app, user, searched, revive=revive), owner=owner, writes=True
+        )
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
-        deleted = self.file.delete(app, user, name=name, session=session)
-        if deleted and (app, user) in self._users:
-            self._of(app, user).follow()
+        owner = owner_of(app, user)
+        deleted = self.database.run(
+            lambda connection: rows.delete(connection, owner, name=name, session=session), owner=owner, writes=True
+        )
+        if deleted:
+            self.database.purge()
         return deleted
 
     def search(self, app: str, user: str, query: str, limit: int = 10) -> list[Remembered]:
-        """A user's best memories for a query, best first; as `HybridIndex.search` finds them."""
-        return self._of(app, user).search(query, limit)
+        """A user's best memories for a query, best first; as `HybridIndex.search` finds them.
+
+        What another process writes meanwhile is found as it was before or as it is after.
+        """
+        if limit <= 0:
+            return []
+        owner, asked = owner_of(app, user), self._redact(query)
+        with self._lock:
+            index = self._indexes.get(owner)
+            if index is None:
+                index = self._indexes[owner] = _Index(self._embedder)
+        with index.lock:
+            vectors = index.pool.embedded([asked], "query")
+            for _ in range(_ATTEMPTS):
+                self._follow(owner, index)
+                if vectors and vectors[0] is not None:
+                    self._complete(owner, index)
+                memories: dict[str, tuple[int, Memory]] = {}
+
+                def entries(places: Places, memories: dict[str, tuple[int, Memory]] = memories) -> list[Entry]:
+                    numbers = index.numbers[places].tolist()
+                    found = self._read(owner, numbers)
+                    memories.update({entry_of(memory).id: (number, memory) for number, memory in found.items()})
+                    return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
+
+                alone, scores = index.pool.answers(asked, vectors)
+                hits = index.pool.ranked(asked, max(limit, _COMPARED), entries, alone, scores)
+                if all(hit.id for hit in hits):
+                    break
+            else:  # changed too fast, or the rows are those of a backup
+                self._indexes.pop(owner, None)
+        return self._corrected([hit for hit in hits if hit.id], memories, asked)[:limit]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        return self.file.preferences(app, user)
+        owner = owner_of(app, user)
+        return self.database.run(lambda connection: rows.preferences(connection, owner), owner=owner)
 
     def all(self, app: str, user: str) -> Iterator[Memory]:
         """A user's memories in the order in which they were added or last changed."""
-        last = 0
-        while changes := self.file.changes(app, user, last, limit=_LISTED_AT_ONCE):
-            names = [(change.session, change.name) for change in changes if change.text is not None]
-            yield from (memory for _, memory in self.file.read(app, user, names))
-            last = changes[-1].number
+        owner, last = owner_of(app, user), 0
+        while page := self.database.run(
+            lambda connection, last=last: rows.page(connection, owner, last),  # type: ignore[misc]
+            owner=owner,
+        ):
+            yield from (memory for _, memory in page)
+            last = page[-1][0]
 
     def users(self) -> list[tuple[str, str, int]]:
         """App, user and number of memories of all that have any, in order."""
-        return self.file.users()
+        return self.database.run(rows.users)
 
     def close(self) -> None:
-        """Closes the file."""
-        self.file.close()
+        """Closes the file, or the connections to the database."""
+        self.database.close()
 
-    def _searched(self, memory: Memory) -> str:
-        """What a memory is found by."""
-        return self._redact(entry_of(memory).searched)
+    def _read(self, owner: str, numbers: Sequence[int]) -> dict[int, Memory]:
+        return self.database.run(lambda connection: rows.read(connection, owner, numbers), owner=owner)
 
-    def _of(self, app: str, user: str) -> UserMemories:
-        with self._lock:
-            of_user = self._users.get((app, user))
-            if of_user is None:
-                index = HybridIndex(self._embedder, redact=self._redact, passages=False)
-                of_user = self._users[app, user] = UserMemories(app, user, self.file, index, self._redact)
-            return of_user
+    def _follow(self, owner: str, index: _Index) -> None:
+        """Brings an index up to the rows."""
+        count = len(index.numbers)
+        while changes := self.database.run(lambda connection: rows.changes(connection, owner, index.last), owner=owner):
+            index.take(changes)
+        if count <= MANY < len(index.numbers) and isinstance(self.database, MemoryFile) and self.database.path:
+            logger.warning(
+                "a user has %d memories in %s: past %d a file is slow to open and to search; "
+                'HybridMemoryService("postgresql://...") serves more machines',
+                len(index.numbers),
+                self.database.name,
+                MANY,
+            )
+
+    def _complete(self, owner: str, index: _Index) -> None:
+        """Embeds what has no vector of this embedder; what a service cannot embed now is left for the next time."""
+        lacking = np.flatnonzero(~index.embedded)
+        for first in range(0, len(lacking), _EMBEDDED_AT_ONCE):
+            places = lacking[first : first + _EMBEDDED_AT_ONCE]
+            found = self._read(owner, index.numbers[places].tolist())
+            searched = dict(zip(found, self._searched(list(found.values())), strict=True))
+            made = [(number, of.embedder, of.vector) for number, of in searched.items() if of.vector is not None]
+            if not made:
+                return
+            index.embed(made)
+            with contextlib.suppress(StoreError):  # where it cannot be kept it is made again
+                self.database.run(
+                    lambda connection, made=made: rows.keep_vectors(connection, owner, made),  # type: ignore[misc]
+                    owner=owner,
+                    writes=True,
+                )
+
+    def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
+        """What memories are searched by; without vectors where these cannot be made now."""
+        texts = [self._redact(entry_of(memory).searched) for memory in memories]
+        pool, tables = Pool(self._embedder), list[Rows | None]()
+        with contextlib.suppress(EmbeddingError):
+            tables = pool.embedded(texts)
+        if not tables or tables[0] is None:
+            return [Searched(hashed(text)) for text in texts]
+        vectors = np.hstack([rows for rows in tables if rows is not None])
+        return [Searched(hashed(text), _made_by(pool), row.tobytes()) for text, row in zip(texts, vectors, strict=True)]
+
+    def _corrected(
+        self, hits: Sequence[Hit], memories: Mapping[str, tuple[int, Memory]], asked: str
+    ) -> list[Remembered]:
+        """What was found, each behind the later one that may contradict it.
+
+        Args:
+            hits: best first, twenty of them at least where there are so many.
+            memories: by the ids of the hits, each behind its number, which says what came later where times do not.
+        """
+        said = [
+            Statement(
+                text=self._redact(hit.text),
+                speaker=hit.entry.speaker or "",
+                time=hit.entry.time,
+                place=memories[hit.id][0],
+                score=similarity(hit.score),
+            )
+            for hit in hits
+        ]
+        corrected = corrections(said, asked)
+        scores = raised([hit.score for hit in hits], corrected)
+        superseded = {hits[at].id: hits[later].id for at, later in corrected.items()}
+        found = {
+            hit.id: Remembered(
+                memory=memories[hit.id][1],
+                score=score,
+                scores=hit.scores,
+                superseded_by=memories[superseded[hit.id]][1].name if hit.id in superseded else "",
+            )
+            for hit, score in zip(hits, scores, strict=True)
+        }
+        return [found[name] for name in newest_first(found, superseded)]
+
+    def _take_over(self, connection: Connection) -> None:
+        """Takes over the memories of a file of a former format, with the vectors of this embedder."""
+        former = connection.execute(
+            """SELECT app, user, session, name, text, role, author, timestamp, metadata, vector FROM former
+            LEFT JOIN vectors ON vectors.digest = former.digest AND vectors.embedder = ? ORDER BY number""",
+            (self.encoder,),
+        ).fetchall()
+        owners: dict[tuple[str, str], list[tuple[Memory, Searched]]] = {}
+        deleted = []
+        for app, user, session, name, text, *values, metadata, vector in former:
+            if text is None:
+                deleted.append((app, user, session, name))
+            given = dict(zip(("role", "author", "timestamp"), values, strict=True)) if text is not None else {}
+            memory = Memory(name=name, text=text or "", session=session, metadata=json.loads(metadata or "{}"), **given)
+            searched = Searched(hashed(self._redact(entry_of(memory).searched)), self.encoder, vector)
+            owners.setdefault((app, user), []).append((memory, searched))
+        for (app, user), memories in owners.items():
+            rows.put(connection, app, user, memories, revive=True)
+        for app, user, session, name in deleted:
+            rows.delete(connection, owner_of(app, user), name=name, session=session)
+
+
+class _Index:
+    """What one user's memories are found by, as far as the rows were read."""
+
+    def __init__(self, embedder: Embedder | None) -> None:
+        self.lock = threading.Lock()
+        self.pool = Pool(embedder)
+        self.numbers: Places = np.empty(0, dtype=np.int64)
+        """Of each place in the pool the number of its row; they grow."""
+        self.embedded = np.empty(0, dtype=np.bool_)
+        """Of each place whether it has a vector, if there is anything to make one."""
+        self.last = 0
+        self._known: dict[str, int] = {}
+        self._made_by = _made_by(self.pool)
+
+    def take(self, changes: Sequence[Change]) -> None:
+        """Takes in what changed."""
+        there = [change for change in changes if change.terms is not None]
+        widths = (len(change.vector or b"") for change in there if change.embedder == self._made_by)
+        width = sum(table.shape[1] for table in self.pool.vectors) or max(widths, default=0)
+        made = [change.vector if change.embedder == self._made_by else None for change in there]
+        has_vector = [vector is not None and 0 < len(vector) == width for vector in made]
+        table = np.zeros((len(there), width), dtype=np.int8)
+        kept_vectors = b"".join(vector or b"" for vector, has in zip(made, has_vector, strict=True) if has)
+        table[has_vector] = np.frombuffer(kept_vectors, dtype=np.int8).reshape(sum(has_vector), width)
+        gone = [self._known[change.key] for change in changes if change.key in self._known]
+        if gone:
+            kept = ~np.isin(self.numbers, gone)
+            self.pool.keep(kept)
+            self.numbers, self.embedded = self.numbers[kept], self.embedded[kept]
+        self.pool.extend(
+            [change.terms or b"" for change in there],
+            self._tables(table),
+            [change.said_at for change in there],
+            [-1 if change.thread is None else change.thread for change in there],
+        )
+        self.numbers = np.concatenate([self.numbers, np.array([change.number for change in there], dtype=np.int64)])
+        self.embedded = np.concatenate([self.embedded, np.array(has_vector, dtype=np.bool_) | (not self._made_by)])
+        for change in changes:
+            self._known.pop(change.key, None)
+        self._known |= {change.key: change.number for change in there}
+        self.last = changes[-1].number
+
+    def embed(self, made: Sequence[tuple[int, str, bytes]]) -> None:
+        """Takes in the vectors of rows that had none, by number."""
+        places = np.searchsorted(self.numbers, [number for number, _, _ in made])
+        table = np.frombuffer(b"".join(vector for _, _, vector in made), dtype=np.int8).reshape(len(made), -1)
+        self.pool.fill(places, self._tables(table))
+        self.embedded[places] = True
+
+    def _tables(self, vectors: Rows) -> Sequence[Rows | None]:
+        """Vectors as rows hold them, by what made them: behind those of a service stand the static model's."""
+        if not vectors.shape[1]:
+            return [None] * len(self.pool.embedders)
+        if len(self.pool.embedders) == 1:
+            return [vectors]
+        own = vectors.shape[1] - StaticEmbedder().dimensions
+        return [vectors[:, :own], vectors[:, own:]]
+
+
+def _made_by(pool: Pool) -> str:
+    """What rows name as the maker of their vectors, empty where there is none."""
+    return "+".join(embedder.name for embedder in pool.embedders)
+
+
+def entry_of(memory: Memory) -> Entry:
+    """A memory as it is ranked."""
+    return Entry(
+        id=f"{len(memory.session)}:{memory.session}{memory.name}",
+        text=memory.text,
+        time=memory.time,
+        speaker=memory.author,
+        thread=memory.session or None,
+    )

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aether_context.canonical import canonical_json, plain
 from aether_context.errors import StoreError
-from aether_context.memory.backends import MemoryBackend
-from aether_context.memory.database import Memory
+from aether_context.memory.library import Memories
+from aether_context.memory.rows import Memory
 
 FORMAT, VERSION = "aether-memories", 1
 
@@ -75,7 +75,7 @@ class Imported:
     refused: int
 
 
-def export_lines(memories: MemoryBackend, app: str | None = None, user: str | None = None) -> Iterator[str]:
+def export_lines(memories: Memories, app: str | None = None, user: str | None = None) -> Iterator[str]:
     """The lines of a file, without line ends, of all that is remembered, or of an app or a user."""
     yield canonical_json({"format": FORMAT, "version": VERSION})
     for of_app, of_user, _ in memories.users():
@@ -85,7 +85,7 @@ def export_lines(memories: MemoryBackend, app: str | None = None, user: str | No
 
 
 def import_memories(
-    memories: MemoryBackend,
+    memories: Memories,
     source: str | os.PathLike[str] | io.BufferedIOBase | Iterable[Owned | Refused],
     *,
     app: str | None = None,

@@ -151,6 +151,10 @@ class StaticEmbedder:
     def name(self) -> str:
         return f"static-{_model().digest[:12]}"
 
+    @property
+    def dimensions(self) -> int:
+        return int(_model().rows.shape[1])
+
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         model = _model()
         sums = [model.sums(texts[first : first + _BATCH]) for first in range(0, len(texts) or 1, _BATCH)]

@@ -122,9 +122,9 @@ def found(memories: Memories) -> list[tuple[str, str, float]]:
 def made_anew(path: Path) -> list[tuple[str, str, float]]:
     """The same in this process alone."""
     with closing(Memories(path)) as memories:
-        rows = memories.file.changes(*WHO, 0)
+        rows = list(memories.all(*WHO))
     plain = Memories(embedder=Letters())
-    plain.add(*WHO, [Memory(name=row.name, text=row.text, session=row.session) for row in rows if row.text is not None])
+    plain.add(*WHO, rows)
     return found(plain)
 
 
@@ -139,9 +139,9 @@ def check(path: Path, said: Sequence[object], state: State, outcome: Outcome) ->
     outcome.done += done
     with closing(sqlite3.connect(path)) as database:
         (sound,) = database.execute("PRAGMA integrity_check").fetchone()
-        (vectors,) = database.execute("SELECT count(*) FROM vectors").fetchone()
+        (vectors,) = database.execute("SELECT count(vector) FROM memories").fetchone()
         (idle,) = database.execute(
-            "SELECT count(*) FROM vectors WHERE digest NOT IN (SELECT digest FROM memories WHERE digest IS NOT NULL)"
+            "SELECT count(*) FROM memories WHERE text IS NULL AND coalesce(digest, terms, vector) IS NOT NULL"
         ).fetchone()
     outcome.vectors += vectors
     now = held(path)

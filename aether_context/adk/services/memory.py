@@ -57,7 +57,7 @@ class HybridMemoryService(BaseMemoryService):
         embedder: a name, an embedder, or None for the default; ``"none"`` finds by words alone.
         limit: most memories that a search returns to those who do not say how many they want, as ADK's tools do.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service.
-        max_users: so many users' indexes of a file are kept in memory at once.
+        max_users: so many users' indexes are kept in memory at once.
         agents_dir: where a relative path of a URI begins; ADK gives it.
 
     Raises:
@@ -76,7 +76,7 @@ class HybridMemoryService(BaseMemoryService):
         max_users: int = 64,
         agents_dir: str | None = None,
     ) -> None:
-        from aether_context.memory.backends import opened
+        from aether_context.memory import Memories
 
         place, options = parsed(os.fspath(uri), agents_dir)
         if (number := options.get("limit")) is not None:
@@ -85,7 +85,7 @@ class HybridMemoryService(BaseMemoryService):
             limit = int(number)
         self.limit = limit
         embedder = options.get("embedder", embedder)
-        self.memories = opened(place, embedder=embedder, redact=redact, max_users=max_users)
+        self.memories = Memories(place or None, embedder=embedder, redact=redact, max_users=max_users)
 
     @override
     async def add_session_to_memory(self, session: Session) -> None:
@@ -237,7 +237,7 @@ def parsed(uri: str, agents_dir: str | None = None) -> tuple[str, dict[str, str]
     Raises:
         SearchIndexError: it is neither. The text does not repeat it, since a password may stand in it.
     """
-    from aether_context.memory.backends import is_postgres, without
+    from aether_context.memory.places import is_postgres, without
 
     if "://" not in uri:
         return uri, {}
