@@ -120,8 +120,8 @@ def test_results_that_are_kept_elsewhere_count_as_a_whole(mode: Any) -> None:
     found = compared(packed)
     assert sum(one.packed.tokens for one in found) < sum(one.tokens for one in plain) / 4
     for one, request in zip(found, plain, strict=True):
-        assert one.unpacked.tokens == pytest.approx(request.tokens, rel=0.08)
-        assert one.unpacked.shared == pytest.approx(request.shared, rel=0.08)
+        assert one.unpacked.tokens == pytest.approx(request.tokens, rel=0.02)
+        assert one.unpacked.shared == pytest.approx(request.shared, rel=0.02)
         assert one.unknown == 0
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from aether_context.canonical import canonical_json, strings
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ManifestError
 from aether_context.evidence import ARTIFACT_KEY, evidence_key
@@ -17,7 +18,7 @@ from aether_context.store import Manifest, PackStore
 from aether_context.store.recording import SETTING, Setting
 from aether_context.store.replay import wires
 from aether_context.text.entities import artifact_uris
-from aether_context.tokens import counter_for, framing_of
+from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 from aether_context.usage.prices import prices_of
@@ -223,7 +224,7 @@ class Unpacked:
                     if whole_tokens is None:
                         self._gone.add(uri)
                     else:
-                        left_out += max(0, whole_tokens - counter.count(part.text))
+                        left_out += max(0, int(whole_tokens * _escaping(part.text, counter)) - counter.count(part.text))
             if left_out:
                 self._left_out[content.digest] = left_out
 
@@ -234,6 +235,12 @@ class Unpacked:
             with suppress(AetherContextError):
                 tokens_by_uri |= {record.uri: record.tokens for record in self._store.evidence(*manifest.session_key)}
         return tokens_by_uri.get(uri)
+
+
+def _escaping(response: str, counter: TokenCounter) -> float:
+    """By what a response's JSON lengthens the one text that makes up most of it, in tokens; 1 where there is none."""
+    text = max((text for _, text in strings(json.loads(response))), key=len, default="")
+    return counter.count(canonical_json(text)) / counter.count(text) if 2 * len(text) > len(response) else 1.0
 
 
 def _extracted(response: str) -> Iterator[str]:
