@@ -414,4 +414,3 @@ def test_results_that_wait_for_callbacks_are_offloaded_in_each_branch() -> None:
     talk = chat(script, settings={"after_tool_callback": look})
     talk.say("look")
     assert len(evidence_of(talk)) == 3
-    assert not talk.plugin._packer._offloader._waiting

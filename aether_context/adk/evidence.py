@@ -11,8 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
@@ -26,6 +25,7 @@ from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
     AgentKey,
+    Call,
     SessionKey,
     agent_key_of,
     session_key,
@@ -33,10 +33,20 @@ from aether_context.adk.call import (
     words_of,
 )
 from aether_context.adk.request.reader import essential_names, fields, is_free, structure, system_text
-from aether_context.adk.results import as_json, joined, medium_of, medium_tokens, model_of, split, with_parts
+from aether_context.adk.results import (
+    Given,
+    as_json,
+    joined,
+    medium_of,
+    medium_tokens,
+    model_of,
+    split,
+    unread,
+    with_parts,
+)
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_record
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, replaced
+from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
 from aether_context.evidence.extracts import tokens_of
@@ -57,10 +67,11 @@ _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
-_MOST_EVENTS = 200
 _MOST_PROBLEMS = 20
 
 _T = TypeVar("_T")
+_Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
+"""The pieces that one result is made of."""
 
 
 class Offloader:
@@ -77,8 +88,7 @@ class Offloader:
         recorder: Recorder,
         records: SessionRecords,
         report: Callable[..., None],
-        step_of: Callable[[CallbackContext], str],
-        window_of: Callable[[CallbackContext], int],
+        caught: Callable[[Exception, str], None],
     ) -> None:
         check_rules(policy.offload.tools.values())
         self._settings = policy.offload
@@ -90,8 +100,7 @@ class Offloader:
         self._recorder = recorder
         self._records = records
         self._report = report
-        self._step_of = step_of
-        self._window_of = window_of
+        self._caught = caught
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
@@ -100,74 +109,94 @@ class Offloader:
         self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
-        self._waiting: LRUCache[SessionKey, dict[str, _Waiting]] = LRUCache(512)
 
     async def after_tool(
-        self,
-        tool: BaseTool,
-        arguments: Mapping[str, Any],
-        context: ToolContext,
-        result: object,
-        *,
-        may_change: bool = False,
+        self, tool: BaseTool, arguments: Mapping[str, Any], context: ToolContext, result: object, step: str
     ) -> dict[str, Any] | None:
-        """What takes the result's place in the session's history; None where it stays.
+        """What takes a result's place in the session's history, in the mode ``session``; None where it stays.
 
         Args:
-            may_change: whether other callbacks that come behind may put another result into the session. What a tool
-                gave is kept by `settle` then, if it is what they leave there.
+            step: the key of the step that called for it.
         """
-        if self._mode == "off" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
+        if self._mode != "session" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
             return None
-        from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
-
-        if (tool.is_long_running and not result) or isinstance(tool, ComputerUseTool):
+        if (tool.is_long_running and not result) or _uses_computer(tool):
             return None
         if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
             return None
-        settings, window = self._settings, 0
-        if self._mode == "auto":
-            window = self._window_of(context)
-            settings = self._limits(window)
-            is_short = _characters(result) <= settings.threshold_tokens
-            if not window or (is_short and settings.tools.get(tool.name) != "always"):
-                return None
-        given = plain(dict(arguments))
-        query = "\n".join(text[:_ASKED_CHARACTERS] for text in (words_of(context.user_content), canonical_json(given)))
+        response, parts = split(result)
+        given = Given(
+            tool=tool.name,
+            arguments=arguments,
+            response=response,
+            parts=parts,
+            agent=context.agent_name,
+            invocation=context.invocation_id,
+            time=time_of(context),
+        )
+        evidence, shown = await self._describe(context, given, step, self._settings, 0)
+        return shown if await self._keep(context, [evidence]) else None
+
+    async def _look(self, call: Call) -> None:
+        """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
+        step = call.planned.step.key if call.planned.validity != "unplanned" else ""
+        window = call.window if self._mode == "auto" else 0
+        settings = self._limits(window) if window else self._settings
+        found: list[_Evidence] = []
+        for given in unread(call):
+            is_short = window and _characters(given.response) <= settings.threshold_tokens
+            tool = call.request.tools_dict.get(given.tool)
+            if (is_short and given.tool not in self._always) or _uses_computer(tool):
+                continue
+            if given.tool in (READ, SEARCH, *essential_names(call.request)):
+                continue
+            try:
+                found.append((await self._describe(call.context, given, step, settings, window))[0])
+            except Exception as error:
+                self._caught(error, f"a result of {given.tool} was not offloaded: ")
+        if found:
+            await self._keep(call.context, found)
+
+    async def _describe(
+        self, context: CallbackContext, given: Given, step: str, settings: OffloadSettings, window: int
+    ) -> tuple[_Evidence, dict[str, Any] | None]:
+        """The evidence that a result is made of, and what takes its place; None where that is the result itself.
+
+        Args:
+            window: the window in tokens by which it is judged; 0 where that is done alike for all.
+        """
+        arguments = plain(dict(given.arguments))
+        asked = (words_of(context.user_content), canonical_json(arguments))
+        query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked)
         origin = {
-            "source": tool.name,
-            "arguments": arguments_hash(given),
-            "agent": context.agent_name,
-            "invocation": context.invocation_id,
-            "step": self._step_of(context),
-            "time": time_of(context),
+            "source": given.tool,
+            "arguments": arguments_hash(arguments),
+            "agent": given.agent,
+            "invocation": given.invocation,
+            "step": step,
+            "time": given.time,
             "window": window,
         }
-        response, parts = split(result)
-        waiting: _Waiting | None = None
-        if may_change and self._mode != "session":
-            given_result = None if parts else as_json(response)
-            if given_result is None or not context.function_call_id:
-                return None
-            waiting = _Waiting(context.invocation_id, hash_json(given_result), [])
+        evidence: _Evidence = []
+        response = given.response
         inside = await _off_the_loop(response, lambda: list(media_in(response)))
-        marks = [
-            await self._marked(medium, settings, context, {**origin, "piece": piece}, waiting)
-            if medium is not None
-            else ""
-            for piece, medium in enumerate([*map(medium_of, parts), *inside], start=1)
-        ]
-        for medium, text in zip(inside, marks[len(parts) :], strict=True):
+        marks: list[str] = []
+        for piece, medium in enumerate([*map(medium_of, given.parts), *inside], start=1):
+            marks.append("")
+            if medium is not None:
+                record = self._record(medium, settings, context, {**origin, "piece": piece})
+                evidence.append((record, medium.data))
+                if record.form != "verbatim":
+                    marks[-1] = mark(record, self._earlier(context, record))
+        for medium, text in zip(inside, marks[len(given.parts) :], strict=True):
             response = replaced(response, medium.path, text) if text else response
         is_changed = any(marks)
         content = as_json(response)
         if content is not None:
             found = await _off_the_loop(
-                content, lambda: offload(content, tool.name, settings, counter=self._counter, query=query)
+                content, lambda: offload(content, given.tool, settings, counter=self._counter, query=query)
             )
             is_whole = found.form == "verbatim"
-            if not is_whole and self._mode != "session":
-                self._shown.put((tool.name, structure(content), query, window), found)
             record = EvidenceRecord(
                 **origin,
                 uri=found.uri,
@@ -180,46 +209,26 @@ class Offloader:
                 query="" if is_whole else query,
                 summary="" if is_whole else gist(found, counter=self._counter, query=query),
             )
-            earlier = await self._keep(context, record, found.data, waiting)
-            if earlier is not None:
-                response, is_changed = superseding(found.response, earlier), True
-        if waiting is not None and waiting.evidence:
-            with self._lock:
-                of_session = self._waiting.setdefault(session_key(context), {})
-                of_session[context.function_call_id or ""] = waiting
-        if self._mode != "session" or not is_changed:
-            return None
-        return joined(response, [text or part for text, part in zip(marks, parts, strict=False)])
+            evidence.append((record, found.data))
+            if not is_whole:
+                response, is_changed = superseding(found.response, self._earlier(context, record)), True
+                if self._mode != "session":
+                    self._shown.put((given.tool, structure(content), query, window), found)
+        beside = [text or part for text, part in zip(marks, given.parts, strict=False)]
+        return evidence, joined(response, beside) if is_changed else None
 
-    async def settle(self, context: CallbackContext) -> None:
-        """Keeps the results that waited for other callbacks, where these left the session what the tool gave."""
-        key = session_key(context)
-        with self._lock:
-            waiting = self._waiting.pop(key, None)
-        if waiting is None:
-            return
-        waiting = {call: one for call, one in waiting.items() if one.invocation == context.invocation_id}
-        for event in islice(reversed(context.session.events), _MOST_EVENTS):
-            for answer in event.get_function_responses() if waiting else ():
-                result = waiting.pop(answer.id or "", None)
-                left = None if answer.parts else as_json(answer.response or {})
-                if result is None or left is None or hash_json(left) != result.digest:
-                    continue
-                for record, data in result.evidence:
-                    await self._keep(context, record, data)
-        if waiting:  # of another branch, which has not come to its event
-            with self._lock:
-                self._waiting[key] = {**waiting, **self._waiting.get(key, {})}
+    def _earlier(self, context: CallbackContext, record: EvidenceRecord) -> str:
+        """The address of the last answer to the same call, where this one differs; empty where there is none.
 
-    async def _marked(
-        self,
-        medium: Medium,
-        settings: OffloadSettings,
-        context: ToolContext,
-        origin: Mapping[str, Any],
-        waiting: _Waiting | None,
-    ) -> str:
-        """What stands in the place of a medium that went to the store; empty where the medium itself stays."""
+        Where the history holds results, its order decides when they are shown.
+        """
+        earlier = self._records.of(context).latest(record.call) if self._mode == "session" else None
+        return earlier.uri if earlier is not None and earlier.digest != record.digest else ""
+
+    def _record(
+        self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
+    ) -> EvidenceRecord:
+        """The record of a medium, which says whether it stays where it is."""
         # What stands in JSON is sent as it is written there.
         is_written = bool(medium.path)
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
@@ -228,7 +237,7 @@ class Offloader:
         is_seen = self._mode == "auto" and not is_written
         stays = rule == "never" or (rule != "always" and (is_seen or tokens <= settings.threshold_tokens))
         digest = hash_bytes(medium.data)
-        record = EvidenceRecord(
+        return EvidenceRecord(
             **origin,
             uri=evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]),
             digest=digest,
@@ -237,40 +246,36 @@ class Offloader:
             media_type=medium.media_type,
             form="verbatim" if stays else "described",
         )
-        earlier = await self._keep(context, record, medium.data, waiting)
-        return "" if earlier is None else mark(record, earlier)
 
-    async def _keep(
-        self, context: CallbackContext, record: EvidenceRecord, data: bytes, waiting: _Waiting | None = None
-    ) -> str | None:
-        """Puts evidence into the store and its record into the session's state, or to what waits for that.
+    async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> bool:
+        """Puts the evidence of results into the store, all at once, and its records into the session's state; whether
+        all of it is there. A result of which a piece could not be stored has no records, and stays as it is."""
+        written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in results))
+        for evidence, is_written in zip(results, written, strict=True):
+            for record, _ in evidence if is_written else ():
+                if record.form != "verbatim":
+                    put_record(context, record)
+        return all(written)
 
-        Gives the address of what it supersedes, empty where that is nothing; None where the result stays as it is.
-        """
-        if waiting is not None:
-            waiting.evidence.append((record, data))
-            return ""
-        scope = session_key(context)
-        if record.form == "verbatim":
-            if self._records_all:
-                self._recorder.evidence(scope, record, data)
-            return None
+    async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
+        """Writes what a result is made of; False where the store does not take it in time."""
+        shown = [(record, data) for record, data in evidence if record.form != "verbatim"]
+        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._store.write_evidence, *scope, record, data), STORE_SECONDS)
+            await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
         except (StoreError, TimeoutError) as error:
-            reason = f"a result of {record.source} was not offloaded: {type(error).__name__}"
+            reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"
             problems = self._problems.setdefault(scope, [])
-            if len(problems) < _MOST_PROBLEMS:
+            if reason not in problems and len(problems) < _MOST_PROBLEMS:
                 problems.append(reason)
             self._report(reason, error)
-            return None
-        earlier = self._records.of(context).latest(record.call)
-        put_record(context, record)
-        return earlier.uri if earlier is not None and earlier.digest != record.digest else ""
+            return False
+        for record, data in evidence if self._records_all else ():
+            if record.form == "verbatim":
+                self._recorder.evidence(scope, record, data)
+        return True
 
-    def enter(
-        self, context: CallbackContext, request: LlmRequest, window: int, readers: Sequence[BaseTool]
-    ) -> tuple[str, ...]:
+    async def enter(self, call: Call, readers: Sequence[BaseTool]) -> tuple[str, ...]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong since it was
         asked last.
 
@@ -279,6 +284,9 @@ class Offloader:
         its own has them from its first call on where instruction and first message take a quarter of the window.
         Where they cannot be declared, results stay as they are.
         """
+        context, request, window = call.context, call.request, call.window
+        if self._mode in ("auto", "request"):
+            await self._look(call)
         records = self._records.of(context).by_digits().values()
         problems = tuple(self._problems.pop(session_key(context), ()))
         if self._mode != "auto":
@@ -321,34 +329,29 @@ class Offloader:
         """
         if not records:
             return False
-        answering: dict[int, types.Content] = {}
-        is_quoted = False
-        for at, content in enumerate(request.contents):
-            for part in content.parts or ():
-                if part.function_response is not None:
-                    answering[at] = content
-                elif part.text is not None and _QUOTED_RESULT in part.text:
-                    is_quoted = True
-        key = agent_key_of(context)
+        key, contents = agent_key_of(context), list(request.contents)
         with self._lock:
             history = self._histories.pop(key, None)  # no other call goes on with it meanwhile
-        if history is None or not history.goes_on(records, answering.values()):
+        if history is None or not history.goes_on(records, contents):
             history = _History(records)
 
         def shown(part: types.Part) -> types.Part:
             answer = self._shown_of(part.function_response, history) if part.function_response is not None else None
             return part if answer is None else part.model_copy(update={"function_response": answer})
 
-        for content in islice(answering.values(), len(history.answers), None):
-            history.add(content, with_parts(content, shown))
+        for at in range(history.end, len(contents)):
+            parts = contents[at].parts or ()
+            if any(part.function_response is not None for part in parts):
+                history.add(at, contents[at], with_parts(contents[at], shown))
+            elif not history.has_quotes:
+                history.has_quotes = any(part.text is not None and _QUOTED_RESULT in part.text for part in parts)
         with self._lock:
             self._histories[key] = history
-        contents = list(request.contents)
-        for at, answer in zip(answering, history.answers, strict=True):
+        for answer in history.answers:
             if answer.shown is not None:
-                contents[at] = answer.shown
+                contents[answer.at] = answer.shown
         request.contents = contents
-        if is_quoted:
+        if history.has_quotes:
             self._requote(context, request, records)
         return history.names_evidence
 
@@ -382,7 +385,7 @@ class Offloader:
         left = list(answer.parts or ())
         if known.has_media:
             rest, parts = split(before)
-            marks = [known.mark_of(medium_of(part)) for part in parts]
+            marks = [known.mark_of(medium_of(part), supersedes=True) for part in parts]
             if all(marks):
                 response = rest
             else:
@@ -390,7 +393,7 @@ class Offloader:
             for medium in list(media_in(response)):
                 text = known.mark_of(medium)
                 response = replaced(response, medium.path, text) if text else response
-            of_parts = [known.mark_of(medium_of(part)) for part in left]
+            of_parts = [known.mark_of(medium_of(part), supersedes=True) for part in left]
             marks += [text for text in of_parts if text]
             left = [part for part, text in zip(left, of_parts, strict=True) if not text]
         extract = self._extract(name, response, known) if response and name in known.sources else None
@@ -421,19 +424,11 @@ class Offloader:
         return superseding(found.response, history.earlier(record)) if found.form != "verbatim" else None
 
 
-class _Waiting(NamedTuple):
-    """The hash of what a tool gave, which callbacks may change in place, and the evidence that is made of it, until
-    other callbacks have had their say."""
-
-    invocation: str
-    digest: str
-    evidence: list[tuple[EvidenceRecord, bytes]]
-
-
 class _Answer(NamedTuple):
-    """A content with tool results: its role, what its parts are compared with, and what is shown in its place, if
+    """A content with tool results: its place, its role, what its parts are compared with, and what is shown instead, if
     anything, with what that is compared with."""
 
+    at: int
     role: str | None
     parts: Sequence[Mapping[str, object]]
     shown: types.Content | None
@@ -455,17 +450,23 @@ class _History:
         self.has_media = any(record.piece for record in records)
         self.answers: list[_Answer] = []
         self.looked_up: set[str] = set()
+        self.has_quotes = False
         self.names_evidence = False
         self._last: dict[str, EvidenceRecord] = {}
 
-    def goes_on(self, records: Collection[EvidenceRecord], contents: Collection[types.Content]) -> bool:
-        """Whether contents with results begin with those that it has, and the records say of these what they said.
+    @property
+    def end(self) -> int:
+        """Where the history goes on behind the last content with results."""
+        return self.answers[-1].at + 1 if self.answers else 0
+
+    def goes_on(self, records: Collection[EvidenceRecord], contents: Sequence[types.Content]) -> bool:
+        """Whether contents have its results where it has them, and the records say of these what they said.
 
         It has the new records then."""
         new = [record for record in records if self.by_digest.get(record.digest) is not record]
         if (
             len(records) - len(new) != len(self.by_digest)
-            or len(contents) < len(self.answers)
+            or len(contents) < self.end
             or not self.sources.issuperset(record.source for record in new)
             or not self.looked_up.isdisjoint(record.digest for record in new)
             or (not self.has_media and any(record.piece for record in new))
@@ -473,18 +474,19 @@ class _History:
             return False
         self.by_digest.update((record.digest, record) for record in new)
         return all(
-            answer.role == content.role
-            and answer.parts == [part.__dict__ for part in content.parts or ()]
+            answer.role == contents[answer.at].role
+            and answer.parts == [part.__dict__ for part in contents[answer.at].parts or ()]
             and (answer.shown is None or answer.shown_parts == [part.__dict__ for part in answer.shown.parts or ()])
-            for answer, content in zip(self.answers, contents, strict=False)
+            for answer in self.answers
         )
 
-    def add(self, content: types.Content, shown: types.Content) -> None:
+    def add(self, at: int, content: types.Content, shown: types.Content) -> None:
         """Adds a content with results, and what is shown in its place: itself, where nothing else is."""
         is_changed = shown is not content
         self.names_evidence |= is_changed and names_evidence(shown)
         self.answers.append(
             _Answer(
+                at,
                 content.role,
                 [fields(part) for part in content.parts or ()],
                 shown if is_changed else None,
@@ -503,10 +505,19 @@ class _History:
         self._last[record.call] = record
         return last.uri if last is not None and last.digest != record.digest else ""
 
-    def mark_of(self, medium: Medium | None) -> str:
-        """What stands in the place of a medium; empty where it stays."""
+    def mark_of(self, medium: Medium | None, *, supersedes: bool = False) -> str:
+        """What stands in the place of a medium, empty where it stays; with the address that it supersedes."""
         record = self.record_of(hash_bytes(medium.data)) if medium is not None else None
-        return mark(record, self.earlier(record)) if record is not None and record.form == "described" else ""
+        if record is None or record.form != "described":
+            return ""
+        return mark(record, self.earlier(record) if supersedes else "")
+
+
+def _uses_computer(tool: BaseTool | None) -> bool:
+    """Whether a tool shows the screen that a model works on, which it has to see."""
+    from google.adk.tools.computer_use.computer_use_tool import ComputerUseTool
+
+    return isinstance(tool, ComputerUseTool)
 
 
 async def _off_the_loop(response: object, act: Callable[[], _T]) -> _T:

@@ -20,7 +20,6 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
@@ -147,7 +146,7 @@ class RequestPacker:
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
-            policy, store, self._recorder, self._records, self._failures.warn_once, self._step, self._window
+            policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
         )
         library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
@@ -213,27 +212,17 @@ class RequestPacker:
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
         try:
-            may_change = self._others_follow(tool_context.get_invocation_context())
-            return await self._offloader.after_tool(tool, args, tool_context, tool_response, may_change=may_change)
+            step = self._step(tool_context)
+            return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
         except Exception as error:
             self._failures.caught(error)
             return None
 
-    def _others_follow(self, invocation: InvocationContext) -> bool:
-        """Whether other callbacks may change what a tool gave, such as one that takes out what is confidential."""
-        callbacks = getattr(invocation.agent, "canonical_after_tool_callbacks", ())
-        return any(getattr(callback, "__self__", None) is not self for callback in callbacks) or any(
-            type(plugin).after_tool_callback is not BasePlugin.after_tool_callback
-            for plugin in invocation.plugin_manager.plugins
-            if getattr(plugin, "_packer", None) is not self
-        )
-
     # the way of a model call
 
     async def _pack(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> LlmResponse | None:
-        await self._offloader.settle(context)
         span.stage("read")
-        call = self._read(context, request, span)
+        call = await self._read(context, request, span)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return _invalid(call)
         enriched: ReadCall | None = None
@@ -255,7 +244,7 @@ class RequestPacker:
         asyncio.get_running_loop().call_soon(len, packed[0].history)
         return self._settle(*packed)
 
-    def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> Call:
+    async def _read(self, context: CallbackContext, request: LlmRequest, span: PackSpan) -> Call:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
@@ -274,17 +263,11 @@ class RequestPacker:
         policy = self._policies.get(key)
         if policy is None:
             policy = self._policies[key] = self.policy.for_profile(profile).economical(key[1])
-        call = call._replace(policy=policy)
-        problems: tuple[str, ...] = ()
-        if not call.passthrough_reason:
-            problems = self._offloader.enter(context, request, call.window, self._readers)
+        call = call._replace(policy=policy, planned=planned, last=self.last(context))
+        problems = () if call.passthrough_reason else await self._offloader.enter(call, self._readers)
         if pressure is not None:
             problems = (*problems, note(pressure))
-        if problems:
-            planned = replace(planned, problems=planned.problems + problems)
-        with self._lock:
-            last = self._last.get(call.key)
-        return call._replace(planned=planned, last=last)
+        return call._replace(planned=replace(planned, problems=planned.problems + problems)) if problems else call
 
     async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
         """The last pack with what was appended since, where nothing else happened."""
@@ -447,11 +430,6 @@ class RequestPacker:
         if last is None or last.pack.source.validity == "unplanned":
             return ""
         return last.pack.source.step.key
-
-    def _window(self, context: CallbackContext) -> int:
-        """The window of an agent's latest request; 0 where it had none that was packed."""
-        last = self.last(context)
-        return 0 if last is None or last.pack.source.passthrough_reason else last.pack.source.window
 
     def _room(self, context: ToolContext) -> int:
         """Tokens for what one reader call answers: half of what the window has left, and a tenth of it at least."""

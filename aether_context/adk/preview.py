@@ -299,12 +299,20 @@ class _Unwritten(Recorder):
         return None
 
 
+class _NoStore(PackStore):
+    """Takes evidence and lets it go."""
+
+    @override
+    def write_evidence(self, *given: object) -> None:
+        return None
+
+
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
     def __init__(self, policy: _Policy) -> None:
         super().__init__(name="preview")
-        store = PackStore("memory://aether-context-preview")
+        store = _NoStore("memory://aether-context-preview")
         self.packer = RequestPacker(policy, store, "raise", recorder=_Unwritten(store), asks_models=False)
         self.last: Last | None = None
         self.error: Exception = InvalidPlan("no request would be sent: ADK calls no model", field="plan")

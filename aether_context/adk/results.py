@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
 from google.genai import types
 
+from aether_context.adk.call import METADATA, Call
 from aether_context.adk.request.reader import stored
 from aether_context.evidence.media import Medium, typed
 from aether_context.evidence.offload import free_key
@@ -16,8 +18,83 @@ from aether_context.tokens import family_of, media_tokens
 
 MEDIA_KEY = "media"
 """The key of a response under which what stands for media is listed that a tool hands to ADK as parts."""
+_FRAMEWORK = "adk_request_"
+"""How the names begin of what ADK itself asks a person for: consent, credentials, input."""
 _DEEPEST = 50
 _GONE = object()
+
+
+class Given(NamedTuple):
+    """What a tool gave, with the call that asked for it, by whom, and when."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    response: Mapping[str, Any]
+    parts: Sequence[types.Part | types.FunctionResponsePart]
+    agent: str
+    invocation: str
+    time: float | None
+
+
+def unread(call: Call) -> list[Given]:
+    """What tools gave since an agent's last answer, the oldest first, as the session has it now.
+
+    The event of an answer names the pack that was made for it, beside what its call wrote into the session's state. So
+    another process goes on from there, and what was lost with a call that failed is found again. Of other agents'
+    results there are those that these agents have not come to.
+    """
+    events, branch, last = call.context.session.events, call.key[3], call.last
+    own = (call.context.agent_name, branch)
+    answered: dict[tuple[str, str], int] = {}
+    """Where the last answers of agents stand."""
+    has_spoken = False
+    places: list[int] = []
+    at = len(events)
+    while at and own not in answered:
+        at -= 1
+        event = events[at]
+        by = (event.author, event.branch or "")
+        rewound = event.actions.rewind_before_invocation_id
+        if rewound:
+            at = next((place for place in range(at) if events[place].invocation_id == rewound), at)
+            continue
+        # Other callbacks can keep an answer from naming its pack.
+        if has_spoken and last is not None and event.id == last.pack.identity.last_event_id:
+            break
+        noted = (event.custom_metadata or {}).get(METADATA)
+        if isinstance(noted, Mapping) and "pack_id" in noted:
+            answered.setdefault(by, at)
+        elif event.content is not None and event.content.role == "model":
+            has_spoken = has_spoken or by == own
+        elif not event.actions.skip_summarization and (not branch or f"{branch}.".startswith(f"{by[1] or branch}.")):
+            places.append(at)
+    found: list[Given] = []
+    for at in reversed(places):
+        for answer in events[at].get_function_responses():
+            asked = _asked(events, at, answer.id)
+            if asked is None or (answer.name or "").startswith(_FRAMEWORK):
+                continue
+            event, requested = asked
+            if answered.get((event.author, event.branch or ""), -1) < at:
+                response, parts = split(answer.response or {})
+                found.append(
+                    Given(
+                        tool=answer.name or "",
+                        arguments=requested.args or {},
+                        response=response,
+                        parts=[*parts, *(answer.parts or ())],
+                        agent=event.author,
+                        invocation=events[at].invocation_id,
+                        time=event.timestamp,
+                    )
+                )
+    return found
+
+
+def _asked(events: Sequence[Event], before: int, name: str | None) -> tuple[Event, types.FunctionCall] | None:
+    """The event of a call, and the call; None where the session has none by this id so far."""
+    asking = ((events[at], call) for at in range(before - 1, -1, -1) for call in events[at].get_function_calls())
+    return next((asked for asked in asking if asked[1].id == name), None) if name else None
 
 
 def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
@@ -31,7 +108,7 @@ def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:
     return (rest if isinstance(rest, dict) else {"result": rest}), found
 
 
-def joined(response: Mapping[str, Any], media: Sequence[types.Part | str]) -> dict[str, Any]:
+def joined(response: Mapping[str, Any], media: Sequence[object]) -> dict[str, Any]:
     """A response with media, or what stands for them, beside it: parts are taken out by ADK, texts stay."""
     return {**response, free_key(response, MEDIA_KEY): list(media)} if media else dict(response)
 
