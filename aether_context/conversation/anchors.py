@@ -90,15 +90,15 @@ def identify(
         marked: descriptions of instruction anchors by index.
     """
     settings = settings or AnchorSettings()
-    found = standing_anchors(contents, range(len(contents)), settings)
+    anchors = standing_anchors(contents, range(len(contents)), settings)
     if settings.instruction_anchor:
-        found += [
+        anchors += [
             Anchor(place=at, kind="instruction_anchor", priority=settings.instruction_anchor, description=description)
             for at, description in sorted((marked or {}).items())
         ]
     for rule in rules:
-        found += selected(rule, contents, range(len(contents)))
-    return ranked(found)
+        anchors += selected(rule, contents, range(len(contents)))
+    return ranked(anchors)
 
 
 def selected(rule: AnchorDefinition, contents: Sequence[Content], positions: Sequence[int]) -> list[Anchor]:
@@ -142,21 +142,21 @@ def hold(
     for at, unit in enumerate(units):
         if unit.kind == "human":
             opening.setdefault(unit.turn, at)
-    taken: set[int] = set()
+    held_units: set[int] = set()
     notes: list[str] = []
     used = sum(tokens[index] for at in stay for index in units[at].indices)
     for anchor in ranked(anchors):
         home = unit_of.get(anchor.place)
         if home is None:
             continue
-        wanted = {home, opening.get(units[home].turn, home)} - taken - stay
+        wanted = {home, opening.get(units[home].turn, home)} - held_units - stay
         cost = sum(tokens[index] for at in wanted for index in units[at].indices)
         if used + cost > ceiling:
             notes.append(f"no room for the anchor {anchor.description} (content {anchor.place})")
             continue
         used += cost
-        taken |= wanted
-    return frozenset(taken), tuple(notes)
+        held_units |= wanted
+    return frozenset(held_units), tuple(notes)
 
 
 def validate(conversation: Conversation, result: Trimmed) -> None:
@@ -165,8 +165,8 @@ def validate(conversation: Conversation, result: Trimmed) -> None:
     Raises:
         AnchorPreservationError: one is not; with the tokens of all anchors and those that the conversation may hold.
     """
-    left = {anchor.place for anchor in result.anchors}
-    lost = [anchor for anchor in conversation.anchors if anchor.place not in left]
+    kept_places = {anchor.place for anchor in result.anchors}
+    lost = [anchor for anchor in conversation.anchors if anchor.place not in kept_places]
     if lost:
         raise AnchorPreservationError(
             anchors=[f"{anchor.description} (content {anchor.place}, priority {anchor.priority})" for anchor in lost],

@@ -44,18 +44,18 @@ def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), em
     """
     stripped = [_stripped(content, tuple(strip_tags), empty) for content in contents]
     normal: list[Normal] = []
-    asked: Sequence[Part] = ()
+    calls: Sequence[Part] = ()
     for _, members in groupby(range(len(stripped)), key=lambda at: _kind(stripped[at])):
         group = tuple(members)
         pieces = [(at, place, part) for at in group for place, part in enumerate(stripped[at].parts)]
         if stripped[group[0]].responses:
-            pieces = _answered_once(pieces, asked)
+            pieces = _answered_once(pieces, calls)
         elif stripped[group[-1]].calls:
-            asked = [part for at in group for part in stripped[at].calls]
-        whole = stripped[group[0]]
-        if len(group) > 1 or len(pieces) < len(whole.parts):
-            whole = content_of_parts(whole.role, [part for _, _, part in pieces])
-        normal.append(Normal(content=whole, sources=group, members=tuple((at, place) for at, place, _ in pieces)))
+            calls = [part for at in group for part in stripped[at].calls]
+        merged = stripped[group[0]]
+        if len(group) > 1 or len(pieces) < len(merged.parts):
+            merged = content_of_parts(merged.role, [part for _, _, part in pieces])
+        normal.append(Normal(content=merged, sources=group, members=tuple((at, place) for at, place, _ in pieces)))
     return normal
 
 
@@ -65,16 +65,18 @@ def _kind(content: Content) -> tuple[str, str]:
     return ("human" if content.role == "user" and not content.calls else "model", content.role)
 
 
-def _answered_once(pieces: Sequence[tuple[int, int, Part]], asked: Sequence[Part]) -> list[tuple[int, int, Part]]:
+def _answered_once(
+    pieces: Sequence[tuple[int, int, Part]], earlier_calls: Sequence[Part]
+) -> list[tuple[int, int, Part]]:
     """The pieces with the last response to each call only, at the place of the first."""
-    calls = Counter(_named(call) for call in asked)
+    calls = Counter(_named(call) for call in earlier_calls)
     seen: Counter[tuple[str, str]] = Counter()
     places: dict[tuple[tuple[str, str], int], int] = {}
-    out: list[tuple[int, int, Part]] = []
+    answered_pieces: list[tuple[int, int, Part]] = []
     for piece in pieces:
         part = piece[2]
         if part.kind != "response":
-            out.append(piece)
+            answered_pieces.append(piece)
             continue
         name = _named(part)
         number = seen[name]
@@ -83,11 +85,11 @@ def _answered_once(pieces: Sequence[tuple[int, int, Part]], asked: Sequence[Part
             number %= max(1, calls[name])
         key = (name, number)
         if key in places:
-            out[places[key]] = piece
+            answered_pieces[places[key]] = piece
         else:
-            places[key] = len(out)
-            out.append(piece)
-    return out
+            places[key] = len(answered_pieces)
+            answered_pieces.append(piece)
+    return answered_pieces
 
 
 def _named(part: Part) -> tuple[str, str]:
@@ -110,21 +112,21 @@ def _without_elements(text: str, tags: tuple[str, ...]) -> str:
 
     A name that nothing closes any more is not looked for again, so that openers without end cost one look.
     """
-    kept: list[str] = []
-    done = 0
+    texts: list[str] = []
+    position = 0
     open_ended: set[str] = set()
     for opener in _openers(tags).finditer(text):
         name = opener.group(1)
-        if opener.start() < done or name in open_ended:
+        if opener.start() < position or name in open_ended:
             continue
         closer = f"</{name}>"
         end = text.find(closer, opener.end())
         if end < 0:
             open_ended.add(name)
             continue
-        kept.append(text[done : opener.start()])
-        done = end + len(closer)
-    return "".join([*kept, text[done:]])
+        texts.append(text[position : opener.start()])
+        position = end + len(closer)
+    return "".join([*texts, text[position:]])
 
 
 @lru_cache(maxsize=64)

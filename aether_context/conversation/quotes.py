@@ -67,10 +67,10 @@ def said(texts: Sequence[str]) -> Said | None:
     if len(texts) < 2 or not opens(texts[0]):
         return None
     quotes = [_quote(text, at) for at, text in enumerate(texts[1:], start=1)]
-    found = [quote for quote in quotes if quote is not None and quote.kind == "said"]
-    if len(found) < len(quotes):
+    words = [quote for quote in quotes if quote is not None and quote.kind == "said"]
+    if len(words) < len(quotes):
         return None
-    return Said(agent=found[0].agent, words="\n".join(quote.text for quote in found).strip())
+    return Said(agent=words[0].agent, words="\n".join(quote.text for quote in words).strip())
 
 
 def says(texts: Sequence[str | None]) -> bool:
@@ -90,15 +90,15 @@ def requoted(part: Part, text: str) -> str:
 
 
 def _quote(text: str, at: int) -> Quote | None:
-    head, mark, rest = text.partition(f":\n{BEGIN}\n")
-    if not mark or not rest.endswith(f"\n{END}"):
+    head, mark, quoted = text.partition(f":\n{BEGIN}\n")
+    if not mark or not quoted.endswith(f"\n{END}"):
         return None
-    found = _HEAD.fullmatch(head)
-    if found is None:
+    match = _HEAD.fullmatch(head)
+    if match is None:
         return None
-    said = rest.removesuffix(f"\n{END}")
-    if found["call"] is not None:
-        return Quote(kind="call", agent=found["agent"], text=said, at=at, name=found["call"])
-    if found["response"] is not None:
-        return Quote(kind="response", agent=found["agent"], text=said, at=at, name=found["response"])
-    return Quote(kind="said", agent=found["agent"], text=said, at=at)
+    quoted_text = quoted.removesuffix(f"\n{END}")
+    if match["call"] is not None:
+        return Quote(kind="call", agent=match["agent"], text=quoted_text, at=at, name=match["call"])
+    if match["response"] is not None:
+        return Quote(kind="response", agent=match["agent"], text=quoted_text, at=at, name=match["response"])
+    return Quote(kind="said", agent=match["agent"], text=quoted_text, at=at)

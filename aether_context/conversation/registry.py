@@ -46,10 +46,10 @@ def _fault(conversation: Conversation, result: Trimmed) -> str:
     torn = next((unit for unit in parts if 0 < len(gone.intersection(unit.indices)) < len(unit.indices)), None)
     if torn is not None:
         return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
-    kept = protected(parts, conversation.human, neighbours=False)
-    lost = sorted(gone.intersection(index for at in kept for index in parts[at].indices))
-    if lost:
-        return f"it would take content {lost[0]}, which the model has yet to answer"
+    protected_units = protected(parts, conversation.human, neighbours=False)
+    lost_indices = sorted(gone.intersection(index for at in protected_units for index in parts[at].indices))
+    if lost_indices:
+        return f"it would take content {lost_indices[0]}, which the model has yet to answer"
     first = next(at for at in range(len(conversation.contents)) if at not in gone)
     summary = conversation.summary if result.summary is None else result.summary
     if not summary and is_human(conversation.contents[0]) and not is_human(conversation.contents[first]):
@@ -114,26 +114,26 @@ def strategies_of(settings: ConversationSettings) -> tuple[Strategy, ...]:
         PolicyError: a name is unknown, or one that looks at what the host sent stands after one that waits for the
             water marks.
     """
-    found: list[Strategy] = []
+    strategies: list[Strategy] = []
     for name in settings.strategy:
         if name in _BUILT_IN:
-            found.append(_BUILT_IN[name](settings))
+            strategies.append(_BUILT_IN[name](settings))
         elif name in _REGISTERED:
-            found.append(_Guarded(strategy=_REGISTERED[name](settings)))
+            strategies.append(_Guarded(strategy=_REGISTERED[name](settings)))
         else:
             raise PolicyError(
                 f"conversation.strategy = {name!r} is unknown: {near_names(name, strategy_names())} (one of your own "
                 "needs register_strategy first)",
                 field="conversation.strategy",
             )
-    for before, strategy in pairwise(found):
-        if strategy.early and not before.early:
+    for previous, strategy in pairwise(strategies):
+        if strategy.early and not previous.early:
             raise PolicyError(
                 f"conversation.strategy = {list(settings.strategy)}: {strategy.name!r} looks at what the host sent, so "
-                f"it has to stand before {before.name!r}",
+                f"it has to stand before {previous.name!r}",
                 field="conversation.strategy",
             )
-    return tuple(found)
+    return tuple(strategies)
 
 
 # Which strategy suits a conversation, by its shape.

@@ -33,16 +33,16 @@ def asked(contents: Sequence[Content], index: int) -> str:
     """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
     person's words before them, which stay for as long as it does."""
     agent = contents[index].agent
-    before = range(index - 1, -1, -1)
+    earlier = range(index - 1, -1, -1)
     calls = (
         [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
         if agent
         else [part.text for part in contents[at].calls]
-        for at in before
+        for at in earlier
     )
-    called = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    said = next((contents[at].text for at in before if is_human(contents[at])), "")
-    return f"{called}\n{said}"
+    arguments = next((joined for texts in calls if (joined := " ".join(texts))), "")
+    words = next((contents[at].text for at in earlier if is_human(contents[at])), "")
+    return f"{arguments}\n{words}"
 
 
 Parts: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
@@ -51,11 +51,11 @@ Parts: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
 
 def packed_message(raw: Content, origin: int, text: str, parts: Parts) -> tuple[Content, tuple[tuple[int, int], ...]]:
     """A message with its text replaced; whatever is not text stays, behind it. With the members of `Outgoing`."""
-    kept = parts.get(raw.digest)
-    places = range(len(raw.parts)) if kept is None else _places(raw, kept)
-    others = [at for at in places if raw.parts[at].kind != "text"]
-    content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in others)])
-    return content, () if kept is None else ((origin, -1), *((origin, at) for at in others))
+    kept_ranges = parts.get(raw.digest)
+    places = range(len(raw.parts)) if kept_ranges is None else _places(raw, kept_ranges)
+    other_indices = [at for at in places if raw.parts[at].kind != "text"]
+    content = content_of_parts(raw.role, [text_part(text), *(raw.parts[at] for at in other_indices)])
+    return content, () if kept_ranges is None else ((origin, -1), *((origin, at) for at in other_indices))
 
 
 def thinned(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[Content, tuple[int, ...]]:
@@ -64,8 +64,8 @@ def thinned(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[Content, tup
     Args:
         kept: half-open ranges of the parts that stay.
     """
-    places = _places(raw, kept)
-    return _like(raw, [raw.parts[at] for at in places]), places
+    indices = _places(raw, kept)
+    return _like(raw, [raw.parts[at] for at in indices]), indices
 
 
 def _places(raw: Content, kept: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -92,8 +92,8 @@ def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> C
     key = f"{raw.digest}:{raw.agent}:{ceiling}:{hash_text(query)}"
     for part in raw.parts:
         counter.media(part)  # A replay, which remembers no contents, reads sizes of media from this pack's counts.
-    found = counter.remembered(key)
-    if found is None:
+    content = counter.remembered(key)
+    if content is None:
         parts = [
             part if raw.agent and part.kind in ("text", "thought") else _shortened(part, ceiling, query, counter)
             for part in raw.parts
@@ -102,15 +102,15 @@ def shortened(raw: Content, ceiling: int, query: str, counter: PackCounter) -> C
             if counter.count(quote.text) > ceiling:
                 text = _text_within(quote.text, ceiling, query, counter)
                 parts[quote.at] = _with_text(parts[quote.at], requoted(parts[quote.at], text))
-        found = _like(raw, parts)
-        counter.remember(key, found)
-    return found
+        content = _like(raw, parts)
+        counter.remember(key, content)
+    return content
 
 
 def _like(raw: Content, parts: list[Part]) -> Content:
     """A content of the same role and the same agent as another."""
-    made = content_of_parts(raw.role, parts)
-    return attributed(made) if raw.agent else made
+    content = content_of_parts(raw.role, parts)
+    return attributed(content) if raw.agent else content
 
 
 def response_tokens(content: Content, counter: PackCounter) -> list[int]:
@@ -149,9 +149,9 @@ def _shortened(part: Part, ceiling: int, query: str, counter: PackCounter) -> Pa
         return part_of(wire)
     for name in _CODE:
         if name in wire and media <= ceiling:
-            made = part_of({**wire, name: clipped(wire[name], ceiling, counter)})
-            if counter.count(made.text) <= 2 * ceiling:
-                return made
+            shorter_part = part_of({**wire, name: clipped(wire[name], ceiling, counter)})
+            if counter.count(shorter_part.text) <= 2 * ceiling:
+                return shorter_part
     tokens = max(media, counter.count(part.text))
     return text_part(f"[{part.mime_type or 'a part'} of {tokens} tokens is left out]")
 
@@ -181,15 +181,15 @@ def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
     room = ceiling - (counter.count(canonical_json(value)) - sum(sizes))
     while room > _LEAST_LEFT * len(leaves):
         most = max(_LEAST_TEXT, level(sizes, room))
-        made = _replaced_all(
+        clipped_value = _replaced_all(
             value, [(path, _ended(text, size, most)) for (path, text), size in zip(leaves, sizes, strict=True)]
         )
-        used = counter.count(canonical_json(made))
+        used = counter.count(canonical_json(clipped_value))
         if used <= ceiling:
-            return made
+            return clipped_value
         room -= max(used - ceiling, 1 + room // 8)
-    said = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter)
-    return {"left_out": said} if isinstance(value, dict) and not _NAMES.intersection(value) else value
+    extract_text = extract(laid_out(value), max_tokens=max(1, ceiling - _LEAST_TEXT), counter=counter)
+    return {"left_out": extract_text} if isinstance(value, dict) and not _NAMES.intersection(value) else value
 
 
 _NAMES = frozenset({"id", "name", "language", "outcome", "tool_type"})
@@ -200,18 +200,18 @@ def _ended(text: str, size: int, most: int) -> str:
     """The beginning of a text of ``size`` tokens, about ``most`` of them, and how much is missing."""
     if size <= most:
         return text
-    keep = max(1, len(text) * max(1, most - _LEAST_TEXT) // size)
-    return f"{text[:keep]}[… {len(text) - keep} characters left out]"
+    kept_characters = max(1, len(text) * max(1, most - _LEAST_TEXT) // size)
+    return f"{text[:kept_characters]}[… {len(text) - kept_characters} characters left out]"
 
 
 def _replaced_all(value: JSON, texts: Iterable[tuple[tuple[str | int, ...], str]]) -> JSON:
-    made = json.loads(canonical_json(value))
+    copy = json.loads(canonical_json(value))
     for path, text in texts:
-        parent: Any = made
+        parent: Any = copy
         for step in path[:-1]:
             parent = parent[step]
         parent[path[-1]] = text
-    return made
+    return copy
 
 
 def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -> JSON:
@@ -219,10 +219,10 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
 
     The address under which all of it is kept stays for as long as it leaves room for more.
     """
-    whole = canonical_json(response)
-    nowhere: tuple[Path, str] = (), ""
-    path, longest = max(strings(response), key=lambda one: (len(one[1]), one[0]), default=nowhere)
-    share = len(longest) / len(whole)
+    response_json = canonical_json(response)
+    no_text: tuple[Path, str] = (), ""
+    path, longest = max(strings(response), key=lambda pair: (len(pair[1]), pair[0]), default=no_text)
+    share = len(longest) / len(response_json)
     value = parsed(longest)
     longest = longest if value is None else laid_out(value)
     fields = response.items() if isinstance(response, dict) else ()
@@ -231,11 +231,11 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
         address = {}
     # Of what is kept elsewhere as a whole, the longest text tells more than what stands beside it.
     bare: JSON = {"extract": "", **address}
-    said = longest if address and share >= _LARGEST else laid_out(response)
+    source_text = longest if address and share >= _LARGEST else laid_out(response)
     if path and share >= _DOMINANT:
         text = longest
     else:
-        response, path, text = bare, ("extract",), said
+        response, path, text = bare, ("extract",), source_text
     budget = ceiling
     while True:
         chosen = extract(text, max_tokens=max(1, budget), counter=counter, query=query)
@@ -244,6 +244,6 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
         if used <= ceiling or (budget <= 1 and path == ("extract",)):
             return result
         if budget <= 1:
-            response, path, text, budget = bare, ("extract",), said, ceiling
+            response, path, text, budget = bare, ("extract",), source_text, ceiling
             continue
         budget = max(1, min(budget - 1, budget * ceiling // used))

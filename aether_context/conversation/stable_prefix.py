@@ -52,11 +52,11 @@ class StablePrefix:
             content = contents[at]
             if at in anchored or not (content.responses or content.role == "model"):
                 return
-            made = placeholder(content, settings.placeholder)
-            if made.digest != content.digest:
-                estimated += estimate(made, settings) - estimate(content, settings)
-                counted += counter.content(made) - conversation.tokens[at]
-                replaced.append(Replaced(index=at, content=made, reason=reason, new=new))
+            blanked = placeholder(content, settings.placeholder)
+            if blanked.digest != content.digest:
+                estimated += estimate(blanked, settings) - estimate(content, settings)
+                counted += counter.content(blanked) - conversation.tokens[at]
+                replaced.append(Replaced(index=at, content=blanked, reason=reason, new=new))
 
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
         reserve = min(settings.output_reserve_tokens, budget.slack)
@@ -72,13 +72,13 @@ class StablePrefix:
         end = begin
         if conversation.forced or (over() and not conversation.gated):
             parts = units(contents)
-            last = max(parts, key=lambda unit: unit.indices[-1], default=None)
+            final = max(parts, key=lambda unit: unit.indices[-1], default=None)
             # What the model has yet to read is never replaced.
-            unread = 0 if last is None else last.indices[0] if last.kind == "exchange" else last.indices[-1]
+            unread = 0 if final is None else final.indices[0] if final.kind == "exchange" else final.indices[-1]
             replies = [at for at, content in enumerate(contents) if content.role == "model"]
             older = len(replies) - settings.keep_last_messages
-            kept = 0 if older <= 0 else (*replies, len(contents))[older]
-            while end < unread and (end < kept or over()):
+            first_kept = 0 if older <= 0 else (*replies, len(contents))[older]
+            while end < unread and (end < first_kept or over()):
                 blank(end, "by_hand" if conversation.forced else "threshold", new=True)
                 end += 1
         state: Mapping[str, JSON] | None = None
@@ -149,10 +149,10 @@ def estimate_tool_overhead(tools: Sequence[Tool], settings: StablePrefixSettings
 
 @lru_cache(maxsize=2_000)
 def _tool_bytes(wire: str) -> int:
-    declared: dict[str, Any] = json.loads(wire)
-    schema = declared.get("parameters_json_schema") or declared.get("parameters") or {}
-    said = str(declared.get("name") or "") + str(declared.get("description") or "") + canonical_json(schema)
-    return len(said.encode("utf-8", "surrogatepass"))
+    declaration: dict[str, Any] = json.loads(wire)
+    schema = declaration.get("parameters_json_schema") or declaration.get("parameters") or {}
+    text = str(declaration.get("name") or "") + str(declaration.get("description") or "") + canonical_json(schema)
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _boundary(conversation: Conversation) -> tuple[int, str]:
@@ -160,8 +160,8 @@ def _boundary(conversation: Conversation) -> tuple[int, str]:
 
     A content that a cut took away since then cannot be compared; the count stands.
     """
-    kept = conversation.state.get("stable_prefix") or {}
-    count, digest = kept.get(BOUNDARY), kept.get(_LAST)
+    state = conversation.state.get("stable_prefix") or {}
+    count, digest = state.get(BOUNDARY), state.get(_LAST)
     if not isinstance(count, int) or count <= 0:
         return 0, ""
     below = sum(place < count for place in conversation.positions)

@@ -60,7 +60,7 @@ def cut_to(
     summary_ceiling = min(int(summary_share * budget.input), MOST_TOKENS)
     if conversation.recalls:
         summary_ceiling = min(summary_ceiling, int(RECAP_SHARE * budget.low))
-    frame = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
+    frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
 
     def responses(index: int) -> list[int]:
         return response_tokens(conversation.contents[index], counter)
@@ -77,15 +77,15 @@ def cut_to(
         ceiling=budget.ceiling - summary_ceiling,
         stay=protected(parts, human).union(stay),
     )
-    why: Reason = "by_hand" if conversation.forced else reason
+    cut_reason: Reason = "by_hand" if conversation.forced else reason
     summary = ""
     gone: tuple[int, ...] = ()
-    shorter: dict[int, Replaced] = {}
+    replaced_by_index: dict[int, Replaced] = {}
     # The second round knows how long the summary is; a model is asked for one there alone.
     for reserved in (summary_ceiling, None):
         room = target - (summary_tokens(counter, summary) if reserved is None else reserved)
         for neighbours in (True, False):
-            made = cut(
+            leaving = cut(
                 parts,
                 tokens,
                 target=max(0, room),
@@ -94,37 +94,37 @@ def cut_to(
                 spare=spare,
                 stay=anchored.union(stay),
             )
-            kept = sum(tokens) - sum(tokens[at] for at in made.gone) - made.excess
-            if kept <= budget.ceiling:
+            kept_tokens = sum(tokens) - sum(tokens[at] for at in leaving.gone) - leaving.excess
+            if kept_tokens <= budget.ceiling:
                 break
-        sizes = [size for at in made.shortened for size in responses(at)]
-        ceiling = max(LEAST_EXTRACT, level(sizes, sum(sizes) - made.excess))
-        gone, shorter = made.gone, {}
-        for at in made.shortened:
+        sizes = [size for at in leaving.shortened for size in responses(at)]
+        ceiling = max(LEAST_EXTRACT, level(sizes, sum(sizes) - leaving.excess))
+        gone, replaced_by_index = leaving.gone, {}
+        for at in leaving.shortened:
             if not responses(at):
                 continue
             content, raw = conversation.contents[at], conversation.raws[at]
-            whole = raw if len(content.parts) == len(raw.parts) else content
-            extract = shortened(whole, ceiling, asked(conversation.raws, at), counter)
-            shorter[at] = Replaced(index=at, content=extract, reason=why, ceiling=ceiling)
-        left = budget.ceiling - kept - frame
+            unshortened = raw if len(content.parts) == len(raw.parts) else content
+            extract = shortened(unshortened, ceiling, asked(conversation.raws, at), counter)
+            replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
+        room_for_summary = budget.ceiling - kept_tokens - frame_tokens
         # What passes the window by itself, or nearly, is shortened later, so that something tells of all the rest.
-        gives_way = left <= 0 or (ends_in_results and left < summary_ceiling // 2)
+        gives_way = room_for_summary <= 0 or (ends_in_results and room_for_summary < summary_ceiling // 2)
         summary = conversation.summarized(
             frozenset(gone),
-            summary_ceiling if gives_way else min(summary_ceiling, left),
-            shorter={at: replaced.content for at, replaced in shorter.items()},
+            summary_ceiling if gives_way else min(summary_ceiling, room_for_summary),
+            shorter={at: replaced.content for at, replaced in replaced_by_index.items()},
             own=reserved is not None,
         )
-    if not (gone or shorter or conversation.surplus):
+    if not (gone or replaced_by_index or conversation.surplus):
         return decided(conversation, strategy)
     result = decided(
         conversation,
         strategy,
-        removed=[Removed(index=at, reason=why) for at in gone],
-        replaced=tuple(shorter.values()),
+        removed=[Removed(index=at, reason=cut_reason) for at in gone],
+        replaced=tuple(replaced_by_index.values()),
         summary=summary,
-        summary_at=min((*gone, *shorter), default=None),
+        summary_at=min((*gone, *replaced_by_index), default=None),
         note="; ".join(notes),
     )
     if conversation.used > budget.ceiling:
@@ -139,15 +139,15 @@ def _fitting(
     conversation: Conversation, parts: Sequence[Unit], order: Iterable[int], room: int, stay: Collection[int] = ()
 ) -> frozenset[int]:
     """Places that ``stay``, and those in this order while all of them fit."""
-    taken = set(stay)
-    room -= sum(conversation.tokens[index] for at in taken for index in parts[at].indices)
+    chosen = set(stay)
+    room -= sum(conversation.tokens[index] for at in chosen for index in parts[at].indices)
     for at in order:
-        if at not in taken:
+        if at not in chosen:
             room -= sum(conversation.tokens[index] for index in parts[at].indices)
             if room < 0:
                 break
-            taken.add(at)
-    return frozenset(taken)
+            chosen.add(at)
+    return frozenset(chosen)
 
 
 def _summary_share(settings: ConversationSettings) -> float:

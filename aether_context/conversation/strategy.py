@@ -133,23 +133,23 @@ class Conversation:
             budget: its division; by default a tenth is slack and the water marks are 0.8 and 0.5.
             counter: counts tokens; the built-in estimate for ``model`` by default.
         """
-        cached = PackCounter(counter or counter_for(model), framing=framing_of(model))
-        fixed = cached.system(system, declares=bool(tools)) + sum(cached.tools(tools))
+        pack_counter = PackCounter(counter or counter_for(model), framing=framing_of(model))
+        fixed = pack_counter.system(system, declares=bool(tools)) + sum(pack_counter.tools(tools))
         humans = (at for at in range(len(contents) - 1, -1, -1) if is_human(contents[at]))
         return cls(
             contents=tuple(contents),
             raws=tuple(contents),
-            tokens=tuple(cached.contents(contents)),
+            tokens=tuple(pack_counter.contents(contents)),
             human=next(humans, None),
             positions=tuple(range(len(contents))),
             budget=budget or Budget.of(window, fixed=fixed),
-            counter=cached,
+            counter=pack_counter,
             system=system,
             tools=tuple(tools),
             anchors=tuple(anchors),
             state=state or {},
             summary=summary,
-            summary_tokens=summary_tokens(cached, summary),
+            summary_tokens=summary_tokens(pack_counter, summary),
         )
 
     @property
@@ -214,13 +214,13 @@ class Conversation:
         summary = self.summary if result.summary is None else result.summary
         if not result.changes and result.summary is None and len(result.kept) == len(self.contents):
             return self if result.state is None else replace(self, state=result.state)
-        made = {change.index: change.content for change in result.replaced}
+        replaced = {change.index: change.content for change in result.replaced}
         return replace(
             self,
-            contents=tuple(made.get(at, self.contents[at]) for at in result.kept),
+            contents=tuple(replaced.get(at, self.contents[at]) for at in result.kept),
             raws=tuple(self.raws[at] for at in result.kept),
             tokens=tuple(
-                self.counter.content(made[at]) if at in made and self.tokens[at] else self.tokens[at]
+                self.counter.content(replaced[at]) if at in replaced and self.tokens[at] else self.tokens[at]
                 for at in result.kept
             ),
             positions=tuple(self.positions[at] for at in result.kept),
@@ -378,17 +378,17 @@ def decided(
                 before += conversation.counter.content(earlier.content)
             left[earlier.index] = 0
     changed = [change.index for change in removed if change.new]
-    made = [change.index for change in replaced if change.new]
+    replaced_indices = [change.index for change in replaced if change.new]
     act = None
-    if changed or made or result.cuts:
+    if changed or replaced_indices or result.cuts:
         # A prefix cache held what stands behind the first change and before the last thing that the model said.
-        first = min([*changed, *made], default=len(left))
+        first = min([*changed, *replaced_indices], default=len(left))
         fresh = max((at for at, content in enumerate(conversation.contents) if content.role == "model"), default=0)
-        touched = {*changed, *made}
+        touched = {*changed, *replaced_indices}
         act = Act(
             strategy=strategy,
             removed=len(changed),
-            replaced=len(made),
+            replaced=len(replaced_indices),
             freed_tokens=before - after,
             lost_tokens=sum(left[at] for at in range(first + 1, fresh) if at not in touched),
         )

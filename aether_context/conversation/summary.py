@@ -56,9 +56,9 @@ def recap(
         earlier: the recap of earlier cuts.
     """
     summaries = summaries or Summaries("", {})
-    left = max_tokens - counter.count(earlier) if earlier else 0
-    if left >= _LEAST_ADDED * max_tokens:
-        added = _composed(gone, kept, "", min(left, int(_MOST_ADDED * max_tokens)), counter, summaries, known=earlier)
+    room = max_tokens - counter.count(earlier) if earlier else 0
+    if room >= _LEAST_ADDED * max_tokens:
+        added = _composed(gone, kept, "", min(room, int(_MOST_ADDED * max_tokens)), counter, summaries, known=earlier)
         return f"{earlier}\n{added}" if added else earlier
     return _composed(gone, kept, earlier, int(_FIRST * max_tokens), counter, summaries)
 
@@ -74,19 +74,19 @@ def _composed(
 ) -> str:
     bullets = split_bullets(earlier)
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    sentences = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
-    told = [bullet for bullet in bullets if is_lookup(bullet)]
-    lines = lookup_lines(gone, max_tokens=int(_LOOKUPS * room), counter=counter, earlier=told, known=known)
+    summary_bullets = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_lookup(bullet)))
+    lookup_bullets = [bullet for bullet in bullets if is_lookup(bullet)]
+    lines = lookup_lines(gone, max_tokens=int(_LOOKUPS * room), counter=counter, earlier=lookup_bullets, known=known)
     looked_up = "\n".join(lines)
-    untold = table_of(line for line in told if line not in lines)
-    entries = "\n".join(filter(None, (untold, entries)))
+    dropped_lookups = table_of(line for line in lookup_bullets if line not in lines)
+    entries = "\n".join(filter(None, (dropped_lookups, entries)))
     known = "\n".join(filter(None, (known, looked_up)))
     table = entity_table(
         gone, max_tokens=int(_ENTITIES * room), counter=counter, earlier=entries, present=kept, known=known
     )
-    left = room - counter.count(looked_up) - counter.count(table) - 2
-    summary = summaries.conversation(gone, max_tokens=left, counter=counter, earlier=sentences)
-    summary = summary or summarize(gone, max_tokens=left, counter=counter, earlier=sentences)
+    summary_room = room - counter.count(looked_up) - counter.count(table) - 2
+    summary = summaries.conversation(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
+    summary = summary or summarize(gone, max_tokens=summary_room, counter=counter, earlier=summary_bullets)
     return "\n".join(filter(None, (summary, looked_up, table))) or calls_line(gone, max_tokens=room, counter=counter)
 
 
@@ -114,37 +114,39 @@ def lookup_lines(
         earlier: the lines of earlier cuts.
         known: text that stands beside them; what it says already is left out.
     """
-    small = list(_small(contents))
+    lookups = list(_small(contents))
     results = Counter(response.name for content in contents for response in content.responses)
-    often = Counter(name for name, _ in small)
-    tables = {name for name, number in often.items() if number >= max(_MANY_LOOKUPS, _LOOKUP_SHARE * results[name])}
-    lines = [*earlier, *(line for name, line in small if name in tables)]
-    there = set(known.splitlines())
-    latest = [line for line in dict.fromkeys(reversed(lines)) if line not in there]
-    kept: list[str] = []
-    for line in latest:
+    counts = Counter(name for name, _ in lookups)
+    tables = {name for name, number in counts.items() if number >= max(_MANY_LOOKUPS, _LOOKUP_SHARE * results[name])}
+    lines = [*earlier, *(line for name, line in lookups if name in tables)]
+    known_lines = set(known.splitlines())
+    latest_lines = [line for line in dict.fromkeys(reversed(lines)) if line not in known_lines]
+    chosen_lines: list[str] = []
+    for line in latest_lines:
         max_tokens -= counter.count(line) + 1
         if max_tokens < 0:
             break
-        kept.append(line)
-    return kept[::-1]
+        chosen_lines.append(line)
+    return chosen_lines[::-1]
 
 
 def _small(contents: Sequence[Content]) -> Iterator[tuple[str, str]]:
     """The tool of each small result, and the line that tells it."""
-    asked: dict[str, list[Part]] = {}
+    calls_by_tool: dict[str, list[Part]] = {}
     for content in contents:
         for call in content.calls:
-            asked.setdefault(call.name, []).append(call)
+            calls_by_tool.setdefault(call.name, []).append(call)
         for response in content.responses:
-            waiting = asked.get(response.name, [])
-            mine = (at for at, one in enumerate(waiting) if one.call_id == response.call_id)
-            question = waiting.pop(next(mine, 0)) if waiting else None
-            if question is not None and len(response.text) <= _LONGEST_LOOKUP and (said := _values(response.text)):
-                yield question.name, f"{_LOOKUP_TITLE}{question.name} {_values(question.text)}: {said}"
+            waiting = calls_by_tool.get(response.name, [])
+            matching = (at for at, candidate in enumerate(waiting) if candidate.call_id == response.call_id)
+            answered = waiting.pop(next(matching, 0)) if waiting else None
+            if answered is not None and len(response.text) <= _LONGEST_LOOKUP and (values := _values(response.text)):
+                yield answered.name, f"{_LOOKUP_TITLE}{answered.name} {_values(answered.text)}: {values}"
 
 
 def _values(text: str) -> str:
     """The texts in a JSON text in one line; the JSON itself where it holds none."""
-    texts = [said for _, said in strings(json.loads(text))] or [text]
-    return ", ".join("; ".join(" ".join(line.split()) for line in said.splitlines() if line.strip()) for said in texts)
+    texts = [value for _, value in strings(json.loads(text))] or [text]
+    return ", ".join(
+        "; ".join(" ".join(line.split()) for line in value.splitlines() if line.strip()) for value in texts
+    )

@@ -79,45 +79,45 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     joined: list[int] = []  # for each unit the one that it went into, itself where it stands alone
     kinds: list[UnitKind] = []
     turns: list[int] = []
-    places: list[int] = []  # for each content its unit
+    unit_by_content: list[int] = []  # for each content its unit
     waiting = _Waiting()
     turn = -1
     for content in contents:
-        found = [
+        matched_units = [
             waiting.take(("id", part.call_id, ""), ("no id", "", part.name))
             if part.call_id
             else waiting.take(("name", "", part.name))
             for part in content.responses
         ]
-        found += [
+        matched_units += [
             waiting.take(("name", quote.agent, quote.name)) for quote in content.quotes if quote.kind == "response"
         ]
-        answered = {_last(joined, unit) for unit in found if unit is not None}
+        answered = {_last(joined, unit) for unit in matched_units if unit is not None}
         if answered:
             first = min(answered)
             for unit in answered:
                 joined[unit] = first
-            places.append(first)
+            unit_by_content.append(first)
             continue
         human = is_human(content)
         if turn < 0 or (human and kinds[-1] != "human"):
             turn += 1
-        quoted = [quote for quote in content.quotes if quote.kind == "call"]
+        quoted_calls = [quote for quote in content.quotes if quote.kind == "call"]
         unit = len(kinds)
         joined.append(unit)
-        kinds.append("human" if human else "exchange" if content.calls or quoted else "message")
+        kinds.append("human" if human else "exchange" if content.calls or quoted_calls else "message")
         turns.append(turn)
-        places.append(unit)
+        unit_by_content.append(unit)
         for call in content.calls:
             waiting.add(
                 unit,
                 ("name", "", call.name),
                 ("id", call.call_id, "") if call.call_id else ("no id", "", call.name),
             )
-        for quote in quoted:
+        for quote in quoted_calls:
             waiting.add(unit, ("name", quote.agent, quote.name), ("name", _PERSON, quote.name))
     members: dict[int, list[int]] = {}
-    for index, unit in enumerate(places):
+    for index, unit in enumerate(unit_by_content):
         members.setdefault(_last(joined, unit), []).append(index)
     handed = _handed(contents, members, turns)
     return tuple(
@@ -136,16 +136,16 @@ def _last(joined: list[int], unit: int) -> int:
 
 def _handed(contents: Sequence[Content], members: Mapping[int, Sequence[int]], turns: Sequence[int]) -> frozenset[int]:
     """The units with the last that each other agent said, and the last that it did, in each turn."""
-    last: dict[tuple[int, str, bool], tuple[int, int]] = {}
+    latest: dict[tuple[int, str, bool], tuple[int, int]] = {}
     for unit, indices in members.items():
         for index in indices:
             content = contents[index]
             if not content.agent:
                 continue
-            said = any(quote.kind == "said" for quote in content.quotes)
-            for key in ((turns[unit], content.agent, False), (turns[unit], content.agent, True))[: 1 + said]:
-                last[key] = max(last.get(key, (-1, -1)), (index, unit))
-    return frozenset(unit for _, unit in last.values())
+            has_words = any(quote.kind == "said" for quote in content.quotes)
+            for key in ((turns[unit], content.agent, False), (turns[unit], content.agent, True))[: 1 + has_words]:
+                latest[key] = max(latest.get(key, (-1, -1)), (index, unit))
+    return frozenset(unit for _, unit in latest.values())
 
 
 def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = True) -> frozenset[int]:
@@ -156,19 +156,19 @@ def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = Tr
     of the model's follows it, that is, while the model has yet to read it.
     """
     latest = parts[-1].turn if parts else 0
-    keep = {at for at, unit in enumerate(parts) if unit.handed and unit.turn == latest}
+    kept = {at for at, unit in enumerate(parts) if unit.handed and unit.turn == latest}
     final = next((at for at, unit in enumerate(parts) if human is not None and human in unit.indices), None)
     if final is not None:
-        keep.add(final)
+        kept.add(final)
         for step in (-1, 1) if neighbours else ():
             at = final + step
             while 0 <= at < len(parts) and parts[at].kind == "human" and parts[at].turn == parts[final].turn:
-                keep.add(at)
+                kept.add(at)
                 at += step
     last = max(range(len(parts)), key=lambda at: parts[at].indices[-1], default=None)
     if last is not None:
-        keep.add(last)
-    return frozenset(keep)
+        kept.add(last)
+    return frozenset(kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +213,12 @@ def cut(
         return Cut()
     sizes = [sum(tokens[index] for index in unit.indices) for unit in parts]
     stay = protected(parts, human, neighbours=neighbours).union(stay)
-    people: dict[int, list[int]] = {}
+    questions: dict[int, list[int]] = {}
     for at, unit in enumerate(parts):
         if unit.kind == "human":
-            people.setdefault(unit.turn, []).append(at)
+            questions.setdefault(unit.turn, []).append(at)
     answers = Counter(unit.turn for unit in parts if unit.kind != "human")
-    out: list[int] = []
+    leaving_units: list[int] = []
     shortened: tuple[int, ...] = ()
     leaving = [at for at, unit in enumerate(parts) if unit.kind != "human" and at not in stay]
     for at in sorted(leaving, key=lambda at: (parts[at].turn, parts[at].handed, at)):
@@ -229,17 +229,17 @@ def cut(
             shortened = unit.indices
             break
         answers[unit.turn] -= 1
-        going = [at]
+        leaving_together = [at]
         if not answers[unit.turn]:
-            going += [question for question in people.get(unit.turn, ()) if question not in stay]
-        out += going
-        excess -= sum(sizes[position] for position in going)
+            leaving_together += [question for question in questions.get(unit.turn, ()) if question not in stay]
+        leaving_units += leaving_together
+        excess -= sum(sizes[position] for position in leaving_together)
     final = next((unit.turn for unit in parts if human is not None and human in unit.indices), None)
-    for at in people.get(final, ()) if final is not None and not shortened else ():
-        if excess > 0 and at not in stay and at not in out:
-            out.append(at)
+    for at in questions.get(final, ()) if final is not None and not shortened else ():
+        if excess > 0 and at not in stay and at not in leaving_units:
+            leaving_units.append(at)
             excess -= sizes[at]
-    gone = tuple(sorted(index for at in out for index in parts[at].indices))
+    gone = tuple(sorted(index for at in leaving_units for index in parts[at].indices))
     return Cut(gone=gone, shortened=shortened, excess=excess if shortened else 0)
 
 
@@ -306,8 +306,8 @@ def reset(epoch: Epoch, note: str) -> Aligned:
 
 def live_positions(epoch: Epoch, total: int) -> tuple[int, ...]:
     """Indices in a host's list of ``total`` contents that are still sent."""
-    kept = [index for start, stop in epoch.kept for index in range(start, min(stop, total))]
-    return (*kept, *range(min(epoch.cut_count, total), total))
+    kept_positions = [index for start, stop in epoch.kept for index in range(start, min(stop, total))]
+    return (*kept_positions, *range(min(epoch.cut_count, total), total))
 
 
 def as_ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -68,8 +68,8 @@ def allocate(
     for layer in FIXED_LAYERS:
         nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + left)
         left -= nominal[layer] - measured[layer]
-    asked = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
-    final = lend(nominal, asked, weights, overcounted) if settings.lending else nominal
+    wanted_by_layer = {**wanted, **{layer: measured[layer] for layer in FIXED_LAYERS}}
+    final = lend(nominal, wanted_by_layer, weights, overcounted) if settings.lending else nominal
     layers: dict[Layer, LayerTokens] = {}
     for layer in (*FIXED_LAYERS, *FLEXIBLE_LAYERS):
         layers[layer] = LayerTokens(
@@ -77,7 +77,7 @@ def allocate(
             nominal=nominal[layer],
             lent=final[layer] - nominal[layer],
             final=final[layer],
-            used=min(asked[layer], final[layer]),
+            used=min(wanted_by_layer[layer], final[layer]),
         )
     layers["slack"] = LayerTokens(floor=slack, nominal=slack, lent=0, final=slack, used=0)
     return Allocation(window=window, slack=slack, overcounted=overcounted, layers=layers, weights=weights)
@@ -198,9 +198,9 @@ def lend(
         if not eager:
             break
         for layer, part in zip(eager, whole(pool, [max(weights[layer], 1e-9) for layer in eager]), strict=True):
-            given = min(part, wanted[layer] - final[layer])
-            final[layer] += given
-            pool -= given
+            lent = min(part, wanted[layer] - final[layer])
+            final[layer] += lent
+            pool -= lent
     taken = min(most - pool, sum(spare.values()))
     if taken:
         for layer, part in zip(spare, whole(taken, list(spare.values())), strict=True):
@@ -220,13 +220,13 @@ def spend(allocation: Allocation, used: Mapping[Layer, int], *, lending: bool) -
     over = {layer: max(0, used[layer] - account.final) for layer, account in layers.items()}
     spare = {layer: max(0, account.final - used[layer]) for layer, account in layers.items()}
     lent = min(sum(over.values()), sum(spare.values())) if lending else 0
-    gained = dict(zip(layers, whole(lent, list(over.values())), strict=True))
-    given = dict(zip(layers, whole(lent, list(spare.values())), strict=True))
+    borrowed = dict(zip(layers, whole(lent, list(over.values())), strict=True))
+    lent_out = dict(zip(layers, whole(lent, list(spare.values())), strict=True))
     spent: dict[Layer, LayerTokens] = {
         layer: replace(
             account,
-            lent=account.lent + gained[layer] - given[layer],
-            final=account.final + gained[layer] - given[layer],
+            lent=account.lent + borrowed[layer] - lent_out[layer],
+            final=account.final + borrowed[layer] - lent_out[layer],
             used=used[layer],
         )
         for layer, account in layers.items()

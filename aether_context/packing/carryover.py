@@ -95,12 +95,12 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     step = source.step
     planned = source.validity != "unplanned"
     sent = {tool.name for tool in scope.tools}
-    whole = [tool.digest for tool in source.request.tools if tool.name in sent]
+    digests = [tool.digest for tool in source.request.tools if tool.name in sent]
     chosen = {"scope": scope.key} if scope.key else {}
     return {
         **chosen,
         "system": short(hash_text(system)),
-        "tools": short(hash_text("\n".join([*whole, *source.request.other_tools]))),
+        "tools": short(hash_text("\n".join([*digests, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
         "role": short(hash_text(step.role)) if planned else "",
         "acceptance": short(hash_text(payload.checklist(step))) if planned else "",
@@ -120,8 +120,8 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
             )
         elif draft.keys[index] in epoch.extracts or raw.digest in parts:
             question, ceiling = asked(request.contents, index), epoch.extracts.get(draft.keys[index])
-            whole = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
-            shaped[index] = reduced(whole, ceiling, parts, question, counter)
+            item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
+            shaped[index] = reduced(item, ceiling, parts, question, counter)
     counts = counter.contents(
         [shaped[index].content if index in shaped else raw for index, raw in enumerate(request.contents)]
     )
@@ -138,16 +138,18 @@ def _torn(contents: Sequence[Content], parts: Parts) -> frozenset[int]:
 
     Parts are known by the content's digest, and another exchange may hold an equal content beside others.
     """
-    found: set[int] = set()
+    torn_indices: set[int] = set()
     for unit in units(contents) if parts else ():
         if all(contents[index].digest not in parts for index in unit.indices):
             continue
-        whole = [contents[index] for index in unit.indices]
-        left = [thinned(content, parts[content.digest])[0] if content.digest in parts else content for content in whole]
-        lacking = _unanswered(left)
-        if any(lacking.values()) and lacking != _unanswered(whole):
-            found.update(unit.indices)
-    return frozenset(found)
+        exchange = [contents[index] for index in unit.indices]
+        thinned_exchange = [
+            thinned(content, parts[content.digest])[0] if content.digest in parts else content for content in exchange
+        ]
+        lacking = _unanswered(thinned_exchange)
+        if any(lacking.values()) and lacking != _unanswered(exchange):
+            torn_indices.update(unit.indices)
+    return frozenset(torn_indices)
 
 
 def _unanswered(contents: Sequence[Content]) -> Counter[str]:
@@ -163,9 +165,9 @@ def _packed_texts(draft: Draft) -> dict[int, str]:
     Which earlier messages return to their own words is decided once an invocation, and where the prefix ends.
     """
     source, human = draft.input, draft.human
-    found = _matched(source)
-    texts = {index: packed.text for index, packed in found.items()}
-    past = {index: packed for index, packed in found.items() if index != human}
+    packed_by_index = _matched(source)
+    texts = {index: packed.text for index, packed in packed_by_index.items()}
+    past = {index: packed for index, packed in packed_by_index.items() if index != human}
     if draft.begins:
         past = {}
     elif not draft.keeps:
@@ -197,29 +199,29 @@ def _matched(source: PackInput) -> dict[int, PackedMessage]:
     A message that others equal takes the one that was made at its own place; where history moved since, the latest take
     theirs first.
     """
-    request, here = source.request, source.identity.invocation
-    left = [packed for packed in source.epoch.payloads if packed.before]
-    found: dict[int, PackedMessage] = {}
+    request, invocation = source.request, source.identity.invocation
+    unmatched = [packed for packed in source.epoch.payloads if packed.before]
+    packed_by_index: dict[int, PackedMessage] = {}
     for in_place in (True, False):
         for index in range(len(request.contents) - 1, -1, -1):
             raw = request.contents[index]
             current = index == request.human
-            if not left or index in found or not (current or is_human(raw)):
+            if not unmatched or index in packed_by_index or not (current or is_human(raw)):
                 continue
             match = next(
                 (
                     packed
-                    for packed in reversed(left)
+                    for packed in reversed(unmatched)
                     if packed.of == raw.digest
-                    and (packed.invocation == here) == current
+                    and (packed.invocation == invocation) == current
                     and (not in_place or packed.place == request.positions[index])
                 ),
                 None,
             )
             if match is not None:
-                left.remove(match)
-                found[index] = match
-    return found
+                unmatched.remove(match)
+                packed_by_index[index] = match
+    return packed_by_index
 
 
 def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping[int, Content]) -> Sequence[int]:
@@ -236,17 +238,17 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
     places = sorted(past)
     if not places:
         return ()
-    other = next((at for at, index in enumerate(places) if past[index].plan != plan), len(places))
-    stay = places[:other]
-    if not stay:
-        return stay
+    first_of_other_plan = next((at for at, index in enumerate(places) if past[index].plan != plan), len(places))
+    candidates = places[:first_of_other_plan]
+    if not candidates:
+        return candidates
     contents, human = draft.input.request.contents, draft.human
     raw = counter.contents(contents)
     surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
     # No earlier request can have held what stands behind the last thing that the model said.
     last = len(contents) if human is None else human
     unsent = next((at for at in range(last - 1, -1, -1) if contents[at].role == "model"), last)
-    end = places[other] if other < len(places) else unsent
+    end = places[first_of_other_plan] if first_of_other_plan < len(places) else unsent
     spoken = sum(raw) + sum(surplus.values())
     replies = max(1, sum(content.role == "model" for content in contents))
     room = max(0, draft.input_budget - spoken)
@@ -254,11 +256,11 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
 
     def gained(start: int) -> float:
         return gain(
-            saved=sum(surplus[index] for index in stay[start:]),
+            saved=sum(surplus[index] for index in candidates[start:]),
             calls=calls,
-            resent=sum(raw[stay[start] : end]),
+            resent=sum(raw[candidates[start] : end]),
             cached_price=draft.cached_price,
         )
 
-    best = max(range(len(stay)), key=gained)
-    return stay[:best] if gained(best) > 0 else stay
+    best = max(range(len(candidates)), key=gained)
+    return candidates[:best] if gained(best) > 0 else candidates

@@ -105,13 +105,13 @@ def _apply(draft: Draft, result: Trimmed) -> None:
     if not result.changes:
         return
     gone = {items[removed.index].origin: removed.reason for removed in result.removed}
-    made = {items[replaced.index].origin: replaced for replaced in result.replaced}
-    reasons = {origin: replaced.reason for origin, replaced in made.items() if replaced.ceiling is None}
+    replaced_by_origin = {items[replaced.index].origin: replaced for replaced in result.replaced}
+    reasons = {origin: replaced.reason for origin, replaced in replaced_by_origin.items() if replaced.ceiling is None}
     draft.reasons = {**draft.reasons, **gone, **reasons}
     changed: list[Outgoing] = []
     extracts = dict(draft.extracts)
     for item in items:
-        if (replaced := made.get(item.origin)) is not None:
+        if (replaced := replaced_by_origin.get(item.origin)) is not None:
             outcome: Outcome = "placeholder" if replaced.ceiling is None else "extract"
             tokens = draft.counter.content(replaced.content)
             item = item._replace(content=replaced.content, outcome=outcome, tokens=tokens)
@@ -212,11 +212,13 @@ def _as_sent(draft: Draft, budget: Budget, *, forced: bool) -> Conversation:
     """
     items = [_unpacked(draft, item) for item in draft.items]
     spoken = draft.spoken(draft.items, draft.summary)
-    made = _conversation(draft, items, [0 if item.origin == draft.human else item.tokens for item in items], budget)
-    standing = standing_anchors(made.contents, made.positions, draft.policy.conversation.anchors)
+    conversation = _conversation(
+        draft, items, [0 if item.origin == draft.human else item.tokens for item in items], budget
+    )
+    standing = standing_anchors(conversation.contents, conversation.positions, draft.policy.conversation.anchors)
     return replace(
-        made,
-        human_tokens=0 if made.human is None else items[made.human].tokens,
+        conversation,
+        human_tokens=0 if conversation.human is None else items[conversation.human].tokens,
         anchors=ranked([*draft.input.anchors, *standing]),
         state=draft.states,
         summary=draft.summary,
@@ -382,9 +384,11 @@ def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:
     """Responses of the exchange that the model has yet to read become extracts."""
     items, counter = draft.items, draft.counter
     last = max(units([item.content for item in items]), key=lambda unit: unit.indices[-1], default=None)
-    found = {at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())}
-    targets = [at for at, tokens in found.items() if tokens]
-    sizes = [size for tokens in found.values() for size in tokens]
+    tokens_by_index = {
+        at: response_tokens(items[at].content, counter) for at in (last.indices if last is not None else ())
+    }
+    targets = [at for at, tokens in tokens_by_index.items() if tokens]
+    sizes = [size for tokens in tokens_by_index.values() for size in tokens]
     if not sizes:
         return
     beside = draft.spoken(items, draft.summary) - sum(sizes)
@@ -409,18 +413,18 @@ def _shorten_parts(draft: Draft, over: int, budget: Budget) -> None:
     ]
     sizes = {at: part_tokens(items[at].content, draft.counter) for at in targets}
     request = _request_tokens(draft)
-    every = [size for found in sizes.values() for size in found]
-    beside = budget.input + over - sum(every) - request
-    ceiling = max(LEAST_EXTRACT, level([*every, request], budget.input - beside))
+    all_sizes = [size for part_sizes in sizes.values() for size in part_sizes]
+    beside = budget.input + over - sum(all_sizes) - request
+    ceiling = max(LEAST_EXTRACT, level([*all_sizes, request], budget.input - beside))
     changed: tuple[Outgoing, ...] = items
-    made = ceiling
+    used_ceiling = ceiling
     for _ in range(_ROUNDS):
         long = [at for at in targets if max(sizes[at], default=0) > ceiling]
-        changed, made = _with_extracts(draft, long, ceiling), ceiling
+        changed, used_ceiling = _with_extracts(draft, long, ceiling), ceiling
         if _over(draft, changed) <= max(0, request - ceiling) or ceiling == LEAST_EXTRACT:
             break
         ceiling = max(LEAST_EXTRACT, ceiling * 4 // 5)
-    _shorten_to(draft, changed, made)
+    _shorten_to(draft, changed, used_ceiling)
 
 
 def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[Outgoing, ...]:
@@ -432,11 +436,11 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
         most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
         query = asked(raws, at)
         if item.outcome == "placeholder":
-            made = item._replace(content=shortened(item.content, most, query, draft.counter))
+            shorter = item._replace(content=shortened(item.content, most, query, draft.counter))
         else:
-            made = reduced(item, most, draft.parts if item.members else {}, query, draft.counter)
-        if made.content.digest != item.content.digest:
-            items[at] = made._replace(tokens=draft.counter.content(made.content))
+            shorter = reduced(item, most, draft.parts if item.members else {}, query, draft.counter)
+        if shorter.content.digest != item.content.digest:
+            items[at] = shorter._replace(tokens=draft.counter.content(shorter.content))
     return tuple(items)
 
 
@@ -458,8 +462,8 @@ def _leave_out_neighbours(draft: Draft, over: int, budget: Budget) -> None:
     shrinks = max(0, _request_tokens(draft) - _least_request(raw, draft.counter)) if raw is not None else 0
     parts = units([item.content for item in items])
     human = next((at for at, item in enumerate(items) if item.origin == draft.human), None)
-    stay = protected(parts, human, neighbours=False)
-    going = [at for at in range(len(parts)) if at not in stay]
+    protected_units = protected(parts, human, neighbours=False)
+    going = [at for at in range(len(parts)) if at not in protected_units]
     going.sort(key=lambda at: (parts[at].kind == "human", at))
     _leave_out(draft, over - shrinks, [parts[at] for at in going])
 
@@ -530,14 +534,16 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
 
     def thinned(count: int) -> list[Outgoing]:
         chosen = [*fixed, *first, *(part for group in others[len(others) - count :] for part in group)]
-        made = []
+        thinned_items = []
         for number, index in enumerate(indices):
             item = items[index]
-            kept = as_ranges({at for which, at in chosen if which == number})
+            kept_ranges = as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(draft.key(item))
-            found = reduced(item, ceiling, {item.raw.digest: kept}, asked(raws, index), counter)
-            made.append(found._replace(tokens=counter.content(found.content) if kept else 0))
-        return made
+            thinned_item = reduced(item, ceiling, {item.raw.digest: kept_ranges}, asked(raws, index), counter)
+            thinned_items.append(
+                thinned_item._replace(tokens=counter.content(thinned_item.content) if kept_ranges else 0)
+            )
+        return thinned_items
 
     # The most of the last groups that fit; more of them never take less.
     fitting = bisect_right(
@@ -545,14 +551,14 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
     )
     if fitting >= len(others):
         return
-    made = thinned(fitting)
+    thinned_items = thinned(fitting)
     before = draft.spoken(items, draft.summary)
-    whole = dict(zip(indices, made, strict=True))
-    draft.items = tuple(whole.get(at, item) for at, item in enumerate(items))
-    kept = {item.raw.digest: as_ranges(at for _, at in item.members) for item in made if item.members}
-    draft.parts = {**draft.parts, **kept}
-    _note(draft, before, [item.origin for item in made])
-    _without(draft, [index for index, item in whole.items() if not item.members])
+    item_by_index = dict(zip(indices, thinned_items, strict=True))
+    draft.items = tuple(item_by_index.get(at, item) for at, item in enumerate(items))
+    kept_ranges = {item.raw.digest: as_ranges(at for _, at in item.members) for item in thinned_items if item.members}
+    draft.parts = {**draft.parts, **kept_ranges}
+    _note(draft, before, [item.origin for item in thinned_items])
+    _without(draft, [index for index, item in item_by_index.items() if not item.members])
 
 
 def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]:
@@ -585,8 +591,8 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
         return
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
-    whole = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
-    note = f"[The middle of this message is left out{whole}]"
+    where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
+    note = f"[The middle of this message is left out{where}]"
     room = size - over
     if tools := draft.measured["tools"]:
         room = min(room, int(_MOST_REQUEST * (budget.input - draft.measured["system"] - tools)))
@@ -598,9 +604,9 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
         shown = extract(raw.text, max_tokens=max(8, room - for_names), counter=counter)
         names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
         text = f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
-    made = counter.count(text)
+    used = counter.count(text)
     draft.request, draft.saved = text, {uri: raw.text} if records else {}
-    _note_task(draft, size, made, size - made)
+    _note_task(draft, size, used, size - used)
 
 
 def _least_request(raw: Content, counter: PackCounter) -> int:
@@ -618,11 +624,11 @@ def _handed_within(raw: Content, room: int, counter: PackCounter) -> str:
     left = room - (counter.count(raw.text) - sum(sizes))
     if left >= _LEAST_QUOTE * len(sizes):
         ceiling = level(sizes, left)
-        whole = {quote.at: quote.text for quote in raw.quotes}
+        text_by_index = {quote.at: quote.text for quote in raw.quotes}
         parts = []
         for at, part in enumerate(raw.parts):
-            if at in whole and counter.count(whole[at]) > ceiling:
-                parts.append(requoted(part, extract(whole[at], max_tokens=ceiling, counter=counter)))
+            if at in text_by_index and counter.count(text_by_index[at]) > ceiling:
+                parts.append(requoted(part, extract(text_by_index[at], max_tokens=ceiling, counter=counter)))
             elif part.kind == "text":
                 parts.append(part.text)
         return "\n".join(parts)
@@ -652,9 +658,13 @@ def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
     raw, counter = draft.raw_human, draft.counter
     if raw is None:
         return
-    kept = draft.parts.get(raw.digest, ((0, len(raw.parts)),))
-    there = {at for start, stop in kept for at in range(start, stop)}
-    sizes = {at: max(counter.media(part), counter.count(part.text)) for at, part in enumerate(raw.parts) if at in there}
+    kept_ranges = draft.parts.get(raw.digest, ((0, len(raw.parts)),))
+    sent_indices = {at for start, stop in kept_ranges for at in range(start, stop)}
+    sizes = {
+        at: max(counter.media(part), counter.count(part.text))
+        for at, part in enumerate(raw.parts)
+        if at in sent_indices
+    }
     loose = [at for at, size in sizes.items() if raw.parts[at].kind != "text" and size]
     gone: list[int] = []
     freed = 0
@@ -673,7 +683,7 @@ def _leave_out_media(draft: Draft, over: int, budget: Budget) -> None:
     task = draft.measured["task"]
     _note_task(draft, task, max(0, task - freed), freed)
     draft.request = f"{text}\n{note}" if text else note
-    draft.parts = {**draft.parts, raw.digest: as_ranges(there - set(gone))}
+    draft.parts = {**draft.parts, raw.digest: as_ranges(sent_indices - set(gone))}
 
 
 def _leave_out_summary(draft: Draft, over: int, budget: Budget) -> None:

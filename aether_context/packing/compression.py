@@ -85,7 +85,7 @@ def _aim(draft: Draft) -> _Aim:
     }
     if not draft.begins or not any(layers.values()):
         return aim
-    asked, weights = wanted(draft, at_cut=draft.at_cut), signals(draft)
+    wanted_tokens, weights = wanted(draft, at_cut=draft.at_cut), signals(draft)
 
     def suffices(least: Mapping[Layer, int], freed: int) -> bool:
         """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
@@ -94,8 +94,8 @@ def _aim(draft: Draft) -> _Aim:
         left = {**measured, "tools": measured["tools"] - tools, "task": measured["task"] - task}
         if sum(left.values()) > draft.input_budget:
             return False
-        given = allocation_of(source, policy, signals=weights, measured=left, wanted=asked).layers
-        return all(given[layer].final >= tokens for layer, tokens in least.items())
+        layer_tokens = allocation_of(source, policy, signals=weights, measured=left, wanted=wanted_tokens).layers
+        return all(layer_tokens[layer].final >= tokens for layer, tokens in least.items())
 
     # At once, since each will be asked for.
     counter.count_all([candidate.text for some in layers.values() for candidate in some])
@@ -124,7 +124,7 @@ def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) ->
 
 def _trim_tools(draft: Draft, aim: _Aim) -> None:
     counter, scope = draft.counter, draft.scope
-    made: dict[str, Tool] = {}
+    trimmed_tools: dict[str, Tool] = {}
     saved = 0
     for tool in sorted(scope.tools, key=lambda tool: (-counter.tool(tool), tool.name)):
         if aim.less("tools", saved).reached("tools"):
@@ -132,12 +132,12 @@ def _trim_tools(draft: Draft, aim: _Aim) -> None:
         brief = trimmed(tool)
         freed = counter.tool(tool) - counter.tool(brief)
         if freed > 0:
-            made[tool.name] = brief
+            trimmed_tools[tool.name] = brief
             saved += freed
-    if made:
-        tools = tuple(made.get(tool.name, tool) for tool in scope.tools)
-        draft.scope = replace(scope, tools=tools, trimmed=scope.trimmed | made.keys())
-        _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(made))
+    if trimmed_tools:
+        tools = tuple(trimmed_tools.get(tool.name, tool) for tool in scope.tools)
+        draft.scope = replace(scope, tools=tools, trimmed=scope.trimmed | trimmed_tools.keys())
+        _tightened(draft, "tools", draft.measured["tools"] - saved, sorted(trimmed_tools))
 
 
 def _tighten_step(draft: Draft, aim: _Aim) -> None:
@@ -184,9 +184,9 @@ def allocate(draft: Draft) -> None:
         StepTooLarge: the given layers exceed the input budget and the policy's ``on_invalid`` is not ``warn``; it names
             the largest texts among them.
     """
-    asked = wanted(draft, at_cut=draft.at_cut)
+    wanted_tokens = wanted(draft, at_cut=draft.at_cut)
     draft.signals = signals(draft)
-    divided = partial(allocation_of, draft.input, draft.policy, signals=draft.signals, wanted=asked)
+    divided = partial(allocation_of, draft.input, draft.policy, signals=draft.signals, wanted=wanted_tokens)
     try:
         draft.allocation = divided(measured=draft.measured)
     except StepTooLarge as error:
@@ -229,10 +229,10 @@ def allocation_of(
 def _texts(draft: Draft) -> dict[str, int]:
     """What the given layers consist of, by a name that says no word of it, in tokens."""
     step, counter, source = draft.step, draft.counter, draft.input
-    asked = "what was handed over" if source.request.handed else "the user's request"
+    request_name = "what was handed over" if source.request.handed else "the user's request"
     texts = {
         "the system instruction": source.request.system,
-        asked: draft.raw_human.text if draft.raw_human is not None else "",
+        request_name: draft.raw_human.text if draft.raw_human is not None else "",
         "the task": step.task,
         "the goal": step.goal,
         "the step's text": step.text,
@@ -276,14 +276,16 @@ def _reduce_memory(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
         return ()
     least = _staying(draft, ranked, room)
     ceiling = level([candidate.tokens for candidate in ranked[: len(least)]], room)
-    made = [_within(draft, candidate, max(ceiling, floor)) for candidate, floor in zip(ranked, least, strict=False)]
-    over = sum(candidate.tokens for candidate in made) - room
-    for at in range(len(made) - 1, -1, -1):
+    shortened = [
+        _within(draft, candidate, max(ceiling, floor)) for candidate, floor in zip(ranked, least, strict=False)
+    ]
+    over = sum(candidate.tokens for candidate in shortened) - room
+    for at in range(len(shortened) - 1, -1, -1):
         if over <= 0:
             break
-        over += least[at] - made[at].tokens
-        made[at] = _within(draft, ranked[at], least[at])
-    draft.memory, dropped = _reduced(draft, "memory", draft.memory, ranked, made, room)
+        over += least[at] - shortened[at].tokens
+        shortened[at] = _within(draft, ranked[at], least[at])
+    draft.memory, dropped = _reduced(draft, "memory", draft.memory, ranked, shortened, room)
     return dropped
 
 
@@ -302,15 +304,15 @@ def _reduce_evidence(draft: Draft, room: int) -> tuple[TruncationEvent, ...]:
     if sum(candidate.tokens for candidate in ranked) <= room:
         return ()
     least = _staying(draft, ranked, room)
-    made = ranked[: len(least)]
-    over = sum(candidate.tokens for candidate in made) - room
-    for at in sorted(range(len(made)), key=lambda at: (made[at].time or 0.0, made[at].id)):
+    shortened = ranked[: len(least)]
+    over = sum(candidate.tokens for candidate in shortened) - room
+    for at in sorted(range(len(shortened)), key=lambda at: (shortened[at].time or 0.0, shortened[at].id)):
         if over <= 0:
             break
-        whole = made[at]
-        made[at] = _within(draft, whole, max(least[at], whole.tokens - over))
-        over -= whole.tokens - made[at].tokens
-    draft.evidence, dropped = _reduced(draft, "evidence", draft.evidence, ranked, made, room)
+        unshortened = shortened[at]
+        shortened[at] = _within(draft, unshortened, max(least[at], unshortened.tokens - over))
+        over -= unshortened.tokens - shortened[at].tokens
+    draft.evidence, dropped = _reduced(draft, "evidence", draft.evidence, ranked, shortened, room)
     return dropped
 
 
@@ -346,8 +348,8 @@ def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     """A candidate of at most ``ceiling`` tokens, which is no less than its least."""
     if candidate.tokens <= ceiling:
         return candidate
-    made = _shortened(draft, candidate, ceiling)
-    return made if made.tokens < candidate.tokens else briefest(draft, candidate)
+    shortened = _shortened(draft, candidate, ceiling)
+    return shortened if shortened.tokens < candidate.tokens else briefest(draft, candidate)
 
 
 def _shortened(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
@@ -355,8 +357,8 @@ def _shortened(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     room = ceiling - _overhead(candidate, draft.counter)
     kind: Literal["memory", "evidence"] = "memory" if candidate.layer == "memory" else "evidence"
     written = draft.summaries.line(kind, candidate.text, max_tokens=room, query=draft.query)
-    if written is not None and (made := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
-        return made
+    if written is not None and (summarized := _reworded(candidate, written, draft.counter)).tokens <= ceiling:
+        return summarized
     return _extracted(draft, candidate, ceiling)
 
 
@@ -365,10 +367,10 @@ def _extracted(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
     room = max(1, ceiling - _overhead(candidate, draft.counter))
     while room > 0:
         text = shorten(candidate.text, max_tokens=room, counter=draft.counter, query=draft.query)
-        made = _reworded(candidate, text, draft.counter)
-        if made.tokens <= ceiling:
-            return made
-        room -= max(made.tokens - ceiling, 1 + room // 8)
+        extracted = _reworded(candidate, text, draft.counter)
+        if extracted.tokens <= ceiling:
+            return extracted
+        room -= max(extracted.tokens - ceiling, 1 + room // 8)
     return candidate
 
 
@@ -402,17 +404,19 @@ def _reduced(
 ) -> tuple[tuple[Candidate, ...], tuple[TruncationEvent, ...]]:
     """What stays of a layer, in the order given, and the event of what is dropped, the first to go first."""
     made = made[: _fitting([candidate.tokens for candidate in made], room)]
-    lost = tuple(reversed(ranked[len(made) :]))
-    short = tuple(whole.id for whole, after in zip(ranked, made, strict=False) if after.tokens < whole.tokens)
+    dropped = tuple(reversed(ranked[len(made) :]))
+    short = tuple(
+        unshortened.id for unshortened, after in zip(ranked, made, strict=False) if after.tokens < unshortened.tokens
+    )
     before = sum(candidate.tokens for candidate in ranked)
     after = sum(candidate.tokens for candidate in made)
-    middle = after + sum(candidate.tokens for candidate in lost)
+    middle = after + sum(candidate.tokens for candidate in dropped)
     staying = {candidate.id: candidate for candidate in made}
     draft.shortened |= frozenset(short)
-    draft.dropped += lost
+    draft.dropped += dropped
     draft.events += _event(layer, "compress", short, before, middle)
-    kept = tuple(staying[candidate.id] for candidate in chosen if candidate.id in staying)
-    return kept, _event(layer, "drop", tuple(candidate.id for candidate in lost), middle, after)
+    staying_in_order = tuple(staying[candidate.id] for candidate in chosen if candidate.id in staying)
+    return staying_in_order, _event(layer, "drop", tuple(candidate.id for candidate in dropped), middle, after)
 
 
 def _event(layer: Layer, stage: Stage, names: tuple[str, ...], before: int, after: int) -> tuple[TruncationEvent, ...]:

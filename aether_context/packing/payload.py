@@ -87,7 +87,7 @@ def rules(
         handed: whether it ends with another agent's turn in place of the user's request.
     """
     names = {"EVIDENCE": evidence, "MEMORY": memory, "CONVERSATION SUMMARY": summary}
-    *others, last = [name for name, there in names.items() if there] or [""]
+    *others, last = [name for name, is_there in names.items() if is_there] or [""]
     material = f"{', '.join(others)} and {last}" if others else last
     wishes = (
         f"A line of MEMORY that begins with {STANDING} is a wish of the user: it holds"
@@ -201,7 +201,7 @@ def render(
         return None
     if settings.recitation and step.text:
         tail += RECITATION
-    said = rules(
+    lines = rules(
         step=bool(step_text(step)),
         evidence=bool(evidence),
         memory=bool(memory),
@@ -210,9 +210,9 @@ def render(
         handed=handed,
     )
     if not (explains or settings.contract == "payload"):
-        said = (HANDED_RULE,) if handed and settings.contract == "system" else ()
+        lines = (HANDED_RULE,) if handed and settings.contract == "system" else ()
     return Payload(
-        before=f"{FIRST_LINE}\n{explanation(said)}{head}", after=f"{tail}{HANDED if handed else REQUEST}{request}"
+        before=f"{FIRST_LINE}\n{explanation(lines)}{head}", after=f"{tail}{HANDED if handed else REQUEST}{request}"
     )
 
 
@@ -225,16 +225,16 @@ def sections(text: str) -> dict[str, str]:
     """A payload's sections by header, up to what is answered; none where the text is no payload."""
     if not text.startswith(f"{FIRST_LINE}\n"):
         return {}
-    found: dict[str, list[str]] = {}
+    lines_by_header: dict[str, list[str]] = {}
     header = ""
     end = _END.search(text)
     for line in text[: end.start() if end is not None else len(text)].splitlines():
         if line.endswith(":") and line[:-1] in HEADERS:
             header = line[:-1]
-            found[header] = []
+            lines_by_header[header] = []
         elif header:
-            found[header].append(f"{line}\n")
-    return {header: "".join(lines) for header, lines in found.items()}
+            lines_by_header[header].append(f"{line}\n")
+    return {header: "".join(lines) for header, lines in lines_by_header.items()}
 
 
 def answered(text: str) -> str:
@@ -277,8 +277,8 @@ def _in_time(memory: Sequence[Candidate]) -> str:
 
     for candidate in first:
         add(candidate, candidate.line)
-    for date, found in groupby(dated, key=day_of):
-        of_day = list(found)
+    for date, memories in groupby(dated, key=day_of):
+        of_day = list(memories)
         headed = len(of_day) >= MANY_OF_DAY
         if headed:
             lines.append(f"{date}:")
@@ -311,10 +311,10 @@ def memory_line(candidate: Candidate) -> str:
     as what was said at its time."""
     if candidate.source == RECALLED and candidate.time is not None and (moment := minute(candidate.time)):
         return bullet(_unmarked(f"{moment} {candidate.speaker or 'somebody'} said: {candidate.text}"))
-    said = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
+    text = f"{STANDING} {candidate.text}" if candidate.kind == "standing" else _unmarked(candidate.said)
     notes = [day(candidate.time) if candidate.time is not None else "", SUPERSEDED if candidate.superseded_by else ""]
     note = ", ".join(filter(None, notes))
-    return bullet(f"{said} ({note})" if note else said)
+    return bullet(f"{text} ({note})" if note else text)
 
 
 def _unmarked(text: str) -> str:
@@ -422,11 +422,11 @@ def addresses_in(
         declarations: as they are sent.
         text: the payload.
     """
-    listed = {uri for one in source.candidates if (uri := _listed(one)) and _is_listed(uri, text)}
-    found = {uri for one in (system, *declarations) for uri in artifact_uris(one)}
-    found = found.union(*(addresses_of(one.content) for one in contents))
+    listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
+    addresses = {uri for candidate in (system, *declarations) for uri in artifact_uris(candidate)}
+    addresses = addresses.union(*(addresses_of(candidate.content) for candidate in contents))
     spaced = {artifact_uris(uri)[0] for uri in listed if artifact_uris(uri)[:1] not in ([], [uri])}
-    return frozenset((found - spaced) | listed)
+    return frozenset((addresses - spaced) | listed)
 
 
 def covered_by(text: str, sent: Iterable[Candidate], standing: Iterable[Candidate]) -> tuple[str, ...]:
@@ -436,8 +436,8 @@ def covered_by(text: str, sent: Iterable[Candidate], standing: Iterable[Candidat
         text: the payload.
         sent: evidence that was rendered, each with its line; an emergency may have cut lines out again.
     """
-    shown = [one for one in sent if _is_listed(_listed(one), text) or one.line in text]
-    return tuple(sorted({item for one in (*shown, *standing) for item in one.covers}))
+    shown = [candidate for candidate in sent if _is_listed(_listed(candidate), text) or candidate.line in text]
+    return tuple(sorted({item for candidate in (*shown, *standing) for item in candidate.covers}))
 
 
 def unsent(items: Sequence[AcceptanceItem], text: str) -> tuple[AcceptanceItem, ...]:
@@ -453,10 +453,10 @@ def validity_of(source: PackInput, packed: PackedMessage | None) -> tuple[Validi
     if source.request.human is None:
         return "invalid", "the request has no message of the user that the step could stand in"
     text = packed.text if packed is not None else ""
-    lost = unsent(step.acceptance, text)
-    if lost:
-        whole = len(step.acceptance)
-        return "invalid", f"the window has room for {whole - len(lost)} of {whole} acceptance items"
+    missing = unsent(step.acceptance, text)
+    if missing:
+        total = len(step.acceptance)
+        return "invalid", f"the window has room for {total - len(missing)} of {total} acceptance items"
     if "\nSTEP:\n" not in text:
         return "invalid", "the window has no room for the step"
     return "valid", ""
@@ -480,17 +480,17 @@ def missing_evidence(
         called: where to look for calls.
         known: what was missing before these contents were appended; None to look at all.
     """
-    evidence = [one for one in source.candidates if one.layer == "evidence"]
-    found: set[str] = set()
-    for one in contents:
-        found |= addresses_of(one.content) if one.outcome == "payload" else proofs_of(one.content)
-    proven = {*covers, *(item for one in evidence if one.uri in found for item in one.covers)}
+    evidence = [entry for entry in source.candidates if entry.layer == "evidence"]
+    addresses: set[str] = set()
+    for entry in contents:
+        addresses |= addresses_of(entry.content) if entry.outcome == "payload" else proofs_of(entry.content)
+    proven = {*covers, *(item for entry in evidence if entry.uri in addresses for item in entry.covers)}
     items = tuple(
         item.id
         for item in source.step.acceptance
         if item.needs_evidence and item.id not in proven and (known is None or item.id in known)
     )
-    if source.validity == "unplanned" or any(not one.source.startswith(TOOL) for one in evidence):
+    if source.validity == "unplanned" or any(not entry.source.startswith(TOOL) for entry in evidence):
         return items
     settled = source.tools_kept.union(tool.name for tool in source.request.tools if tool.essential)
     names = {part.name for content in called for part in content.calls}

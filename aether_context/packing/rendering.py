@@ -52,8 +52,10 @@ def normalized(
 
     One that needs none of it stays the same object.
     """
-    found = normalize([item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder)
-    return tuple(_outgoing(contents, normal, counter) for normal in found)
+    normal_contents = normalize(
+        [item.content for item in contents], strip_tags=settings.strip_tags, empty=settings.placeholder
+    )
+    return tuple(_outgoing(contents, normal, counter) for normal in normal_contents)
 
 
 def _outgoing(contents: Sequence[Outgoing], normal: Normal, counter: PackCounter) -> Outgoing:
@@ -94,11 +96,11 @@ _SECTIONS: tuple[tuple[Layer, tuple[str, ...]], ...] = (
 
 def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
     """Tokens of each layer as it is sent; they sum to those of the whole request."""
-    other = pack.source.request.other_tools
+    other_tools = pack.source.request.other_tools
     layers: dict[Layer, int] = {
-        "system": counter.system(pack.system, declares=bool(pack.tools or other)),
+        "system": counter.system(pack.system, declares=bool(pack.tools or other_tools)),
         "task": 0,
-        "tools": sum(counter.tools(pack.tools)) + sum(counter.count_all(other)),
+        "tools": sum(counter.tools(pack.tools)) + sum(counter.count_all(other_tools)),
         "evidence": 0,
         "memory": 0,
         "conversation": 0,
@@ -108,17 +110,17 @@ def recount(pack: Pack, counter: PackCounter) -> dict[Layer, int]:
         if item.origin != pack.source.request.human:
             layers["conversation"] += tokens
             continue
-        for layer, inside in _inside(item, counter).items():
-            layers[layer] += inside
-            tokens -= inside
+        for layer, layer_tokens in _inside(item, counter).items():
+            layers[layer] += layer_tokens
+            tokens -= layer_tokens
         layers["task"] += tokens
     return layers
 
 
 def _inside(message: Outgoing, counter: PackCounter) -> dict[Layer, int]:
     """What a packed message holds of other layers."""
-    found = payload.sections(message.content.text) if message.outcome == "payload" else {}
-    layers = [(layer, "".join(found.get(name, "") for name in names)) for layer, names in _SECTIONS]
+    text_by_header = payload.sections(message.content.text) if message.outcome == "payload" else {}
+    layers = [(layer, "".join(text_by_header.get(name, "") for name in names)) for layer, names in _SECTIONS]
     counts = counter.count_all([text for _, text in layers])
     return {layer: tokens for (layer, _), tokens in zip(layers, counts, strict=True)}
 
@@ -288,7 +290,7 @@ def _packed(draft: Draft) -> PackedMessage | None:
         explains=draft.explains_in_payload,
         handed=source.request.handed,
     )
-    made = PackedMessage(
+    message = PackedMessage(
         of=raw.digest,
         invocation=source.identity.invocation,
         text="",
@@ -301,11 +303,11 @@ def _packed(draft: Draft) -> PackedMessage | None:
         before, after = _within(rendered, request, draft.task_ceiling, draft.counter)
         standing = [left.candidate for left in draft.found_evidence.left if left.reason == "already_in_conversation"]
         text = before + after
-        return replace(made, text=text, split=len(before), covers=covered_by(text, draft.evidence, standing))
+        return replace(message, text=text, split=len(before), covers=covered_by(text, draft.evidence, standing))
     if draft.request is not None:
-        return replace(made, text=request, split=len(request), used={})
+        return replace(message, text=request, split=len(request), used={})
     # What was handed over may change within an invocation: this says that the choice for it is made.
-    return replace(made, used={}) if raw.agent else None
+    return replace(message, used={}) if raw.agent else None
 
 
 def _shorter(packed: PackedMessage, request: str | None) -> PackedMessage:
@@ -327,22 +329,24 @@ def _cost(candidates: Sequence[Candidate]) -> int:
 
 def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...]:
     counter = draft.counter
-    out: list[Outgoing] = []
+    outgoing: list[Outgoing] = []
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
             content, members = packed_message(item.raw, item.origin, packed.text, draft.parts)
             item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
-        out.append(item)
+        outgoing.append(item)
     if draft.summary and draft.policy.conversation.summary == "head":
         content = summary_content(draft.summary)
-        made = Outgoing(content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content))
+        summary_message_out = Outgoing(
+            content=content, raw=content, origin=-1, outcome="summary", tokens=counter.content(content)
+        )
         positions = draft.input.request.positions
         at = sum(positions[item.origin] < draft.summary_place for item in draft.items)
         for unit in reversed(units([item.content for item in draft.items])):
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
-        out.insert(at, made)
-    return tuple(out)
+        outgoing.insert(at, summary_message_out)
+    return tuple(outgoing)
 
 
 def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple[CandidateOutcome, ...]:
@@ -355,8 +359,8 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
     outcomes = [
         _content_outcome(draft, before, sent.get(before.origin), before.origin in live) for before in draft.incoming
     ]
-    lost = {candidate.id for candidate in draft.dropped}
-    made = {
+    dropped_ids = {candidate.id for candidate in draft.dropped}
+    shortened_tokens = {
         candidate.id: candidate.tokens
         for candidate in (*draft.memory, *draft.evidence)
         if candidate.id in draft.shortened
@@ -364,10 +368,10 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
     for found in (draft.found_memory, draft.found_evidence):
         for candidate in found.chosen:
             state: State = (
-                "dropped" if candidate.id in lost else "summary" if candidate.id in draft.shortened else "kept"
+                "dropped" if candidate.id in dropped_ids else "summary" if candidate.id in draft.shortened else "kept"
             )
             reason: Reason | None = "over_allocation" if state != "kept" else None
-            outcomes.append(_candidate_outcome(candidate, state, reason, counter, made.get(candidate.id)))
+            outcomes.append(_candidate_outcome(candidate, state, reason, counter, shortened_tokens.get(candidate.id)))
         for left in found.left:
             state = "in_tail" if left.reason == "already_in_conversation" else "dropped"
             outcomes.append(_candidate_outcome(left.candidate, state, left.reason, counter))
@@ -505,15 +509,15 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         asked=draft.input.asked,
         tools=draft.scope.kept or before.tools,
         extracts=_extracts(draft),
-        parts={digest: kept for digest, kept in draft.parts.items() if digest in live},
+        parts={digest: kept_positions for digest, kept_positions in draft.parts.items() if digest in live},
     )
     if not draft.cut:
         return changed
     last = max(item.origin for item in draft.cut)
     count = max(before.cut_count, request.positions[last] + 1)
-    kept = [request.positions[item.origin] for item in draft.items if request.positions[item.origin] < count]
+    kept_positions = [request.positions[item.origin] for item in draft.items if request.positions[item.origin] < count]
     if request.positions[last] + 1 < count:
-        return replace(changed, kept=as_ranges(kept))
+        return replace(changed, kept=as_ranges(kept_positions))
     places = [(request.positions[item.origin], item) for item in draft.incoming]
     known = [(at, short(item.raw.digest)) for at, item in places if at < count]
     anchors = before.anchors or tuple(known[:1])
@@ -522,7 +526,7 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         cut_count=count,
         cut_hash=request.contents[last].digest,
         anchors=(*anchors, *(anchor for anchor in known[-_NEW_ANCHORS:] if anchor not in anchors))[-_MOST_ANCHORS:],
-        kept=as_ranges(kept),
+        kept=as_ranges(kept_positions),
     )
 
 
@@ -534,15 +538,15 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     cut = draft.made_cut or bool(draft.acts)
     before, after = previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
-    same = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
-    shared = sum(block.tokens for block in after[:same])
+    shared_blocks = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
+    shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
     grown = bool(summary) and draft.summary.startswith(summary) and source.epoch.summary_place == draft.summary_place
-    if cut and grown and head <= same < len(after) and contents[same - head].outcome == "summary":
+    if cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].outcome == "summary":
         # What ends the common prefix is a summary that only grew.
         shared += draft.counter.count(summary_message(summary))
     broken_by: PrefixBreak | None = None
-    if same < len(before):
+    if shared_blocks < len(before):
         if previous.system.digest != sent.system.digest:
             broken_by = "system_changed"
         elif [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools]:

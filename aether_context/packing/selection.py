@@ -67,10 +67,10 @@ def _placed(source: PackInput, counter: PackCounter) -> list[Candidate]:
     now = source.identity.last_event_time
     standing = [wish for wish in source.candidates if wish.kind == "standing" and not (wish.expires or now) < now]
     standing.sort(key=lambda wish: (-(wish.time if wish.time is not None else math.inf), wish.id))
-    room, placed = int(source.window * _STANDING_SHARE), set()
+    tokens_left, placed = int(source.window * _STANDING_SHARE), set()
     for wish in _priced(standing[:_MOST_STANDING], counter):
-        if wish.tokens <= room:
-            room -= wish.tokens
+        if wish.tokens <= tokens_left:
+            tokens_left -= wish.tokens
             placed.add(wish.id)
     return [
         replace(candidate, kind="own") if candidate.kind == "standing" and candidate.id not in placed else candidate
@@ -213,24 +213,26 @@ def fill(draft: Draft) -> None:
     latest turns find room beside them: how much more of it stays follows from what the other layers leave.
     """
     found, settings = draft.found_memory, draft.policy.retrieval
-    weak = weakest(found.chosen, settings)
-    if not (found.more or weak):
+    weak_candidates = weakest(found.chosen, settings)
+    if not (found.more or weak_candidates):
         return
-    asked = wanted(draft)
+    wanted_tokens = wanted(draft)
     left: list[Left] = []
-    if weak and (draft.at_cut or sum(draft.measured.values()) + sum(asked.values()) > draft.input_budget):
-        names = {candidate.id for candidate in weak}
+    if weak_candidates and (
+        draft.at_cut or sum(draft.measured.values()) + sum(wanted_tokens.values()) > draft.input_budget
+    ):
+        names = {candidate.id for candidate in weak_candidates}
         chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
-        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak]
+        left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
         draft.found_memory = replace(found, chosen=_priced(chosen, draft.counter))
-        asked = wanted(draft)
-    others = sum(draft.measured.values()) + asked["memory"] + asked["evidence"]
-    most = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
-    full = max(0, most) if draft.policy.budget.lending else 0
+        wanted_tokens = wanted(draft)
+    others = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
+    usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
+    full = max(0, usable_tokens) if draft.policy.budget.lending else 0
     if draft.at_cut:
-        room = min(full - asked["memory"], draft.input_budget - others - latest_need(draft))
+        room = min(full - wanted_tokens["memory"], draft.input_budget - others - latest_need(draft))
     else:
-        room = full - others - asked["conversation"]
+        room = full - others - wanted_tokens["conversation"]
     prices = _Prices(draft.counter)
     taken = [prices.take(candidate, candidate.tokens) for candidate in draft.found_memory.chosen]
     for candidate in found.more:

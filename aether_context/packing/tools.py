@@ -63,7 +63,7 @@ def _relevant(draft: Draft) -> ToolSelection | None:
     earlier = source.epoch.tools
     renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
     standing = {name: why for name, why in earlier.items() if why == "used" or not renewed}
-    kept = _kept(tools, settings.always, standing, source.request.contents)
+    keeps = _kept(tools, settings.always, standing, source.request.contents)
     scores: Mapping[str, float] = {}
     encoder = ""
     if renewed:
@@ -72,14 +72,14 @@ def _relevant(draft: Draft) -> ToolSelection | None:
             query = retrieval.query_for(source)
             scores = retrieval.tool_scores(tools, query, draft.policy.retrieval.redact_before_retrieval)
             encoder = retrieval.tool_encoder()
-        room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in kept)
-        names = [tool.name for tool in tools if tool.name not in kept]
-        kept |= dict.fromkeys(_best(names, scores, costs, room, settings.least - len(kept)), "relevant")
+        room = share - counter.tool(FIND_TOOLS) - sum(costs[name] for name in keeps)
+        names = [tool.name for tool in tools if tool.name not in keeps]
+        keeps |= dict.fromkeys(_best(names, scores, costs, room, settings.least - len(keeps)), "relevant")
     return ToolSelection(
-        tools=(*(tool for tool in tools if tool.name in kept), FIND_TOOLS),
+        tools=(*(tool for tool in tools if tool.name in keeps), FIND_TOOLS),
         mode="relevant",
-        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in kept},
-        kept=kept,
+        left_out={tool.name: "over_allocation" for tool in tools if tool.name not in keeps},
+        kept=keeps,
         scores=scores,
         encoder=encoder,
         key=key,
@@ -121,8 +121,8 @@ def _found(content: Content) -> Iterator[str]:
     """The names that a model was told when it asked for tools."""
     for part in content.responses:
         answer = json.loads(part.text) if part.name == FIND_TOOLS.name else None
-        found = answer.get("found") if isinstance(answer, dict) else None
-        for tool in found if isinstance(found, list) else ():
+        listed = answer.get("found") if isinstance(answer, dict) else None
+        for tool in listed if isinstance(listed, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
                 yield tool["name"]
 
@@ -174,24 +174,24 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
         or (named is None and not any(tool.name in settings.always for tool in tools))
     ):
         return ToolSelection(tools=tools)
-    found = {name: _meant(name, tools) for name in named or ()}
-    wanted = {*found.values(), *settings.always}
-    inside = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
-    unknown = [name for name, meant in found.items() if meant is None]
+    declared_names = {name: _meant(name, tools) for name in named or ()}
+    wanted = {*declared_names.values(), *settings.always}
+    in_scope = tuple(tool for tool in tools if tool.essential or tool.name in wanted)
+    unknown = [name for name, meant in declared_names.items() if meant is None]
     problem = ""
     if unknown:
-        told = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in unknown[:_MOST_NAMED])
-        problem = f"tool scope: the step names what is not declared: {told}"
-    elif not found and named is not None:
+        shown_names = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in unknown[:_MOST_NAMED])
+        problem = f"tool scope: the step names what is not declared: {shown_names}"
+    elif not declared_names and named is not None:
         problem = "tool scope: the step names no tools, so only those that no step leaves out are declared"
     if mode == "mask" and not source.can_mask:
         return ToolSelection(
             tools=tools, problem="tool scope mask: this model or request takes no list of allowed names"
         )
     if mode == "mask":
-        return ToolSelection(tools=tools, mode="mask", allowed=tuple(tool.name for tool in inside), problem=problem)
-    left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in inside}
-    return ToolSelection(tools=inside, mode="prune", left_out=left_out, problem=problem)
+        return ToolSelection(tools=tools, mode="mask", allowed=tuple(tool.name for tool in in_scope), problem=problem)
+    left_out: dict[str, Reason] = {tool.name: "not_in_scope" for tool in tools if tool not in in_scope}
+    return ToolSelection(tools=in_scope, mode="prune", left_out=left_out, problem=problem)
 
 
 def _meant(name: str, tools: Sequence[Tool]) -> str | None:
@@ -223,13 +223,13 @@ def _brief_schema(schema: JSON) -> JSON:
         return [_brief_schema(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {}
+    brief = {}
     for key, value in schema.items():
         if key in ("example", "examples") and "type" in schema:
             continue
         is_text = key == "description" and isinstance(value, str)
-        kept[key] = _brief(value, _ARGUMENT) if is_text else _brief_schema(value)
-    return kept
+        brief[key] = _brief(value, _ARGUMENT) if is_text else _brief_schema(value)
+    return brief
 
 
 def _brief(text: str, most: int) -> str:
@@ -246,9 +246,9 @@ def _example(text: str) -> int:
     The word alone begins one only where a colon follows on its line.
     """
     colon = line_end = -1
-    for found in _EXAMPLE.finditer(text):
-        if found["colon"]:
-            at = found.end()
+    for match in _EXAMPLE.finditer(text):
+        if match["colon"]:
+            at = match.end()
             if colon < at:
                 colon = text.find(":", at) if colon != len(text) else colon
                 colon = len(text) if colon < 0 else colon
@@ -257,5 +257,5 @@ def _example(text: str) -> int:
                 line_end = len(text) if line_end < 0 else line_end
             if colon >= line_end:
                 continue
-        return found.start()
+        return match.start()
     return len(text)
