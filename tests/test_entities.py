@@ -84,16 +84,6 @@ def test_the_latest_mention_comes_first_and_a_stronger_one_wins():
     assert table(called("read", "1", path="cc/3"), earlier="- seen: cc/3, dd/4").splitlines()[0] == "- used: cc/3"
 
 
-def test_an_argument_of_several_words_stands_once_calls_repeat_it():
-    once, again = (
-        called("bash", "1", command="cd app && make check"),
-        called("bash", "2", command="cd app && make check"),
-    )
-    assert "cd app" not in table(once)
-    assert "- used: cd app && make check" in table(once, said("n", "model"), again)
-    assert "cd app" not in table(once, present=[again]), "it stands in what stays"
-
-
 def test_what_stays_or_stands_beside_it_is_not_repeated():
     assert table(said("aa/1 bb/2 cc/3"), present=[said("bb/2", "model")], known="- used: cc/3") == "- used: aa/1"
 

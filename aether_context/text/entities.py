@@ -4,7 +4,7 @@ An entity is a word that a model cannot make up again: it has a digit, a slash, 
 are ranked by where they occur: first in a call's arguments or a person's words, then in a model's text, then only in
 results; within each rank the latest mention comes first. In another agent's turn only what is quoted counts, as that
 agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
-tool's name, so that the result can still be read. An argument that several calls share is listed whole.
+tool's name, so that the result can still be read.
 
 A number is listed with its key and the record it belongs to, as `aether_context.text.leaves` finds them, or with the
 words before it. Where no record is known for a key, its number is listed only while the key has a single one.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
@@ -30,7 +30,6 @@ from aether_context.text.leaves import (
     leaves,
     parsed,
     read,
-    texts,
 )
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
@@ -93,16 +92,11 @@ def entity_table(
         present: contents that are kept; their entities are not listed.
         known: text next to the table; entities in it are not listed.
     """
-    repeated = Counter(text for content in (*contents, *present) for text in set(whole_arguments(content)))
     present_mentions = [mentions(content) for content in present]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
-    present_entities.update(text for content in present for text in whole_arguments(content))
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
     for content in reversed(contents):
-        repeated_arguments: list[tuple[str, Rank]] = [
-            (text, "used") for text in whole_arguments(content) if repeated[text] > 1
-        ]
-        for entity, rank in (*reversed(repeated_arguments), *mentions(content)):
+        for entity, rank in mentions(content):
             best[entity] = _stronger(best.get(entity, rank), rank)
     for rank, entities in parse(earlier).items():
         for entity in entities:
@@ -283,18 +277,6 @@ def _words_before(line: str, start: int) -> str:
         words = words[1:]  # the first one may be incomplete
     phrase = " ".join(words[-_MOST_WORDS:])
     return phrase if any(map(str.isalpha, phrase)) else ""
-
-
-@lru_cache(maxsize=4_096)
-def whole_arguments(content: Content) -> tuple[str, ...]:
-    """The arguments of calls that are one line of several words: commands, queries."""
-    calls = [part.text for part in content.calls] + [quote.text for quote in content.quotes if quote.kind == "call"]
-    return tuple(
-        text
-        for call in calls
-        for text in texts(_value(call))
-        if len(text) <= _LONGEST and " " in text and "\n" not in text and _BETWEEN not in text and ": " not in text
-    )
 
 
 def _value(text: str) -> JSON:

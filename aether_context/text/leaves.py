@@ -100,14 +100,6 @@ def read(text: str) -> JSON:
     return parsed_json[0]
 
 
-def texts(value: JSON) -> Iterator[str]:
-    """All texts in a value."""
-    if isinstance(value, str):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from texts(item)
-
-
 # Scalars with the records that they belong to.
 
 NUMBER = r"(?:\d{1,3}(?:[.,]\d{3})+(?:[.,]\d+)?|\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?)"
