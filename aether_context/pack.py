@@ -138,8 +138,7 @@ class Part:
     media_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
+class Quote(NamedTuple):
     """What another agent said or called, or a tool's response to it, as the host quotes it in a message.
 
     ``text`` is the quoted text, ``name`` the tool's, and ``at`` the index of the part.

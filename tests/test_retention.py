@@ -74,7 +74,7 @@ def age(store: PackStore, monkeypatch, folders: dict[str, float]) -> None:
         for at, file in enumerate(found):
             for piece, old in folders.items():
                 if piece in file.path:
-                    found[at] = replace(file, modified=time.time() - old * DAY_SECONDS)
+                    found[at] = file._replace(modified=time.time() - old * DAY_SECONDS)
         return found
 
     monkeypatch.setattr(store.files, "below", aged)
@@ -106,7 +106,7 @@ def test_what_is_old_goes_and_leaves_nothing(store):
 
 
 def test_ages_are_by_kind(store):
-    store.write(replace(recording(), saved={"artifact://messages/0123456789abcdef.txt": "long"}))
+    store.write(recording()._replace(saved={"artifact://messages/0123456789abcdef.txt": "long"}))
     store.write_summary("app", "user", "sha256:" + "1" * 64, "short")
     (owner,) = store.owners()
     found = plan(store, owner, Rules(), days(8))
@@ -337,7 +337,7 @@ def test_an_exported_pack_goes_to_every_backend(place, tmp_path):
 def test_an_export_takes_what_a_message_lost(store, tmp_path):
     uri = "artifact://messages/0123456789abcdef.txt"
     made = recording()
-    manifest = store.write(replace(made.changed(artifact_uris=(uri,)), saved={uri: "the middle"}))
+    manifest = store.write(made.changed(artifact_uris=(uri,))._replace(saved={uri: "the middle"}))
     target = PackStore(tmp_path / "target")
     export_pack(store, manifest, target)
     assert target.message("app", "user", "session", "messages/0123456789abcdef.txt") == b"the middle"

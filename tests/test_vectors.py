@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,7 +145,7 @@ def test_batches_of_another_day_are_left_to_their_age(monkeypatch):
     for at in range(3):
         store.write_vectors("shop", "ann", ENCODER, shelf._packed({bytes([at] * 16): bytes(4)}))
     held = store.vector_files("shop", "ann", ENCODER)
-    aged = [*held[:1], *(replace(file, modified=file.modified - DAY_SECONDS) for file in held[1:])]
+    aged = [*held[:1], *(file._replace(modified=file.modified - DAY_SECONDS) for file in held[1:])]
     monkeypatch.setattr(store, "vector_files", lambda *_: aged)
     assert tidy(store, "shop", "ann", ENCODER) == 1
     monkeypatch.undo()

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -267,7 +266,7 @@ class RequestPacker:
         problems = () if call.passthrough_reason else await self._offloader.enter(call, self._readers)
         if pressure is not None:
             problems = (*problems, note(pressure))
-        return call._replace(planned=replace(planned, problems=planned.problems + problems)) if problems else call
+        return call._replace(planned=planned._replace(problems=planned.problems + problems)) if problems else call
 
     async def _extend(self, call: Call, pick: Pick) -> tuple[ReadCall, Pack] | None:
         """The last pack with what was appended since, where nothing else happened."""

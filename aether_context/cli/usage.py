@@ -60,7 +60,7 @@ class _Group:
             "unreported_outputs": totals.estimated_outputs,
             "cost_usd": None if cost is None else float(cost),
             "unpriced_calls": totals.unpriced_calls,
-            "estimate": asdict(close)
+            "estimate": close._asdict()
             | {
                 "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
                 "reported_tokens": sum(reported for _, reported in self.pairs),

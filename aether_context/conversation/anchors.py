@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from aether_context.conversation.strategy import Conversation, Trimmed
 from aether_context.conversation.turns import Unit
@@ -16,8 +15,7 @@ Selector: TypeAlias = Callable[[Content, int, Sequence[Content]], bool]
 """Whether a content is an anchor, given its index and all contents."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorDefinition:
+class AnchorDefinition(NamedTuple):
     """A rule that finds anchors. ``priority`` 0 or less finds none."""
 
     kind: AnchorKind
@@ -55,7 +53,7 @@ def unregister_anchor(description: str) -> None:
 
 def registered_anchors(settings: AnchorSettings) -> tuple[AnchorDefinition, ...]:
     """The rules of `register_anchor`, by name."""
-    return tuple(replace(rule, priority=rule.priority or settings.custom) for _, rule in sorted(_REGISTERED.items()))
+    return tuple(rule._replace(priority=rule.priority or settings.custom) for _, rule in sorted(_REGISTERED.items()))
 
 
 def standing_anchors(contents: Sequence[Content], positions: Sequence[int], settings: AnchorSettings) -> list[Anchor]:

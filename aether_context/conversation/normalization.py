@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import Content, Part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normal:
+class Normal(NamedTuple):
     """A normalized content, and the indices of the ``sources`` that went into it.
 
     ``members`` says for each of its parts the index of the content that it comes from, and the part's index there.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from aether_context.pack import Content, Part, Quote
 
@@ -50,8 +51,7 @@ def opens(text: str | None) -> bool:
     return text is not None and text.startswith(OPENING) and BEGIN in text and END in text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(NamedTuple):
     """What an agent said in a quoted message that holds nothing else."""
 
     agent: str

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
 from aether_context.conversation.strategy import Conversation, Strategy, Trimmed, decided
@@ -173,8 +173,7 @@ def shape_of(conversation: Conversation) -> Shape:
     return Shape(kind=kind, turns=len(turns))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(NamedTuple):
     """The strategy that suits a conversation, the rule that says so, and the shape that it looks at."""
 
     strategy: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -25,8 +25,7 @@ from aether_context.tokens.cache import PackCounter
 from aether_context.tokens.framing import framing_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(NamedTuple):
     """The tokens that there are. ``window`` is W, ``slack`` what is kept free for the answer, ``fixed`` what is sent
     beside the contents.
 
@@ -278,8 +277,7 @@ class Replaced:
     ceiling: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trimmed:
+class Trimmed(NamedTuple):
     """What a strategy decided.
 
     ``summary`` is the new summary of what was cut, None where it stays as it was; contents before the index
@@ -393,8 +391,7 @@ def decided(
             lost_tokens=sum(left[at] for at in range(first + 1, fresh) if at not in touched),
         )
     places = {conversation.positions[at] for at in result.kept}
-    return replace(
-        result,
+    return result._replace(
         anchors=tuple(anchor for anchor in conversation.anchors if anchor.place in places),
         tokens_before=before,
         tokens_after=after,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import short
@@ -18,8 +18,7 @@ from aether_context.pack import Content, Epoch
 UnitKind: TypeAlias = Literal["human", "exchange", "message"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(NamedTuple):
     """Contents that stay or go together, by index, and the turn (from 0) they belong to.
 
     ``handed`` is set where they hold the last that another agent said or did in the turn: what was handed over.
@@ -171,8 +170,7 @@ def protected(parts: Sequence[Unit], human: int | None, *, neighbours: bool = Tr
     return frozenset(kept)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(NamedTuple):
     """What a cut does: indices of the contents that go, and of those whose responses free ``excess`` tokens more."""
 
     gone: tuple[int, ...] = ()

@@ -6,10 +6,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aether_context.errors import PolicyError, near_names
 from aether_context.evidence.lines import KEYED, LEAST_ROWS, Kind, View, data_type, rendered, view_of
@@ -102,8 +101,7 @@ _USUAL_SHARES = (0.15, 0.3, 0.3)
 """What errors, lines about the query and dense lines take of an extract; head and tail take the rest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(NamedTuple):
     """What is shown of an output. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
 
     ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the output was cut off before.

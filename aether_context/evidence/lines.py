@@ -11,8 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.text.compression import lines_of, span
@@ -115,15 +114,14 @@ lines."""
 _LONGEST, _PIECE = 240, 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """An output in lines, numbered from 1. ``outline`` holds them where they are JSON, ``whole`` the shortest text that
     says the same as the output; it is empty where that is the output itself. ``ends_early`` says that the JSON was cut
     off before it came here."""
 
     kind: Kind
     lines: Sequence[str]
-    outline: Sequence[Line] = field(default=())
+    outline: Sequence[Line] = ()
     whole: str = ""
     ends_early: bool = False
 
@@ -164,8 +162,7 @@ _MOST_COLUMNS = 40
 _DEEPEST = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of an outline. ``parent`` is the index of the line that opens what it stands in, -1 at the top.
 
     ``end`` is, for a line that opens something, the index of the one that closes it.

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aether_context.canonical import Path
 from aether_context.evidence.lines import is_text
@@ -21,8 +21,7 @@ _DEEPEST = 50
 _SHOWN = re.compile(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Medium:
+class Medium(NamedTuple):
     """Bytes of a media type. ``path`` leads to them in the JSON that they were found in, where ``written`` stands."""
 
     data: bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
 from aether_context.evidence.extracts import RULES, Shown, extractor, show, tokens_of
@@ -31,8 +31,7 @@ _ERROR_STARTS = ("Traceback (most recent call last)", "Error:", "error:", "ERROR
 _ERROR_FACTOR = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offloaded:
+class Offloaded(NamedTuple):
     """What became of a result.
 
     ``data`` is what the store keeps: the one text that makes up most of the response, else the response as JSON.
@@ -101,7 +100,7 @@ def offload(
     media_type, ending = MEDIA_TYPES[shown.kind]
     if shown.kind == "data":
         media_type = data_type(text[:200])
-    kept = replace(kept, uri=evidence_uri(digest, ending), media_type=media_type, lines=shown.total)
+    kept = kept._replace(uri=evidence_uri(digest, ending), media_type=media_type, lines=shown.total)
     value: JSON = shown.text
     if path:
         value = replaced(response, path, shown.text)
@@ -121,7 +120,7 @@ def offload(
     if used > (1 - _LEAST_SAVING) * tokens:
         return kept
     form: Form = "whole" if shown.is_whole else "described" if shown.kind == "data" else "extract"
-    return replace(kept, response=changed, shown_tokens=used, form=form)
+    return kept._replace(response=changed, shown_tokens=used, form=form)
 
 
 def data_of(response: Mapping[str, JSON]) -> bytes:

@@ -53,7 +53,7 @@ def settle(draft: Draft) -> None:
         return
     conversation = _as_sent_by_host(draft)
     for strategy in early:
-        result = replace(strategy.trim(conversation), lasting=False)
+        result = strategy.trim(conversation)._replace(lasting=False)
         before = {item.origin: item for item in draft.incoming}
         _apply(draft, result)
         before |= {item.origin: item for item in draft.items}
@@ -73,7 +73,7 @@ def compact(draft: Draft) -> None:
     settings, forced = draft.policy.conversation, draft.by_hand
     if forced:
         share = int(settings.compact_to * draft.spoken(draft.items, draft.summary))
-        budget = replace(budget, low=min(budget.low, share))
+        budget = budget._replace(low=min(budget.low, share))
     elif is_quiet(draft, budget, draft.spoken(draft.items, draft.summary)) and not draft.past_byte_net(
         item.content for item in draft.items
     ):
@@ -89,7 +89,7 @@ def compact(draft: Draft) -> None:
             netted = draft.net_share(item.content for item in draft.items)
             most = max(budget.low, min(most, int(netted * conversation.used)))
         low = budget.low + int(_NET_SHARE * (most - budget.low))
-        budget = replace(budget, high=budget.ceiling, low=low)
+        budget = budget._replace(high=budget.ceiling, low=low)
         conversation = replace(conversation, budget=budget)
     _apply(draft, Epochs(settings=settings, name=NET).trim(conversation))
 
@@ -195,7 +195,7 @@ def _as_sent_by_host(draft: Draft) -> Conversation:
         compact_at=settings.compact_at,
         compact_to=settings.compact_to,
     )
-    budget = replace(budget, ceiling=max(0, budget.ceiling + draft.overcounted))
+    budget = budget._replace(ceiling=max(0, budget.ceiling + draft.overcounted))
     return replace(
         _conversation(draft, items, tokens, budget),
         anchors=ranked(source.anchors),
@@ -247,12 +247,12 @@ def _budget(draft: Draft) -> Budget:
     )
     budget = marks(draft.policy, draft.shares, fixed)
     if leaves_latest(draft, draft.memory):
-        budget = replace(budget, low=max(budget.low, min(budget.ceiling, latest_need(draft)) - draft.input.kept_free))
+        budget = budget._replace(low=max(budget.low, min(budget.ceiling, latest_need(draft)) - draft.input.kept_free))
     share = draft.net_share(item.content for item in draft.items)
     if share == 1:
         return budget
     low = int(draft.policy.conversation.compact_to * share * draft.spoken(draft.items, draft.summary))
-    return replace(budget, low=min(budget.low, low))
+    return budget._replace(low=min(budget.low, low))
 
 
 def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
@@ -271,7 +271,7 @@ def marks(policy: PackPolicy, allocation: Allocation, fixed: int) -> Budget:
         low=0,
     )
     settings = policy.conversation
-    return replace(budget, high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
+    return budget._replace(high=budget.mark(settings.compact_at), low=budget.mark(settings.compact_to))
 
 
 _GROWING = frozenset({"epochs", "sliding_turns", "heads_tails", "summarize"})
@@ -377,7 +377,7 @@ def _note_task(draft: Draft, before: int, after: int, freed: int) -> None:
         tokens_after=after,
     )
     draft.events = (*draft.events, event)
-    draft.budget = replace(draft.budget, fixed=draft.budget.fixed - freed)
+    draft.budget = draft.budget._replace(fixed=draft.budget.fixed - freed)
 
 
 def _shorten_responses(draft: Draft, over: int, budget: Budget) -> None:

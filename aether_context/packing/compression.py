@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aether_context.errors import StepTooLarge
 from aether_context.pack import (
@@ -41,8 +41,7 @@ _LEAST_LINE = 8
 _BRIEF_LINE = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Aim:
+class _Aim(NamedTuple):
     """Tokens to be freed: ``must`` so that the given layers fit, ``wish`` so that nothing is dropped either.
 
     ``spare`` is what layers hold above their floors; what only ``wish`` asks for is taken from that.
@@ -55,7 +54,7 @@ class _Aim:
     def less(self, layer: Layer, saved: int) -> _Aim:
         """What is left to be freed when a layer has given some."""
         spare = {**self.spare, layer: self.spare[layer] - saved}
-        return replace(self, must=self.must - saved, wish=self.wish - saved, spare=spare)
+        return self._replace(must=self.must - saved, wish=self.wish - saved, spare=spare)
 
     def reached(self, layer: Layer) -> bool:
         """Whether a layer has given enough."""
@@ -106,7 +105,7 @@ def _aim(draft: Draft) -> _Aim:
     needed = {layer: sum(draft.least[candidate.id] for candidate in some) for layer, some in layers.items()}
     most = max(must, sum(spare.values()))
     wish = must + bisect_left(range(must, most), True, key=partial(suffices, needed))
-    return replace(aim, wish=wish)
+    return aim._replace(wish=wish)
 
 
 def _tightened(draft: Draft, layer: Layer, tokens: int, names: Sequence[str]) -> None:

@@ -12,9 +12,9 @@ import datetime
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from aether_context.pack import (
     RECALLED,
@@ -151,8 +151,7 @@ ROLES = {
 """What three common roles are told, by name in lower case; any other role is passed on in its own words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
+class Payload(NamedTuple):
     """The payload's text, split between what is material and what is asked."""
 
     before: str

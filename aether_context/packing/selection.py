@@ -55,7 +55,7 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
             sent=sent,
             now=source.identity.last_event_time,
         )
-        return replace(result, chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
+        return result._replace(chosen=_priced(result.chosen, counter), more=_priced(result.more, counter))
 
     draft.query = query
     draft.found_memory = found("memory", settings.memory_k, settings.most_memories(source.window) - settings.memory_k)
@@ -224,7 +224,7 @@ def fill(draft: Draft) -> None:
         names = {candidate.id for candidate in weak_candidates}
         chosen = tuple(candidate for candidate in found.chosen if candidate.id not in names)
         left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
-        draft.found_memory = replace(found, chosen=_priced(chosen, draft.counter))
+        draft.found_memory = found._replace(chosen=_priced(chosen, draft.counter))
         wanted_tokens = wanted(draft)
     others = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
     usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
@@ -242,4 +242,4 @@ def fill(draft: Draft) -> None:
             room -= tokens
         else:
             left.append(Left(candidate=candidate, reason="beyond_k"))
-    draft.found_memory = replace(found, chosen=tuple(taken), more=(), left=(*found.left, *left))
+    draft.found_memory = found._replace(chosen=tuple(taken), more=(), left=(*found.left, *left))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
@@ -26,16 +27,14 @@ _STOP_WORDS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Left(NamedTuple):
     """A candidate that did not enter, and why."""
 
     candidate: Candidate
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """Candidates of one layer, best first, and those left out; ``more`` enter where they find room whole."""
 
     chosen: tuple[Candidate, ...]

@@ -15,10 +15,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from threading import RLock
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -273,11 +273,10 @@ class StateShape(_Shape):
     """Notes, memories and evidence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(NamedTuple):
     """A session's state as the pipeline reads it. ``problems`` name the places of ignored values, not the values."""
 
-    step: Step = field(default_factory=Step)
+    step: Step = Step()
     validity: Validity = "unplanned"
     invalid_reason: str = ""
     profile: str | None = None
@@ -401,8 +400,7 @@ def _likely_field(kind: type[_Shape], key: str) -> str:
 # The plan.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """A plan as far as it can be read, None where there is none.
 
     ``faults`` say what could not be read, which makes the current step uncertain. ``closed`` is set where that may have

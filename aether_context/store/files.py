@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
@@ -40,8 +39,7 @@ _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 _memory_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(NamedTuple):
     """A file of a store: its path, size in bytes, and when it was written, seconds since 1970 UTC, where known."""
 
     path: str

@@ -16,7 +16,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import ManifestError, SchemaVersionError
@@ -36,8 +36,7 @@ _OPEN = ("epoch", "epoch_before")
 so these fields are compared as canonical JSON."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     """The first manifest of a chain, which the others are written against: its pack and its fields.
 
     It stays in memory as long as its chain goes on, so the values of the long fields are left out.

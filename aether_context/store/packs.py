@@ -27,7 +27,6 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -536,7 +535,7 @@ class PackStore:
         old_manifests = [
             file for folder in folders for file in self.files.files(folder) if file.name == "manifest.json"
         ]
-        return files + [replace(file, path=file.path.rpartition("/")[0]) for file in old_manifests]
+        return files + [file._replace(path=file.path.rpartition("/")[0]) for file in old_manifests]
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
         listings = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)

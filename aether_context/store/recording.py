@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -34,8 +34,7 @@ _FROM_PACK = (
 """Fields that a manifest copies from a pack."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tip:
+class Tip(NamedTuple):
     """The end of a chain of manifests: what the next one may leave out.
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
@@ -54,8 +53,7 @@ class Tip:
     base: Base
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(NamedTuple):
     """A manifest ready to be written.
 
     ``texts`` are the pack's texts, ``data`` the bytes of its file without an outcome, ``blobs`` the blobs that the
@@ -67,7 +65,7 @@ class Recording:
     data: bytes
     blobs: Mapping[str, bytes]
     tip: Tip
-    saved: Mapping[str, str] = field(default_factory=dict)
+    saved: Mapping[str, str]
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
@@ -76,7 +74,7 @@ class Recording:
         if base.pack_id == self.manifest.pack_id:
             base = Base.of(fields)
         data = file_of(manifest_line(fields, base), self.texts)
-        return replace(self, manifest=manifest, data=data, tip=replace(self.tip, pack_id=manifest.pack_id, base=base))
+        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

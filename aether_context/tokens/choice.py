@@ -10,8 +10,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError, near_names
 from aether_context.policy import TokenSettings
@@ -36,8 +35,7 @@ CHAIN = ("file", "gemini-local", "tiktoken", "anthropic-api", "gemini-api", "lit
 counter, the built-in estimate. Those that need the network are used only where the policy allows it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(NamedTuple):
     """A registered counter.
 
     Attributes:
@@ -55,8 +53,7 @@ class Offer:
     network: Literal["none", "once", "always"] = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Pick(NamedTuple):
     """The counter of a model.
 
     Attributes:

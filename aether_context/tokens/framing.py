@@ -10,8 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.tokens.counters import family_of
@@ -21,8 +20,7 @@ _RUN = re.compile(r"([\n\r\t])\1{15,}")
 """Sixteen or more of one line end or tab."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framing:
+class Framing(NamedTuple):
     """Tokens that one provider adds, and the form in which calls, responses and declarations reach its models.
 
     Attributes:
@@ -45,8 +43,8 @@ class Framing:
     tools: int
     tool: int
     call: int
-    argument: int = 0
     response: int
+    argument: int = 0
     calls: Literal["json", "plain"] = "json"
     responses: Literal["json", "plain"] = "json"
     declarations: Literal["json", "typescript"] = "json"
@@ -69,12 +67,12 @@ _CLAUDE = Framing(
 
 FRAMINGS: Mapping[str, Framing] = {
     "gemini": _GEMINI,
-    "gemini-3": replace(_GEMINI, name="gemini-3"),
+    "gemini-3": _GEMINI._replace(name="gemini-3"),
     "openai": Framing(
         name="openai", request=3, message=4, system=4, tools=11, tool=0, call=3, response=4, declarations="typescript"
     ),
     "claude": _CLAUDE,
-    "claude-4.7": replace(_CLAUDE, name="claude-4.7", tools=675),
+    "claude-4.7": _CLAUDE._replace(name="claude-4.7", tools=675),
     "generic": Framing(name="generic", request=4, message=4, system=4, tools=0, tool=6, call=6, response=6),
 }
 """By family of models.
@@ -123,9 +121,9 @@ def framing_of(model: str) -> Framing:
     if framing.name.startswith("claude"):
         name = bare_model_name(model)
         tools = next((tokens for pattern, tokens in CLAUDE_TOOLS if re.match(pattern, name)), framing.tools)
-        framing = replace(framing, tools=tools)
+        framing = framing._replace(tools=tools)
     if through_litellm(model) and framing.responses != "json":
-        framing = replace(framing, name=f"{framing.name}/litellm", responses="json")
+        framing = framing._replace(name=f"{framing.name}/litellm", responses="json")
     return framing
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aether_context.tokens.model_limits import bare_model_name
 
@@ -24,8 +24,7 @@ _PLAIN_SOUND = ("audio/wav", "audio/x-wav", "audio/wave", "audio/l16", "audio/pc
 _HEADER_BYTES = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """``base`` tokens for an image, and ``tile`` for each square of 512 pixels.
 
     The image is scaled down to fit into 2,048 by 2,048 pixels first, and then to a shorter side of 768.
@@ -40,8 +39,7 @@ class Tiles:
         return self.base + self.tile * math.ceil(round(width * scale) / 512) * math.ceil(round(height * scale) / 512)
 
 
-@dataclass(frozen=True, slots=True)
-class Patches:
+class Patches(NamedTuple):
     """``percent`` of the number of squares of 32 pixels, after scaling the image down to ``most_pixels`` on its longer
     side and to ``most`` squares."""
 

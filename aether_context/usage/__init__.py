@@ -219,8 +219,7 @@ class Totals(NamedTuple):
 _CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals, config=ConfigDict(defer_build=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """How close estimates came to what providers reported. Values are None where there is nothing to compare.
 
     Attributes:
@@ -257,8 +256,7 @@ def _percentile(ascending: Sequence[float], share: float) -> float:
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What a call is expected to use; None is unknown."""
 
     input_tokens: int
@@ -273,8 +271,7 @@ class Estimate:
         return {"input": self.input_tokens, "output": output, "total": self.input_tokens + output, "cost": cost}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge:
+class Gauge(NamedTuple):
     """One measure of an account: what is used of its limit, which is None where there is none."""
 
     limit: Amount | None
@@ -287,8 +284,7 @@ class Gauge:
         return None if self.limit is None else max(self.limit - self.used, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBudget:
+class TokenBudget(NamedTuple):
     """One account with its limits. ``name`` is the invocation's or agent's, empty for the session.
 
     ``cost`` is approximate where a call's price is unknown: it does not include that call.
@@ -303,8 +299,7 @@ class TokenBudget:
     totals: Totals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class Pressure(NamedTuple):
     """A limit that an account is near to, with ``level`` 1, or has reached, with ``level`` 2."""
 
     level: Literal[1, 2]
@@ -313,8 +308,7 @@ class Pressure:
     limit: Amount
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The budgets of a call's session, invocation and agent at one moment."""
 
     session: TokenBudget
@@ -322,8 +316,7 @@ class Snapshot:
     agent: TokenBudget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerReport:
+class LedgerReport(NamedTuple):
     """All accounts of a session. ``accuracy`` is over the latest 256 calls, ``recent`` over the latest 20."""
 
     session: TokenBudget

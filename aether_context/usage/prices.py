@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import datetime
 import functools
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from aether_context.tokens.model_limits import listed_models
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     Rate: TypeAlias = Decimal | TieredPrices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(NamedTuple):
     """One model's rates at one moment, in US dollars per million tokens. Some have tiers by the size of the input.
 
     Attributes:
