@@ -13,7 +13,7 @@ from aether_context.errors import EmbeddingError, PolicyError, SearchIndexError
 from aether_context.pack import RECALLED, Candidate
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, HybridIndex, pool, retrieve
+from aether_context.retrieval import Entry, HybridIndex, retrieve
 from aether_context.retrieval.embedders import unit
 
 DAY = 86_400.0
@@ -56,9 +56,8 @@ def many():
     return index, texts
 
 
-def test_what_was_removed_from_a_large_index_takes_nobodys_place(many, monkeypatch):
+def test_what_was_removed_from_a_large_index_takes_nobodys_place(many):
     index, texts = many
-    monkeypatch.setattr(pool, "CANDIDATES", 60)
     fresh = HybridIndex()
     fresh.add(Entry(id=str(at), text=text, thread=f"t{at // 15}") for at, text in enumerate(texts) if at % 7)
     for query in texts[::199]:
@@ -276,16 +275,6 @@ def test_an_index_is_the_same_however_it_came_to_be(steps):
     fresh = HybridIndex.from_texts(list(held), list(held.values()), embedder=Fake())
     for query in ("crimson car", "door", "azure"):
         assert index.search(query) == fresh.search(query)
-
-
-def test_large_pools_find_what_small_ones_do(monkeypatch):
-    texts = [f"red door number {n}" if n % 7 == 0 else f"blue {n} of them" for n in range(3_000)]
-    names = [f"e{n:04d}" for n in range(3_000)]
-    index = HybridIndex(Fake())
-    index.add(Entry(id=name, text=text, thread="t") for name, text in zip(names, texts, strict=True))
-    some = ids(index.search("door 700 crimson", 20))
-    monkeypatch.setattr(pool, "CANDIDATES", 3_000)
-    assert some == ids(index.search("door 700 crimson", 20))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from aether_context.retrieval.embedders import (
     CachedEmbedder,
     Purpose,
     StaticEmbedder,
-    StoredVectors,
     Vectors,
     register,
 )
@@ -55,10 +54,10 @@ def at_once(write: Callable[[], None]) -> None:
     write()
 
 
-def opened(store: PackStore | None, user: str = "ann", **settings: float) -> tuple[StoredVectors, Costly]:
+def opened(store: PackStore | None, user: str = "ann", **settings: float) -> tuple[UserVectors, Costly]:
     """What a process has of a user's vectors, as if it had just begun."""
     costly = Costly()
-    return StoredVectors(costly, UserVectors("shop", user, ENCODER, store, at_once, **settings)), costly
+    return UserVectors(costly, "shop", user, store, at_once, **settings), costly
 
 
 def batches(store: PackStore, user: str = "ann") -> list[str]:

@@ -52,7 +52,11 @@ class MemoryFile:
         self._connection = self._opened()
 
     def run(self, work: Callable[[Connection], T], *, owner: str = "", writes: bool = False) -> T:
-        """As of `Database`. All rows may be seen, whoever is named as the owner."""
+        """What work in one transaction gives; what it wrote is on the disk when this returns.
+
+        Raises:
+            StoreError: the rows cannot be read or written.
+        """
         with self._lock:
             if self.path is not None and self._process != os.getpid():
                 # A fork must not use its parent's connection, nor close it, which would drop the parent's locks.

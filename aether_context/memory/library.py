@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from cachetools import LRUCache
@@ -18,7 +19,7 @@ from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory import rows
 from aether_context.memory.file import MemoryFile
 from aether_context.memory.places import is_postgres, located
-from aether_context.memory.rows import Change, Connection, Database, Memory, Searched, owner_of
+from aether_context.memory.rows import Change, Connection, Memory, Searched, owner_of
 from aether_context.retrieval import Entry, Hit, newest_first
 from aether_context.retrieval.corrections import Statement, corrections, raised
 from aether_context.retrieval.embedders import Embedder, StaticEmbedder, embedder_for
@@ -26,7 +27,13 @@ from aether_context.retrieval.pool import Places, Pool, Rows
 from aether_context.retrieval.ranking import similarity
 from aether_context.retrieval.terms import hashed
 
+if TYPE_CHECKING:
+    from aether_context.memory.postgres import PostgresRows
+
 logger = logging.getLogger("aether_context")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
@@ -80,11 +87,11 @@ class Memories:
     ) -> None:
         self._embedder = embedder_for(embedder)
         self._redact = redact or str
-        self.database = self._opened(place)
+        self.database: MemoryFile | PostgresRows = self._opened(place)
         self._indexes: LRUCache[str, _Index] = LRUCache(max_users)
         self._lock = threading.Lock()
 
-    def _opened(self, place: str | os.PathLike[str] | None) -> Database:
+    def _opened(self, place: str | os.PathLike[str] | None) -> MemoryFile | PostgresRows:
         if isinstance(place, str) and is_postgres(place):
             if find_spec("psycopg") is None:
                 raise MissingExtra("postgres", "a memory service on PostgreSQL")
@@ -111,22 +118,18 @@ class Memories:
         given = {memory.key: memory for memory in map(rows.cleaned, memories)}
         if not given:
             return 0
-        known = self.database.run(lambda connection: rows.digests(connection, owner, list(given)), owner=owner)
+        known = self._run(rows.digests, owner, list(given))
         # What another process writes in between is embedded in vain, and no more.
         wanted = [memory for memory in given.values() if rows.is_change(memory, known, revive=revive)]
         if not wanted:
             return 0
         searched = list(zip(wanted, self._searched(wanted), strict=True))
-        return self.database.run(
-            lambda connection: rows.put(connection, app, user, searched, revive=revive), owner=owner, writes=True
-        )
+        return self._write(rows.put, owner, app, user, searched, revive=revive)
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
         owner = owner_of(app, user)
-        deleted = self.database.run(
-            lambda connection: rows.delete(connection, owner, name=name, session=session), owner=owner, writes=True
-        )
+        deleted = self._write(rows.delete, owner, name=name, session=session)
         if deleted:
             self.database.purge()
         return deleted
@@ -153,7 +156,7 @@ class Memories:
 
                 def entries(places: Places, memories: dict[str, tuple[int, Memory]] = memories) -> list[Entry]:
                     numbers = index.numbers[places].tolist()
-                    found = self._read(owner, numbers)
+                    found = self._run(rows.read, owner, numbers)
                     memories.update({entry_of(memory).id: (number, memory) for number, memory in found.items()})
                     return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
 
@@ -162,21 +165,18 @@ class Memories:
                 if all(hit.id for hit in hits):
                     break
             else:  # changed too fast, or the rows are those of a backup
-                self._indexes.pop(owner, None)
+                with self._lock:
+                    self._indexes.pop(owner, None)
         return self._corrected([hit for hit in hits if hit.id], memories, asked)[:limit]
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        owner = owner_of(app, user)
-        return self.database.run(lambda connection: rows.preferences(connection, owner), owner=owner)
+        return self._run(rows.preferences, owner_of(app, user))
 
     def all(self, app: str, user: str) -> Iterator[Memory]:
         """A user's memories in the order in which they were added or last changed."""
         owner, last = owner_of(app, user), 0
-        while page := self.database.run(
-            lambda connection, last=last: rows.page(connection, owner, last),  # type: ignore[misc]
-            owner=owner,
-        ):
+        while page := self._run(rows.page, owner, last):
             yield from (memory for _, memory in page)
             last = page[-1][0]
 
@@ -188,13 +188,20 @@ class Memories:
         """Closes the file, or the connections to the database."""
         self.database.close()
 
-    def _read(self, owner: str, numbers: Sequence[int]) -> dict[int, Memory]:
-        return self.database.run(lambda connection: rows.read(connection, owner, numbers), owner=owner)
+    def _run(
+        self, work: Callable[Concatenate[Connection, str, P], T], owner: str, *args: P.args, **options: P.kwargs
+    ) -> T:
+        return self.database.run(lambda connection: work(connection, owner, *args, **options), owner=owner)
+
+    def _write(
+        self, work: Callable[Concatenate[Connection, str, P], T], owner: str, *args: P.args, **options: P.kwargs
+    ) -> T:
+        return self.database.run(lambda connection: work(connection, owner, *args, **options), owner=owner, writes=True)
 
     def _follow(self, owner: str, index: _Index) -> None:
         """Brings an index up to the rows."""
         count = len(index.numbers)
-        while changes := self.database.run(lambda connection: rows.changes(connection, owner, index.last), owner=owner):
+        while changes := self._run(rows.changes, owner, index.last):
             index.take(changes)
         if count <= MANY < len(index.numbers) and isinstance(self.database, MemoryFile) and self.database.path:
             logger.warning(
@@ -210,18 +217,14 @@ class Memories:
         lacking = np.flatnonzero(~index.embedded)
         for first in range(0, len(lacking), _EMBEDDED_AT_ONCE):
             places = lacking[first : first + _EMBEDDED_AT_ONCE]
-            found = self._read(owner, index.numbers[places].tolist())
+            found = self._run(rows.read, owner, index.numbers[places].tolist())
             searched = dict(zip(found, self._searched(list(found.values())), strict=True))
             made = [(number, of.embedder, of.vector) for number, of in searched.items() if of.vector is not None]
             if not made:
                 return
             index.embed(made)
             with contextlib.suppress(StoreError):  # where it cannot be kept it is made again
-                self.database.run(
-                    lambda connection, made=made: rows.keep_vectors(connection, owner, made),  # type: ignore[misc]
-                    owner=owner,
-                    writes=True,
-                )
+                self._write(rows.keep_vectors, owner, made)
 
     def _searched(self, memories: Sequence[Memory]) -> list[Searched]:
         """What memories are searched by; without vectors where these cannot be made now."""
@@ -284,7 +287,7 @@ class Memories:
             searched = Searched(hashed(self._redact(entry_of(memory).searched)), self.encoder, vector)
             owners.setdefault((app, user), []).append((memory, searched))
         for (app, user), memories in owners.items():
-            rows.put(connection, app, user, memories, revive=True)
+            rows.put(connection, owner_of(app, user), app, user, memories, revive=True)
         for app, user, session, name in deleted:
             rows.delete(connection, owner_of(app, user), name=name, session=session)
 

@@ -94,7 +94,12 @@ class PostgresRows:
         self._inherited: list[_Connection] = []
 
     def run(self, work: Callable[[rows.Connection], T], *, owner: str = "", writes: bool = False) -> T:
-        """As of `Database`; where the connection was lost, the work is done again on a new one.
+        """What work in one transaction gives; where the connection was lost, the work is done again on a new one.
+
+        Args:
+            work: leaves the same behind when it is done twice.
+            owner: whose rows it may see and write.
+            writes: False sends statements together where that is possible.
 
         Raises:
             StoreUnavailable: the server is away, or did not answer in time; asked again at once, it raises at once.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -115,31 +115,6 @@ class Connection(Protocol):
     def executemany(self, statement: str, values: Iterable[Sequence[Any]], /) -> Any: ...
 
 
-class Database(Protocol):
-    """Transactions on what keeps the rows. Threads and processes may share it."""
-
-    @property
-    def name(self) -> str:
-        """Where it is, as it may be printed."""
-
-    def run(self, work: Callable[[Connection], T], *, owner: str = "", writes: bool = False) -> T:
-        """What work in one transaction gives; what it wrote is kept when this returns, whatever becomes of the process.
-
-        Args:
-            work: leaves the same behind when it is done twice.
-            owner: whose rows it may see and write.
-
-        Raises:
-            StoreError: the rows cannot be read or written.
-        """
-
-    def purge(self) -> None:
-        """Takes the words of deleted rows out of what the database keeps beside its tables."""
-
-    def close(self) -> None:
-        """Gives back what it holds."""
-
-
 def owner_of(app: str, user: str) -> str:
     """What an app's user is known by."""
     return _hash(sound(app), sound(user))
@@ -155,13 +130,18 @@ def digests(connection: Connection, owner: str, keys: Sequence[str]) -> dict[str
 
 
 def put(
-    connection: Connection, app: str, user: str, memories: Iterable[tuple[Memory, Searched]], *, revive: bool
+    connection: Connection,
+    owner: str,
+    app: str,
+    user: str,
+    memories: Iterable[tuple[Memory, Searched]],
+    *,
+    revive: bool,
 ) -> int:
     """Writes those memories that are new or other than before; how many these are.
 
     The owner's row is locked until the end, so that numbers grow in the order of the transactions.
     """
-    owner = owner_of(app, user)
     connection.execute(
         "INSERT INTO owners VALUES (?, ?, ?, 0, 0) ON CONFLICT DO NOTHING",
         (owner, _escaped(sound(app)), _escaped(sound(user))),

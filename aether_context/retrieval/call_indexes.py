@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from cachetools import LRUCache
@@ -128,15 +128,6 @@ def scores_of(hit: Hit) -> dict[str, float]:
     return {name: hit.scores[name] for name in names if hit.scores.get(name)} | {"similarity": similarity(hit.score)}
 
 
-@dataclass(slots=True)
-class _Session:
-    """The index of one history, which mostly grows."""
-
-    index: HybridIndex
-    history: list[Entry] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class SessionIndexes:
     """Indexes of what was said, by session, the least recently used forgotten first. Threads may share it.
 
@@ -148,8 +139,8 @@ class SessionIndexes:
     """
 
     def __init__(self, *, max_entries: int = 50_000) -> None:
-        self._sessions: LRUCache[Hashable, _Session] = LRUCache(
-            max_entries, lambda session: min(max(len(session.history), 1), max_entries)
+        self._sessions: LRUCache[Hashable, tuple[HybridIndex, threading.Lock]] = LRUCache(
+            max_entries, lambda known: min(max(len(known[0]), 1), max_entries)
         )
         self._lock = threading.Lock()
 
@@ -179,16 +170,16 @@ class SessionIndexes:
         with self._lock:
             known = self._sessions.get(session)
             if known is None:
-                known = self._sessions[session] = _Session(HybridIndex(embedder, redact=redact))
-        with known.lock:
-            if list(history[: len(known.history)]) != known.history:
-                known.index, known.history = HybridIndex(embedder, redact=redact), []
-            known.index.add(history[len(known.history) :])
-            known.history = list(history)
-            found = known.index.search(query, limit, asked=asked)
+                known = self._sessions[session] = HybridIndex(embedder, redact=redact), threading.Lock()
+        index, lock = known
+        with lock:
+            if list(history[: len(index)]) != index.entries:
+                index.remove([entry.id for entry in index.entries])
+            index.add(history[len(index) :])
+            found = index.search(query, limit, asked=asked)
         with self._lock:
             self._sessions.pop(session, None)  # or its old size would count as well
-            self._sessions[session] = known
+            self._sessions[session] = index, lock
         return found
 
 

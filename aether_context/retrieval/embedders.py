@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -94,43 +93,6 @@ class CachedEmbedder:
         return np.stack([known[key] for key in keys])
 
 
-class VectorKeep(Protocol):
-    """Keeps vectors in one byte a dimension by `digest_of` their texts."""
-
-    def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Those that are kept."""
-
-    def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
-        """Keeps some."""
-
-
-class StoredVectors:
-    """An embedder that makes the vectors of entries once; those of queries it makes each time.
-
-    What comes back is whole numbers at length 1, new or kept, so that a vector that was kept ranks as a new one does.
-
-    Args:
-        embedder: makes those that are not kept.
-    """
-
-    def __init__(self, embedder: Embedder, keep: VectorKeep) -> None:
-        self.name, self.local = embedder.name, embedder.local
-        self._embedder = embedder
-        self._keep = keep
-
-    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
-        if purpose == "query" or not texts:
-            return self._embedder.embed(texts, purpose=purpose)
-        digests = [digest_of(text) for text in texts]
-        known = self._keep.vectors(self.name, digests)
-        if missing := {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}:
-            rows = quantized(self._embedder.embed(list(missing.values())))
-            fresh = {digest: row.tobytes() for digest, row in zip(missing, rows, strict=True)}
-            self._keep.keep_vectors(self.name, fresh)
-            known |= fresh
-        return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
-
-
 _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
 _BATCH = 1_024
@@ -172,15 +134,9 @@ class _Model:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         self.digest = hashlib.sha256(data).hexdigest()
-        stream = io.BytesIO(data)
-        with np.load(stream, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
-            begin = archive.zip.getinfo("rows.npy").header_offset
-        # The rows are not compressed and stay where they lie: to have them unpacked takes as long as the vocabulary.
-        stream.seek(data.index(np.lib.format.MAGIC_PREFIX, begin))
-        np.lib.format.read_magic(stream)
-        shape, _, _ = np.lib.format.read_array_header_1_0(stream)
-        self.rows = np.frombuffer(data, np.int8, math.prod(shape), stream.tell()).reshape(shape)
+            self.rows: NDArray[np.int8] = archive["rows"]
         pieces = models.WordPiece({token: number for number, token in enumerate(vocabulary)}, unk_token="[UNK]")
         self._tokenizer = Tokenizer(pieces)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -74,6 +74,11 @@ class HybridIndex:
         return len(self._entries)
 
     @property
+    def entries(self) -> list[Entry]:
+        """The entries in the order in which they were added."""
+        return list(self._entries)
+
+    @property
     def embedders(self) -> tuple[str, ...]:
         """What made the vectors, by the names that a manifest records."""
         return tuple(embedder.name for embedder in self._texts.embedders)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -25,8 +24,6 @@ Places: TypeAlias = NDArray[np.int64]
 """Numbers of texts: 0, 1, … in the order in which they were added."""
 Rows: TypeAlias = NDArray[np.int8]
 """Vectors in one byte a dimension, as `quantized` gives them; a row of zeros is none."""
-Links: TypeAlias = tuple[Places, Places]
-"""The place before each one in its thread, and the one behind it; -1 where there is none."""
 
 K1, B = 1.5, 0.75
 _FULL_WORDS = 8
@@ -39,8 +36,6 @@ _SEMANTIC_WEIGHT = 0.4
 _NEIGHBOURS = (0.5, 0.25, 0.125)
 """How much of its score an entry lends to those one, two and three places from it in its thread."""
 _SMALL_POOL = 10
-CANDIDATES = 1_000
-"""So many of each list, words and meaning, are looked at."""
 _TIME_WEIGHT, _RECENCY_WEIGHT = 0.2, 0.1
 """Added in full where a time agrees with one that the question names, and to what is of now where it asks for that."""
 
@@ -112,7 +107,7 @@ class Pool:
         self._norms = [np.empty(0) for _ in self.embedders]
         self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
-        self._links: Links | None = None
+        self._by_thread: Places | None = None
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -165,7 +160,7 @@ class Pool:
                 table = np.zeros((len(table), width), dtype=np.int8)
             self.vectors[at] = np.concatenate([table, new_rows])
             self._norms[at] = np.concatenate([self._norms[at], _norms(new_rows)])
-        self._links = None
+        self._by_thread = None
 
     def fill(self, places: Places, vectors: Sequence[Rows | None]) -> None:
         """Gives texts the vectors that they lacked."""
@@ -187,7 +182,7 @@ class Pool:
         self._lengths, self._times, self._threads = self._lengths[kept], self._times[kept], self._threads[kept]
         self.vectors = [rows[kept] for rows in self.vectors]
         self._norms = [norms[kept] for norms in self._norms]
-        self._links = None
+        self._by_thread = None
 
     def answers(self, query: str, asked: Sequence[Rows | None]) -> tuple[Floats, dict[str, Floats]]:
         """How well each text answers a masked query without its neighbours and its time; and what that is made of.
@@ -239,28 +234,20 @@ class Pool:
             alone: how well each text answers by itself; ``scores`` is what that is made of, both as of `answers`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
         """
-        if self._links is None:
-            self._links = linked(self._threads)
-        looked_at = candidates([scores[name] for name in scores if name not in ("bm25", "cosine")], self._links)
-        total = alone[looked_at]
-        for sides, share in zip(around(self._links, looked_at), _NEIGHBOURS, strict=True):
-            for near in sides:
-                total = total + np.where(near >= 0, share * alone[near], 0.0)
-        scores = {name: values[looked_at] for name, values in scores.items()}
-        scores["neighbours"] = total - alone[looked_at]
-        times = self._times[looked_at]
-        if not np.isnan(times).all():
-            now = float(np.nanmax(times)) if asked is None else asked
+        total = self._beside_neighbours(alone)
+        scores = {**scores, "neighbours": total - alone}
+        if not np.isnan(self._times).all():
+            now = float(np.nanmax(self._times)) if asked is None else asked
             if spans := terms.named_times(query, asked=now):
-                scores["time"] = _TIME_WEIGHT * terms.closeness(times, spans)
+                scores["time"] = _TIME_WEIGHT * terms.closeness(self._times, spans)
                 total = total + scores["time"]
             if terms.asks_for_recent(query):
-                scores["recency"] = _RECENCY_WEIGHT * terms.freshness(times, now=now)
+                scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
         total = np.round(total, 9)
 
         places = best(total, limit)
-        found = entries(looked_at[places])
+        found = entries(places)
         ranks = total[places].tolist()
         order = sorted(range(len(found)), key=lambda rank: (-ranks[rank], found[rank].id))[:limit]
         rounded = [np.round(values[places[order]], 6).tolist() for values in scores.values()]
@@ -268,6 +255,21 @@ class Pool:
             Hit(entry=found[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
+
+    def _beside_neighbours(self, alone: Floats) -> Floats:
+        """Scores with what the texts before and behind lend, in their threads."""
+        if self._by_thread is None:
+            order = np.flatnonzero(self._threads >= 0)
+            self._by_thread = order[np.argsort(self._threads[order], kind="stable")]
+        threads, own = self._threads[self._by_thread], alone[self._by_thread]
+        lent = own.copy()
+        for distance, share in enumerate(_NEIGHBOURS, start=1):
+            near = threads[distance:] == threads[:-distance]
+            lent[distance:] += share * own[:-distance] * near
+            lent[:-distance] += share * own[distance:] * near
+        total = alone.copy()
+        total[self._by_thread] = lent
+        return total
 
 
 def packed(said: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
@@ -330,46 +332,6 @@ def _products(rows: Rows, wanted: NDArray[np.int8]) -> Floats:
 def _norms(rows: Rows) -> Floats:
     found: Floats = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.int32))
     return found
-
-
-def linked(threads: NDArray[np.int64]) -> Links:
-    """Which texts stand next to which.
-
-    Args:
-        threads: the number of each text's thread, below 0 where it has none.
-    """
-    order = np.flatnonzero(threads >= 0)
-    order = order[np.argsort(threads[order], kind="stable")]
-    same = threads[order[1:]] == threads[order[:-1]]
-    earlier, later = np.full((2, len(threads)), -1, dtype=np.int64)
-    earlier[order[1:][same]] = order[:-1][same]
-    later[order[:-1][same]] = order[1:][same]
-    return earlier, later
-
-
-def around(links: Links, places: Places) -> list[Links]:
-    """The places one, two and three before and behind these in their threads, -1 where there is none."""
-    earlier, later = links
-    before = behind = places
-    steps = []
-    for _ in _NEIGHBOURS:
-        before = np.where(before >= 0, earlier[before], -1)
-        behind = np.where(behind >= 0, later[behind], -1)
-        steps.append((before, behind))
-    return steps
-
-
-def candidates(lists: Sequence[Floats], links: Links) -> Places:
-    """The best of each list and their neighbours; all where there are few."""
-    count = len(links[0])
-    if count <= 2 * CANDIDATES:
-        return np.arange(count)
-    chosen = np.zeros(count, dtype=np.bool_)
-    for scores in lists:
-        chosen[best(scores, CANDIDATES)] = True
-    for places in chain(*around(links, np.flatnonzero(chosen))):
-        chosen[places[places >= 0]] = True
-    return np.flatnonzero(chosen)
 
 
 def best(scores: Floats, most: int) -> Places:

@@ -76,23 +76,7 @@ def terms(text: str) -> list[str]:
 
 def hashed(text: str) -> bytes:
     """`hash_of` each term of a text, in its order."""
-    if text.isascii():
-        return b"".join(map(_hashes.__getitem__, _ASCII_NAME.findall(text)))
     return b"".join(map(hash_of, terms(text)))
-
-
-class _Hashes(dict[str, bytes]):
-    """The hashes of names that were met lately: a look here takes a quarter of one into an `lru_cache`."""
-
-    def __missing__(self, name: str) -> bytes:
-        if len(self) >= _MOST_NAMES:
-            self.clear()
-        found = self[name] = b"".join(map(hash_of, _of_name(name)))
-        return found
-
-
-_MOST_NAMES = 50_000
-_hashes = _Hashes()
 
 
 @lru_cache(maxsize=50_000)

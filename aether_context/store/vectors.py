@@ -16,9 +16,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeAlias
 
+import numpy as np
 from cachetools import LRUCache
 
+from aether_context.canonical import digest_of
 from aether_context.errors import StoreError
+from aether_context.retrieval.embedders import Embedder, Purpose, Vectors, quantized, unit
 from aether_context.store.files import File
 from aether_context.store.packs import PackStore
 
@@ -36,16 +39,30 @@ _DIGEST_BYTES = 16
 
 
 class UserVectors:
-    """Vectors of one user's texts by one encoder; keys are `digest_of` the texts. Threads may share it.
+    """An embedder that makes the vectors of one user's texts once; those of queries it makes each time.
 
-    The first call of `vectors` starts to read the store in the background, and waits at most ``wait_seconds``. Where
-    the store fails or is slow, vectors are computed again. Without a store they are in memory alone.
+    What comes back is whole numbers at length 1, new or kept, so that a vector that was kept ranks as a new one does.
+    The first text starts to read the store in the background, and waits at most ``wait_seconds``. Where the store fails
+    or is slow, vectors are made again. Threads may share it.
+
+    Args:
+        embedder: makes those that are not kept.
+        store: None keeps them in memory alone.
     """
 
     def __init__(
-        self, app: str, user: str, encoder: str, store: PackStore | None, later: Later, *, wait_seconds: float = 0.5
+        self,
+        embedder: Embedder,
+        app: str,
+        user: str,
+        store: PackStore | None,
+        later: Later,
+        *,
+        wait_seconds: float = 0.5,
     ) -> None:
-        self._place = (app, user, encoder)
+        self.name, self.local = embedder.name, embedder.local
+        self._embedder = embedder
+        self._place = (app, user, embedder.name)
         self._store = store
         self._later = later
         self._wait_seconds = wait_seconds
@@ -56,10 +73,29 @@ class UserVectors:
         self._read_again = 0.0
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many vectors are in memory."""
         return len(self._cache)
 
-    def vectors(self, embedder: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+    def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
+        """As of `Embedder`."""
+        if purpose == "query" or not texts:
+            return self._embedder.embed(texts, purpose=purpose)
+        digests = [digest_of(text) for text in texts]
+        known = self._known(digests)
+        if missing := {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}:
+            rows = quantized(self._embedder.embed(list(missing.values())))
+            fresh = {digest: row.tobytes() for digest, row in zip(missing, rows, strict=True)}
+            with self._lock:
+                self._cache.update(fresh)
+                self._unwritten.update(fresh if self._store is not None else {})
+            if self._store is not None:
+                self._later(partial(self._write, self._store))
+            known |= fresh
+        return unit(np.stack([np.frombuffer(known[digest], dtype=np.int8) for digest in digests]))
+
+    def _known(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """The vectors in memory of those texts that have one."""
         with self._lock:
             reading = None
@@ -71,15 +107,6 @@ class UserVectors:
             reading.join(self._wait_seconds)
         with self._lock:
             return {digest: self._cache[digest] for digest in digests if digest in self._cache}
-
-    def keep_vectors(self, embedder: str, vectors: Mapping[bytes, bytes]) -> None:
-        """Keeps vectors in memory, and soon in the store."""
-        with self._lock:
-            self._cache.update(vectors)
-            if self._store is not None:
-                self._unwritten.update(vectors)
-        if self._store is not None:
-            self._later(partial(self._write, self._store))
 
     def _read(self, store: PackStore) -> None:
         """Loads the vectors in the store; where that fails, it is tried again after a minute."""

@@ -54,14 +54,14 @@ class Shelves:
         self._store = store
         self._later = later
         # A shelf counts as many as it holds, within bounds: one user's may fill the cache, which holds at most so many.
-        self._shelves: LRUCache[tuple[str, ...], tuple[UserVectors, Embedder]] = LRUCache(
-            _MOST_VECTORS, lambda shelf: min(max(len(shelf[0]), _MOST_VECTORS // _MOST_SHELVES), _MOST_VECTORS)
+        self._shelves: LRUCache[tuple[str, ...], UserVectors] = LRUCache(
+            _MOST_VECTORS, lambda shelf: min(max(shelf.count, _MOST_VECTORS // _MOST_SHELVES), _MOST_VECTORS)
         )
         self._lock = threading.Lock()
 
     def of(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> Embedder:
         """An embedder as it is where it remembers nothing, else one that remembers for this user alone."""
-        from aether_context.retrieval.embedders import CachedEmbedder, StoredVectors
+        from aether_context.retrieval.embedders import CachedEmbedder
         from aether_context.store.vectors import UserVectors
 
         if not isinstance(embedder, CachedEmbedder):
@@ -71,17 +71,16 @@ class Shelves:
             # Taken out and put again, since it has grown, and its old size would count as well.
             shelf = self._shelves.pop(key, None)
             if shelf is None:
-                vectors = UserVectors(
+                shelf = UserVectors(
+                    CachedEmbedder(embedder.embedder, max_texts=_MOST_QUERIES),
                     identity.app,
                     identity.user,
-                    embedder.name,
                     self._store if policy.record == "full" else None,
                     self._later,
                     wait_seconds=_SHARE_OF_DEADLINE * policy.retrieval.memory_timeout_seconds,
                 )
-                shelf = vectors, StoredVectors(CachedEmbedder(embedder.embedder, max_texts=_MOST_QUERIES), vectors)
             self._shelves[key] = shelf
-        return shelf[1]
+        return shelf
 
 
 _INSTANT = ("static", "none")
