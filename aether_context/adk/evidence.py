@@ -27,7 +27,6 @@ from aether_context.adk.call import (
     AgentKey,
     Call,
     SessionKey,
-    agent_key_of,
     session_key,
     time_of,
     words_of,
@@ -125,15 +124,8 @@ class Offloader:
         if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
             return None
         response, parts = split(result)
-        given = Given(
-            tool=tool.name,
-            arguments=arguments,
-            response=response,
-            parts=parts,
-            agent=context.agent_name,
-            invocation=context.invocation_id,
-            time=time_of(context),
-        )
+        agent, invocation = context.agent_name, context.invocation_id
+        given = Given(tool.name, arguments, response, parts, agent, invocation, time_of(context))
         evidence, shown = await self._describe(context, given, step, self._settings, 0)
         return shown if await self._keep(context, [evidence]) else None
 
@@ -207,7 +199,7 @@ class Offloader:
                 media_type=found.media_type,
                 form=found.form,
                 query="" if is_whole else query,
-                summary="" if is_whole else gist(found, counter=self._counter, query=query),
+                summary="" if is_whole or not step else gist(found, counter=self._counter, query=query),
             )
             evidence.append((record, found.data))
             if not is_whole:
@@ -288,9 +280,9 @@ class Offloader:
         if self._mode in ("auto", "request"):
             await self._look(call)
         records = self._records.of(context).by_digits().values()
-        problems = tuple(self._problems.pop(session_key(context), ()))
+        problems = tuple(self._problems.pop(call.key[:3], ()))
         if self._mode != "auto":
-            self._show(context, request, records if self._mode == "request" else ())
+            self._show(call, records if self._mode == "request" else ())
             if (records or self._mode != "off") and not declare(request, readers):
                 conceal(request)
             return problems
@@ -303,7 +295,7 @@ class Offloader:
         ]
         before, wants = request.contents, False
         if not any(reader.name in request.tools_dict for reader in readers):
-            wants = self._show(context, request, long)
+            wants = self._show(call, long)
             # The summary of a cut, which is in no content that ADK hands over, names addresses as well.
             wants = wants or (has_cut(context) and any(record.form in ("extract", "described") for record in records))
             wants = wants or (bool(records) and any(map(names_evidence, request.contents)))
@@ -320,7 +312,7 @@ class Offloader:
         has_long_head = _head_characters(request) >= _HEAD_CHARACTERS * window
         return bool((has_long_head and names - essential_names(request)) or names & self._always)
 
-    def _show(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> bool:
+    def _show(self, call: Call, records: Collection[EvidenceRecord]) -> bool:
         """Puts extracts into a request where the session's history holds the results themselves; whether one of them
         names an address.
 
@@ -329,9 +321,9 @@ class Offloader:
         """
         if not records:
             return False
-        key, contents = agent_key_of(context), list(request.contents)
+        request, contents = call.request, list(call.request.contents)
         with self._lock:
-            history = self._histories.pop(key, None)  # no other call goes on with it meanwhile
+            history = self._histories.pop(call.key, None)  # no other call goes on with it meanwhile
         if history is None or not history.goes_on(records, contents):
             history = _History(records)
 
@@ -346,13 +338,13 @@ class Offloader:
             elif not history.has_quotes:
                 history.has_quotes = any(part.text is not None and _QUOTED_RESULT in part.text for part in parts)
         with self._lock:
-            self._histories[key] = history
+            self._histories[call.key] = history
         for answer in history.answers:
             if answer.shown is not None:
                 contents[answer.at] = answer.shown
         request.contents = contents
         if history.has_quotes:
-            self._requote(context, request, records)
+            self._requote(call.context, request, records)
         return history.names_evidence
 
     def _requote(self, context: CallbackContext, request: LlmRequest, records: Collection[EvidenceRecord]) -> None:

@@ -44,24 +44,22 @@ def unread(call: Call) -> list[Given]:
     results there are those that these agents have not come to.
     """
     events, branch, last = call.context.session.events, call.key[3], call.last
+    known = last.pack.identity.last_event_id if last is not None else ""
     own = (call.context.agent_name, branch)
     answered: dict[tuple[str, str], int] = {}
     """Where the last answers of agents stand."""
-    has_spoken = False
+    has_spoken, at = False, len(events)
     places: list[int] = []
-    at = len(events)
     while at and own not in answered:
         at -= 1
         event = events[at]
-        by = (event.author, event.branch or "")
-        rewound = event.actions.rewind_before_invocation_id
-        if rewound:
+        if rewound := event.actions.rewind_before_invocation_id:
             at = next((place for place in range(at) if events[place].invocation_id == rewound), at)
             continue
-        # Other callbacks can keep an answer from naming its pack.
-        if has_spoken and last is not None and event.id == last.pack.identity.last_event_id:
+        if has_spoken and event.id == known:  # other callbacks can keep an answer from naming its pack
             break
-        noted = (event.custom_metadata or {}).get(METADATA)
+        by = (event.author, event.branch or "")
+        noted = event.custom_metadata.get(METADATA) if event.custom_metadata else None
         if isinstance(noted, Mapping) and "pack_id" in noted:
             answered.setdefault(by, at)
         elif event.content is not None and event.content.role == "model":
@@ -71,30 +69,23 @@ def unread(call: Call) -> list[Given]:
     found: list[Given] = []
     for at in reversed(places):
         for answer in events[at].get_function_responses():
-            asked = _asked(events, at, answer.id)
-            if asked is None or (answer.name or "").startswith(_FRAMEWORK):
-                continue
-            event, requested = asked
-            if answered.get((event.author, event.branch or ""), -1) < at:
-                response, parts = split(answer.response or {})
-                found.append(
-                    Given(
-                        tool=answer.name or "",
-                        arguments=requested.args or {},
-                        response=response,
-                        parts=[*parts, *(answer.parts or ())],
-                        agent=event.author,
-                        invocation=events[at].invocation_id,
-                        time=event.timestamp,
-                    )
-                )
+            event, asked = _asked(events, at, answer.id)
+            name, by = answer.name or "", (event.author, event.branch or "")
+            if asked is not None and answered.get(by, -1) < at and not name.startswith(_FRAMEWORK):
+                response, inside = split(answer.response or {})
+                parts = [*inside, *(answer.parts or ())]
+                who = (event.author, events[at].invocation_id, event.timestamp)
+                found.append(Given(name, asked.args or {}, response, parts, *who))
     return found
 
 
-def _asked(events: Sequence[Event], before: int, name: str | None) -> tuple[Event, types.FunctionCall] | None:
-    """The event of a call, and the call; None where the session has none by this id so far."""
-    asking = ((events[at], call) for at in range(before - 1, -1, -1) for call in events[at].get_function_calls())
-    return next((asked for asked in asking if asked[1].id == name), None) if name else None
+def _asked(events: Sequence[Event], at: int, name: str | None) -> tuple[Event, types.FunctionCall | None]:
+    """The event of the call that an answer is to, and the call; None where the session has none by its id before it."""
+    for place in range(at - 1, -1, -1) if name else ():
+        for call in events[place].get_function_calls():
+            if call.id == name:
+                return events[place], call
+    return events[at], None
 
 
 def split(result: object) -> tuple[dict[str, Any], list[types.Part]]:

@@ -61,7 +61,7 @@ class EvidenceRecord(BaseModel):
     step: str = ""
     """The step that called for it, by its key; empty without a plan."""
     summary: str = ""
-    """A line or two of it."""
+    """A line or two of it, for what the step is told; empty without a step."""
 
     @property
     def call(self) -> str:

@@ -141,15 +141,17 @@ def pick(
 
 def relevance(lines: Sequence[str], query: str) -> list[float]:
     """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
-    query_words = _vocabulary(query)
-    search_first = len(query_words) <= _FEW_WORDS
+    folded = [line.casefold() for line in lines]
+    together = "\n".join(folded)
+    # Most words of a query are nowhere, which is told sooner than where each one is.
+    query_words = {word for word in _vocabulary(query) if word in together}
     shared_words: list[Sequence[str]] = []
-    for line in lines:
-        folded = line.casefold()
-        if search_first and not any(word in folded for word in query_words):
+    for line, text in zip(lines, folded, strict=True):
+        if len(query_words) <= _FEW_WORDS and not any(word in text for word in query_words):
             shared_words.append(())
         else:
-            shared_words.append(sorted({word.casefold() for word in _WORD.findall(line)} & query_words))
+            words = _WORD.findall(text) if line.isascii() else [word.casefold() for word in _WORD.findall(line)]
+            shared_words.append(sorted(query_words.intersection(words)))
     frequency = Counter(word for words in shared_words for word in words)
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
