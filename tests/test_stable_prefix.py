@@ -21,7 +21,7 @@ from aether_context.conversation.stable_prefix import (
     BOUNDARY,
     StablePrefix,
     bytes_to_tokens,
-    estimate_tokens,
+    estimate,
     estimate_tool_overhead,
     placeholder,
 )
@@ -38,6 +38,10 @@ ROUNDED = 40
 
 def strategy(**settings: Any) -> StablePrefix:
     return StablePrefix(settings=ConversationSettings(stable_prefix=StablePrefixSettings(**settings)))
+
+
+def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings = SETTINGS) -> int:
+    return math.ceil(sum(estimate(content, settings) for content in contents) * settings.safety)
 
 
 def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of it.") -> list[Content]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.canonical import canonical_json, hash_text
 from aether_context.pack import Content, Part
 
 _MEDIA = ("inline_data", "file_data")
@@ -59,13 +59,9 @@ def part_of(value: Mapping[str, Any], *, size_bytes: int = 0, media_tokens: int 
                 size_bytes=size_bytes,
                 media_tokens=media_tokens,
             )
-    if _only_text(value):
+    if isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}:
         return Part(kind="thought" if value.get("thought") else "text", text=value["text"], wire=wire)
     return Part(kind="other", text=wire, wire=wire, size_bytes=size_bytes, media_tokens=media_tokens)
-
-
-def _only_text(value: JSON) -> bool:
-    return isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}
 
 
 def content_of_parts(role: str, parts: list[Part]) -> Content:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -114,7 +113,7 @@ def _without_elements(text: str, tags: tuple[str, ...]) -> str:
     texts: list[str] = []
     position = 0
     open_ended: set[str] = set()
-    for opener in _openers(tags).finditer(text):
+    for opener in re.finditer(rf"<({'|'.join(map(re.escape, tags))})>", text):
         name = opener.group(1)
         if opener.start() < position or name in open_ended:
             continue
@@ -126,8 +125,3 @@ def _without_elements(text: str, tags: tuple[str, ...]) -> str:
         texts.append(text[position : opener.start()])
         position = end + len(closer)
     return "".join([*texts, text[position:]])
-
-
-@lru_cache(maxsize=64)
-def _openers(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"<({'|'.join(map(re.escape, tags))})>")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
+from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategies import Epochs, HeadsTails, SlidingTurns, Summarize, Untouched
 from aether_context.conversation.strategy import Conversation, Strategy, Trimmed, decided
 from aether_context.conversation.turns import is_human, protected, units
@@ -62,15 +63,9 @@ def _fault(conversation: Conversation, result: Trimmed) -> str:
 Factory: TypeAlias = Callable[[ConversationSettings], Strategy]
 
 
-def _stable_prefix(settings: ConversationSettings) -> Strategy:
-    from aether_context.conversation.stable_prefix import StablePrefix
-
-    return StablePrefix(settings=settings)
-
-
 _BUILT_IN: dict[str, Factory] = {
     "epochs": lambda settings: Epochs(settings=settings),
-    "stable_prefix": _stable_prefix,
+    "stable_prefix": lambda settings: StablePrefix(settings=settings),
     "sliding_turns": lambda settings: SlidingTurns(settings=settings),
     "heads_tails": lambda settings: HeadsTails(settings=settings),
     "summarize": lambda settings: Summarize(settings=settings),

@@ -107,13 +107,6 @@ def _blank(part: Part, text: str) -> Part:
     return part
 
 
-def estimate_tokens(contents: Sequence[Content], settings: StablePrefixSettings | None = None) -> int:
-    """This strategy's own estimate of messages, on the safe side: bytes by 3.5, what each message and part adds, and 5%
-    on top."""
-    settings = settings or StablePrefixSettings()
-    return math.ceil(sum(estimate(content, settings) for content in contents) * settings.safety)
-
-
 @lru_cache(maxsize=50_000)
 def estimate(content: Content, settings: StablePrefixSettings) -> int:
     """The estimate of one message, before the safety factor."""

@@ -140,7 +140,8 @@ def _best(
 
 # Which declarations are sent: all, the step's, or all with calls restricted to the step's.
 
-_EXAMPLE = re.compile(r"(?i)(?P<colon>examples?\b)|e\.g\.|for example\b|```")
+_EXAMPLE = re.compile(r"(?i)examples?\b[^:\n]{0,60}:|e\.g\.|for example\b|```")
+"""Where an example begins: the word alone begins one where a colon follows on its line."""
 _MOST_NAMED, _LONGEST_NAME = 8, 60
 _DESCRIPTION = 200
 _ARGUMENT = 80
@@ -233,29 +234,9 @@ def _brief_schema(schema: JSON) -> JSON:
 
 
 def _brief(text: str, most: int) -> str:
-    bare = " ".join(text[: _example(text)].split()) or " ".join(text.split())
+    example = _EXAMPLE.search(text)
+    bare = " ".join((text[: example.start()] if example is not None else text).split()) or " ".join(text.split())
     if len(bare) <= most:
         return bare
     end = max(bare.rfind(mark, 0, most) for mark in (". ", "; ", "! ", "? "))
     return bare[: end + 1] if end > 0 else bare[:most].rsplit(" ", 1)[0]
-
-
-def _example(text: str) -> int:
-    """Where the first example begins; the end of the text where there is none.
-
-    The word alone begins one only where a colon follows on its line.
-    """
-    colon = line_end = -1
-    for match in _EXAMPLE.finditer(text):
-        if match["colon"]:
-            at = match.end()
-            if colon < at:
-                colon = text.find(":", at) if colon != len(text) else colon
-                colon = len(text) if colon < 0 else colon
-            if line_end < at:
-                line_end = text.find("\n", at)
-                line_end = len(text) if line_end < 0 else line_end
-            if colon >= line_end:
-                continue
-        return match.start()
-    return len(text)

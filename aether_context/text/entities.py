@@ -326,7 +326,7 @@ def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
             (
                 start + size
                 for size in lengths
-                if text[start : start + size] in unusual and _is_complete(text, start + size)
+                if text[start : start + size] in unusual and _CONTINUES.match(text, start + size) is None
             ),
             0,
         )
@@ -337,11 +337,6 @@ def artifact_uris(text: str, known: Iterable[str] = ()) -> list[str]:
             uris.append(match.group().rstrip(".:!?*_~…"))
         start = text.find(SCHEME, end or start + len(SCHEME))
     return uris
-
-
-def _is_complete(text: str, end: int) -> bool:
-    """Whether an address that ends at an index of a text is not continued there."""
-    return _CONTINUES.match(text, end) is None
 
 
 def entities_of(text: str) -> Iterator[str]:

@@ -184,7 +184,7 @@ def fold(points: Ints) -> bytes:
 def _contexts(points: Ints, known: Bytes) -> Ints:
     """The context of each character."""
     current, previous = points[_BEFORE:-_AFTER], points[_BEFORE - 1 : -_AFTER - 1]
-    mixed = _pair_mix(previous, current)
+    mixed: Ints = current * np.uint32(0x9E3779B1) + previous * np.uint32(0x85EBCA77)
     wordless = current >= WORDLESS
     if wordless.any():
         mixed[wordless] = _piece_mix(points, wordless, known)
@@ -194,18 +194,8 @@ def _contexts(points: Ints, known: Bytes) -> Ints:
         five = same[:-3] & same[1:-2] & same[2:-1] & same[3:]
         repeats32 = current == points[_BEFORE - 32 : -_AFTER - 32]
         mixed += (five.astype(np.uint32) + (five & repeats32)) * _REPEATED
-    return _bucket(mixed)
-
-
-def _pair_mix(previous: Ints, current: Ints) -> Ints:
-    return current * np.uint32(0x9E3779B1) + previous * np.uint32(0x85EBCA77)
-
-
-def _bucket(mixed: Ints) -> Ints:
-    """A context's index in the costs."""
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
-    bucket: Ints = mixed >> np.uint32(32 - COST_BITS)
-    return bucket
+    return mixed >> np.uint32(32 - COST_BITS)
 
 
 def _piece_mix(points: Ints, wordless: Flags, known: Bytes) -> Ints:
