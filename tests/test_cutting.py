@@ -58,14 +58,6 @@ def test_the_edge_of_a_cut_is_shortened_not_dropped():
     assert max(removed.index for removed in made.removed) < short.index
 
 
-def test_a_response_that_a_later_call_replaced_goes_first():
-    again = [called("read", "x", path="docs/reports/r4.md"), answered("read", "x", lines("newer", 20))]
-    contents = [*work(6)[:-2], *again, said("well", "model"), said("And now?")]
-    total = Conversation.of(contents, window=10_000).used
-    _, made = left(contents, total - 100)
-    assert [removed.index for removed in made.removed] == [9, 10]
-
-
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
     contents = work(5)
     said_before = recap(contents[:9], contents[9:], max_tokens=400, counter=TALLY, summaries=NONE)

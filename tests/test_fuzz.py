@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -443,9 +442,9 @@ class Run:
         if pack.appended is None:
             return
         built = build_pack(pack.source, self.policy, counter=counter_for(self.model), cache=self.cache)
-        for field in dataclasses.fields(Pack):
-            if field.name not in ("appended", "counts", "source"):
-                assert getattr(built, field.name) == getattr(pack, field.name), field.name
+        for name in Pack._fields:
+            if name not in ("appended", "counts", "source"):
+                assert getattr(built, name) == getattr(pack, name), name
 
     async def finish(self) -> None:
         """What must hold of the whole: events as they were, everything recorded, accounted for and replayable."""
