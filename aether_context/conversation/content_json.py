@@ -1,6 +1,6 @@
 """Contents from their wire form: the JSON of google-genai's ``Content``, snake case, fields that are None left out.
 
-Binary data stands in it as a tagged hash. A part of a kind that is not known here is carried as it is and counted by
+Binary data is replaced by a tagged hash. A part of a kind that is not known here is carried as it is and counted by
 its JSON.
 """
 
@@ -17,7 +17,7 @@ _MEDIA = ("inline_data", "file_data")
 
 
 def content_from_wire(wire: str) -> Content:
-    """The content that a canonical wire text stands for."""
+    """The content of a canonical wire text."""
     value = json.loads(wire)
     parts = tuple(part_of(part) for part in value.get("parts") or ())
     return _content(value.get("role") or "", parts, wire)

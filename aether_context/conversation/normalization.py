@@ -38,7 +38,7 @@ def normalize(contents: Sequence[Content], *, strip_tags: Sequence[str] = (), em
 
     Args:
         strip_tags: names of XML elements that are taken out, with what is between their tags.
-        empty: what stands for a message with nothing left in it.
+        empty: the text of a message with nothing left in it.
     """
     stripped = [_stripped(content, tuple(strip_tags), empty) for content in contents]
     normal: list[Normal] = []

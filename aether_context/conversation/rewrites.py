@@ -29,9 +29,9 @@ def text_part(text: str) -> Part:
     return part_of({"text": text})
 
 
-def asked(contents: Sequence[Content], index: int) -> str:
-    """What the content at ``index`` is there for, as a query: the arguments of the calls that it answers, and the
-    person's words before them, which stay for as long as it does."""
+def query_of(contents: Sequence[Content], index: int) -> str:
+    """The query by which lines of the content at ``index`` are chosen: the arguments of the calls that it answers, and
+    the user's words before them, which stay in the request for as long as the content does."""
     agent = contents[index].agent
     earlier = range(index - 1, -1, -1)
     calls = (
@@ -121,7 +121,7 @@ def response_tokens(content: Content, counter: PackCounter) -> list[int]:
 
 def part_tokens(content: Content, counter: PackCounter) -> list[int]:
     """Tokens of each part of a content that `shortened` can shorten, about."""
-    # What a host does not quote, such as code, stands beside the quotes as it came.
+    # Parts that a host does not quote, such as code, come unchanged beside the quotes.
     parts = [part for part in content.parts if not content.agent or part.kind not in ("text", "thought")]
     texts = counter.count_all([part.text for part in parts])
     quoted = counter.count_all([quote.text for quote in content.quotes])
@@ -174,7 +174,7 @@ def _text_within(text: str, ceiling: int, query: str, counter: PackCounter) -> s
 def clipped(value: JSON, ceiling: int, counter: PackCounter) -> JSON:
     """A JSON object of about ``ceiling`` tokens: its longest texts end early and say so, its keys stay.
 
-    Where there are so many keys that they alone are too much, an extract of it stands under one key.
+    Where the keys alone are too much, the object becomes an extract under one key.
     """
     leaves = [(path, text) for path, text in strings(value) if path and path[-1] not in _NAMES]
     sizes = counter.count_all([text for _, text in leaves])
@@ -229,7 +229,7 @@ def _extracted(response: JSON, ceiling: int, query: str, counter: PackCounter) -
     address = {name: item.split(" ")[0] for name, item in fields if isinstance(item, str) and item.startswith(SCHEME)}
     if address and counter.count(canonical_json(address)) > ceiling - _LEAST_TEXT:
         address = {}
-    # Of what is kept elsewhere as a whole, the longest text tells more than what stands beside it.
+    # A result with an address is kept whole elsewhere, so its longest text is worth more than its other fields.
     bare: JSON = {"extract": "", **address}
     source_text = longest if address and share >= _LARGEST else laid_out(response)
     if path and share >= _DOMINANT:

@@ -151,7 +151,7 @@ def _tool_bytes(wire: str) -> int:
 def _boundary(conversation: Conversation) -> tuple[int, str]:
     """The index of the boundary, found by the hash of the last content below it, and what was wrong with it.
 
-    A content that a cut took away since then cannot be compared; the count stands.
+    A content that a cut took away since then cannot be compared; then the count alone decides.
     """
     state = conversation.state.get("stable_prefix") or {}
     count, digest = state.get(BOUNDARY), state.get(_LAST)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aether_context.conversation.anchors import hold
-from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, response_tokens, shortened
+from aether_context.conversation.rewrites import LEAST_EXTRACT, query_of, response_tokens, shortened
 from aether_context.conversation.strategy import (
     Conversation,
     Removed,
@@ -105,10 +105,10 @@ def cut_to(
                 continue
             content, raw = conversation.contents[at], conversation.raws[at]
             unshortened = raw if len(content.parts) == len(raw.parts) else content
-            extract = shortened(unshortened, ceiling, asked(conversation.raws, at), counter)
+            extract = shortened(unshortened, ceiling, query_of(conversation.raws, at), counter)
             replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
         room_for_summary = budget.ceiling - kept_tokens - frame_tokens
-        # What passes the window by itself, or nearly, is shortened later, so that something tells of all the rest.
+        # Contents that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
         gives_way = room_for_summary <= 0 or (ends_in_results and room_for_summary < summary_ceiling // 2)
         summary = conversation.summarized(
             frozenset(gone),

@@ -84,7 +84,7 @@ class Conversation:
     by hand: marks and thresholds are not waited for. ``gated`` is set where reported usage says that the window is far
     from full, and ``heavy`` where bytes say that it is not: `passes` heeds them. ``recalls`` is set where turns that
     were cut are sent beside the conversation. ``cached_price`` is that of cached input as a share of other input's, 1
-    where nothing is cached. ``summaries`` holds a model's; without one a summary has the conversation's own words.
+    where nothing is cached. ``summaries`` holds a model's; without one a summary quotes the conversation.
     """
 
     contents: tuple[Content, ...]
@@ -159,11 +159,11 @@ class Conversation:
     def summarized(
         self, gone: Collection[int], max_tokens: int, *, shorter: Mapping[int, Content] | None = None, own: bool = False
     ) -> str:
-        """What stands for contents that are cut now and were before; empty where there is no room.
+        """The summary of contents that are cut now and were cut before; empty where there is no room.
 
         Args:
-            shorter: what stands for contents that are shortened now, by index.
-            own: whether it has the conversation's own words, although a model could write it.
+            shorter: the contents that are shortened now, by index.
+            own: whether the summary has the conversation's own words, although a model could write it.
         """
         if max_tokens <= 0:
             return ""
@@ -250,7 +250,7 @@ def summary_tokens(counter: PackCounter, summary: str) -> int:
 
 @lru_cache(maxsize=64)
 def summary_content(summary: str) -> Content:
-    """The message that a summary stands in before the turns that are kept."""
+    """The message that holds a summary, before the turns that are kept."""
     return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 
@@ -265,7 +265,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """A content that another one stands for, by index, and why. ``new`` is set where this call decided it.
+    """A content that another one replaces, by index, and why. ``new`` is set where this call decided it.
 
     ``ceiling`` are the tokens that its parts are cut down to where it is an extract, None where it is not.
     """
@@ -379,7 +379,7 @@ def decided(
     replaced_indices = [change.index for change in replaced if change.new]
     act = None
     if changed or replaced_indices or result.cuts:
-        # A prefix cache held what stands behind the first change and before the last thing that the model said.
+        # A prefix cache held what comes after the first change and before the model's last answer.
         first = min([*changed, *replaced_indices], default=len(left))
         fresh = max((at for at, content in enumerate(conversation.contents) if content.role == "model"), default=0)
         touched = {*changed, *replaced_indices}

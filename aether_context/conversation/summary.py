@@ -47,7 +47,7 @@ def recap(
     summaries: Summaries | None = None,
     earlier: str = "",
 ) -> str:
-    """The text that stands for contents that a cut takes; empty where nothing fits.
+    """The text that replaces contents that a cut takes; empty where nothing fits.
 
     Args:
         gone: contents that leave, in their order.
@@ -96,7 +96,7 @@ _LOOKUP_TITLE = "- found by "
 _LONGEST_LOOKUP = 360
 """Characters of a result that is small."""
 _MANY_LOOKUPS, _LOOKUP_SHARE = 4, 0.3
-"""So many small results of one tool, and so much of all of its results, are a table; others are told like the rest."""
+"""A tool's small results are listed where there are so many, and where they are such a share of all of its results."""
 
 
 def is_lookup(bullet: str) -> bool:
@@ -112,7 +112,7 @@ def lookup_lines(
     Args:
         contents: that leave, in their order.
         earlier: the lines of earlier cuts.
-        known: text that stands beside them; what it says already is left out.
+        known: text beside them; lines in it are left out.
     """
     lookups = list(_small(contents))
     results = Counter(response.name for content in contents for response in content.responses)
@@ -131,7 +131,7 @@ def lookup_lines(
 
 
 def _small(contents: Sequence[Content]) -> Iterator[tuple[str, str]]:
-    """The tool of each small result, and the line that tells it."""
+    """The tool of each small result, and the line with what was asked and what came."""
     calls_by_tool: dict[str, list[Part]] = {}
     for content in contents:
         for call in content.calls:

@@ -31,7 +31,7 @@ class Unit(NamedTuple):
 
 
 class _Waiting:
-    """Calls that wait for their answers, with the units that they stand in, the earliest first.
+    """Calls that wait for their answers, with their units, the earliest first.
 
     Each is looked up by what can name it, so that thousands that share a name cost no more than as many that do not.
     """
@@ -60,7 +60,7 @@ class _Waiting:
 
 
 _PERSON = "user"
-"""What a person posts in answer to another agent's call is quoted as the user's."""
+"""The agent that is named where a person answers another agent's call."""
 
 
 def is_human(content: Content) -> bool:
@@ -75,7 +75,7 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
     belongs to a quoted call of the same agent. Answers that arrive late, or apart from each other, join their exchange
     wherever they stand. A response that answers nothing is a message of its own.
     """
-    joined: list[int] = []  # for each unit the one that it went into, itself where it stands alone
+    joined: list[int] = []  # for each unit the one that it was merged into, itself where it was not
     kinds: list[UnitKind] = []
     turns: list[int] = []
     unit_by_content: list[int] = []  # for each content its unit
@@ -126,7 +126,7 @@ def units(contents: Sequence[Content]) -> tuple[Unit, ...]:
 
 
 def _last(joined: list[int], unit: int) -> int:
-    """The unit that a unit went into at last."""
+    """The unit that a unit was merged into in the end."""
     while joined[unit] != unit:
         joined[unit] = joined[joined[unit]]
         unit = joined[unit]
@@ -245,7 +245,7 @@ _MOST_SPARE = 4
 """Times its tokens as they are sent that a unit may give up: responses alone count by their JSON, which escapes."""
 
 
-# Where the last cut stands in a host's list that may have changed since.
+# The place of the last cut in a host's list, which may have changed since.
 
 
 class Aligned(NamedTuple):
@@ -270,15 +270,15 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> Aligned:
         return Aligned(epoch)
     last = epoch.cut_count - 1
 
-    def stands(shift: int) -> bool:
-        """Whether the last content cut, and the other anchors that are still in the list, stand ``shift`` further."""
+    def is_at(shift: int) -> bool:
+        """Whether the last content cut, and the other anchors still in the list, are ``shift`` places further."""
         return digest_at(last + shift) == epoch.cut_hash and all(
             short(digest_at(at + shift)) == digest for at, digest in epoch.anchors if at + shift >= 0
         )
 
-    if last < total and stands(0):
+    if last < total and is_at(0):
         return Aligned(epoch)
-    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and stands(at - last)]
+    shifts = [at - last for at in range(total) if digest_at(at) == epoch.cut_hash and is_at(at - last)]
     if len(shifts) != 1:
         return reset(epoch, "the boundary of the last cut is gone")
     shift = shifts[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.rewrites import Parts, asked, packed_message, reduced, thinned
+from aether_context.conversation.rewrites import Parts, packed_message, query_of, reduced, thinned
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, EpochReason, Outgoing, PackedMessage, PackInput
@@ -119,7 +119,7 @@ def _items(draft: Draft, texts: Mapping[int, str]) -> tuple[Outgoing, ...]:
                 content=content, raw=raw, origin=index, outcome="payload", tokens=0, members=members
             )
         elif draft.keys[index] in epoch.extracts or raw.digest in parts:
-            question, ceiling = asked(request.contents, index), epoch.extracts.get(draft.keys[index])
+            question, ceiling = query_of(request.contents, index), epoch.extracts.get(draft.keys[index])
             item = Outgoing(content=raw, raw=raw, origin=index, outcome="verbatim", tokens=0)
             shaped[index] = reduced(item, ceiling, parts, question, counter)
     counts = counter.contents(
@@ -179,14 +179,14 @@ def _packed_texts(draft: Draft) -> dict[int, str]:
 
 
 def plan_digest(source: PackInput) -> str:
-    """What tells a payload's plan from another's: a short digest of all that the step says."""
+    """A short digest of all that the step says. Payloads of different plans differ in it."""
     return short(hash_text(payload.step_text(source.step)))
 
 
 # Which messages of earlier invocations go on in their packed text, and which return to the user's own words.
 #
 # A request needs one pack, the current one. An earlier message that returns to its own words is shorter in every
-# request from then on, but a provider's cache has to read all that stands behind it once more. Where the prefix ends
+# request from then on, but the provider has to read all that comes after it once more. Where the prefix ends
 # anyway, or the pack speaks of another plan, there is nothing to weigh.
 
 _LEAST_CALLS = 20
@@ -227,8 +227,8 @@ def _matched(source: PackInput) -> dict[int, PackedMessage]:
 def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping[int, Content]) -> Sequence[int]:
     """The indices in ``past`` of earlier messages that keep their packed text, where the prefix goes on.
 
-    A break spares what stands before it, so the messages that keep it are the earliest ones. It is made where it gains
-    most, for as many calls as the conversation is expected to have before it is cut.
+    A break costs nothing before its place, so the messages that keep their packed text are the earliest ones. It is
+    made where it gains most, for as many calls as the conversation is expected to have before it is cut.
 
     Args:
         past: earlier messages that were sent packed last.
@@ -245,7 +245,7 @@ def _still_packed(draft: Draft, past: Mapping[int, PackedMessage], sent: Mapping
     contents, human = draft.input.request.contents, draft.human
     raw = counter.contents(contents)
     surplus = {index: counter.content(sent[index]) - raw[index] for index in places}
-    # No earlier request can have held what stands behind the last thing that the model said.
+    # No earlier request held what comes after the model's last answer.
     last = len(contents) if human is None else human
     unsent = next((at for at in range(last - 1, -1, -1) if contents[at].role == "model"), last)
     end = places[first_of_other_plan] if first_of_other_plan < len(places) else unsent

@@ -25,7 +25,14 @@ from aether_context.conversation import (
     units,
 )
 from aether_context.conversation.quotes import requoted
-from aether_context.conversation.rewrites import LEAST_EXTRACT, asked, part_tokens, reduced, response_tokens, shortened
+from aether_context.conversation.rewrites import (
+    LEAST_EXTRACT,
+    part_tokens,
+    query_of,
+    reduced,
+    response_tokens,
+    shortened,
+)
 from aether_context.conversation.strategies import Epochs
 from aether_context.conversation.turns import Unit, as_ranges, protected
 from aether_context.evidence.extracts import unshown_names
@@ -434,7 +441,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> tuple[
     for at in targets:
         item = items[at]
         most = min(ceiling, draft.extracts.get(draft.key(item), ceiling))
-        query = asked(raws, at)
+        query = query_of(raws, at)
         if item.outcome == "placeholder":
             shorter = item._replace(content=shortened(item.content, most, query, draft.counter))
         else:
@@ -539,7 +546,7 @@ def _thin_unit(draft: Draft, over: int, origins: Collection[int]) -> None:
             item = items[index]
             kept_ranges = as_ranges({at for which, at in chosen if which == number})
             ceiling = draft.extracts.get(draft.key(item))
-            thinned_item = reduced(item, ceiling, {item.raw.digest: kept_ranges}, asked(raws, index), counter)
+            thinned_item = reduced(item, ceiling, {item.raw.digest: kept_ranges}, query_of(raws, index), counter)
             thinned_items.append(
                 thinned_item._replace(tokens=counter.content(thinned_item.content) if kept_ranges else 0)
             )

@@ -160,7 +160,7 @@ def render(draft: Draft) -> Pack:
     )
     counted = sum(block.tokens for block in (sent.system, *sent.tools, *sent.contents))
     validity, invalid_reason = validity_of(source, packed)
-    # The acceptance items whose proof stands in the payloads that are sent.
+    # The acceptance items whose proof the sent payloads hold.
     written = {item.raw.digest for item in plain if item.outcome == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
     over = counted + draft.unseen - draft.shares.budget
@@ -258,7 +258,7 @@ def checksum(allowed: tuple[str, ...] | None, sent: Sent, running_hashes: Runnin
 def _within(rendered: payload.Payload, request: str, ceiling: int | None, counter: PackCounter) -> tuple[str, str]:
     """The payload's two halves; all before the request as an extract of at most ``ceiling`` tokens.
 
-    The second half, where the acceptance list stands, stays whole while anything of the first finds room beside it.
+    The second half, with the acceptance list, stays whole while anything of the first finds room beside it.
     """
     if ceiling is None:
         return rendered.before, rendered.after

@@ -27,9 +27,8 @@ def choose(draft: Draft, kept: Sequence[Outgoing], summary: str) -> None:
     """Ranks the candidates, once an invocation: later calls keep what was chosen then.
 
     Args:
-        kept: the contents that are sent, in the form in which they are; a candidate that stands there verbatim is left
-            out.
-        summary: what stands for those that were cut; the same holds for it.
+        kept: the contents as they are sent; a candidate that is in them word for word is left out.
+        summary: the summary of those that were cut; the same holds for it.
     """
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.keeps or source.passthrough_reason or not source.candidates:
