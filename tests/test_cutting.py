@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from google.genai import types
 from packs import answered, called, lines, pack_input, said
 from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up
@@ -157,3 +158,24 @@ def test_something_tells_of_what_was_cut_in_the_smallest_windows(window, script,
     assert all(manifest.epoch.summary for manifest in cuts)
     assert all(inside(manifest, window) for manifest in cuts)
     chat.replays()
+
+
+@pytest.mark.parametrize("question", ["What does A-17 cost?", f"What does A-17 cost? {words(150)}"])
+def test_a_file_too_large_for_the_window_goes_before_what_is_asked_of_it(question):
+    table = types.Part(inline_data=types.Blob(mime_type="text/csv", data=b"A-17;19.50\n" * 4_000))
+    chat = Chat(policy=small(4_000), tools=[look_up], script=[call("look_up", key="k"), "ok"])
+    chat.say(types.UserContent(parts=[types.Part(text=question), table]), "And A-18?")
+    assert all(f"{question}\n[Left out of this message: text/csv" in sent.text for sent in chat.sent)
+    manifests = chat.manifests()
+    assert all(inside(manifest, 4_000) for manifest in manifests)
+    assert any("the files beside it" in told for told in manifests[0].degradations)
+    chat.replays()
+
+
+def test_a_picture_stays_where_it_is_the_text_beside_it_that_is_too_long():
+    picture = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG" + bytes(900)))
+    chat = Chat(policy=small(4_000), tools=[look_up], script=["ok"])
+    chat.say(types.UserContent(parts=[types.Part(text=words(4_000)), picture]))
+    (content,) = chat.sent[0].contents
+    assert content.parts[0].text.startswith("[The middle of this message is left out")
+    assert content.parts[1].inline_data == picture.inline_data

@@ -591,11 +591,20 @@ def _groups(contents: Sequence[Content]) -> tuple[list[tuple[int, int]], list[li
 
 
 def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
-    """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store."""
+    """The middle of an oversized request, or of what was handed over, leaves a note, and goes to the store.
+
+    Where that would not be enough, its media go first, since words without them say more than they do without words.
+    """
     raw, counter = draft.raw_human, draft.counter
     size = _request_tokens(draft)
     if raw is None or size <= (least := _least_request(raw, counter)):
         return
+    if over > size - least:
+        _leave_out_media(draft, over, budget)
+        over = _over(draft, draft.items)
+    if over <= 0:
+        return
+    after = draft.request.removeprefix(raw.text) if draft.request is not None else ""
     uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
     records = draft.policy.record == "full"
     where = f"; the whole of it is {uri}" if records and draft.input.can_read else ""
@@ -612,7 +621,7 @@ def _shorten_request(draft: Draft, over: int, budget: Budget) -> None:
         names = unshown_names(entities_of(raw.text), shown, max_tokens=for_names, count_all=counter.count_all)
         text = f"{note[:-1]}; it names {names}]\n{shown}" if names else f"{note}\n{shown}"
     used = counter.count(text)
-    draft.request, draft.saved = text, {uri: raw.text} if records else {}
+    draft.request, draft.saved = text + after, {uri: raw.text} if records else {}
     _note_task(draft, size, used, size - used)
 
 

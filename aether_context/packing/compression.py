@@ -239,6 +239,8 @@ def _texts(draft: Draft) -> dict[str, int]:
         "the constraints": "\n".join((*step.constraints, *step.next, *step.stop_when)),
     }
     sizes = {name: counter.count(text) for name, text in texts.items() if text}
+    if media := sum(map(counter.media, draft.raw_human.parts)) if draft.raw_human is not None else 0:
+        sizes["the files beside it"] = media
     sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
     return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.scope.tools}
 
