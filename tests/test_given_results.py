@@ -231,6 +231,16 @@ def test_the_history_of_an_app_that_takes_the_plugin_later_is_offloaded() -> Non
     assert "artifact" in shown(talk)[0]
 
 
+def test_only_the_latest_of_very_many_results_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_MOST_AT_ONCE", 2)
+    talk = chat(
+        [[call("read_log", name=name) for name in "abc"], "done", "on"], policy=PackPolicy(max_input_tokens=32_000)
+    )
+    talk.say("go", "and on")
+    for at in (-2, -1):
+        assert ["artifact" in one for one in shown(talk, at)] == [False, True, True]
+
+
 def test_a_preview_shows_extracts_and_keeps_nothing() -> None:
     talk = chat([call("read_log", name="a"), Failure("down")])
     with pytest.raises(Failure):

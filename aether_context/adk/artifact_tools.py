@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cachetools import LRUCache
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
@@ -36,6 +34,7 @@ from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.text.entities import SCHEME
 from aether_context.tokens import counter_for, family_of
+from aether_context.tokens.counters import SharedLRU
 
 if TYPE_CHECKING:
     from aether_context.evidence.passages import Excerpt, Searcher
@@ -79,8 +78,7 @@ class Library:
         self._store = store
         self.records = records
         self._mask = masker(redact) if redact else None
-        self._texts: LRUCache[tuple[str, str, str], Searcher] = LRUCache(16)
-        self._lock = threading.Lock()
+        self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
 
     async def open(self, uri: str, context: ToolContext) -> Searcher:
         """The text of an address, in lines.
@@ -101,8 +99,7 @@ class Library:
             if not is_text(kind):
                 raise Unreadable(f"{uri} is {kind} of {record.size_bytes} bytes, which cannot be read as text")
             key = (session.app_name, session.user_id, record.digest)
-            with self._lock:
-                found = self._texts.get(key)
+            found = self._texts.get(key)
             if found is not None:
                 return found
             try:
@@ -137,8 +134,7 @@ class Library:
 
         found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
         if key is not None:
-            with self._lock:
-                self._texts[key] = found
+            self._texts.put(key, found)
         return found
 
     async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:

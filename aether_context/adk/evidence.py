@@ -67,6 +67,8 @@ _HEAD_CHARACTERS = 1.0
 _INSTANT_CHARACTERS = 200_000
 _ASKED_CHARACTERS = 400
 _MOST_PROBLEMS = 20
+_MOST_AT_ONCE = 500
+"""Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
 _T = TypeVar("_T")
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
@@ -134,14 +136,17 @@ class Offloader:
         step = call.planned.step.key if call.planned.validity != "unplanned" else ""
         window = call.window if self._mode == "auto" else 0
         settings = self._limits(window) if window else self._settings
-        found: list[_Evidence] = []
-        for given in unread(call):
+        tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
+
+        def is_wanted(given: Given) -> bool:
             is_short = window and _characters(given.response) <= settings.threshold_tokens
-            tool = call.request.tools_dict.get(given.tool)
-            if (is_short and given.tool not in self._always) or _uses_computer(tool):
-                continue
-            if given.tool in (READ, SEARCH, *essential_names(call.request)):
-                continue
+            if given.tool in stays or (is_short and given.tool not in self._always):
+                return False
+            return not _uses_computer(tools.get(given.tool))
+
+        found: list[_Evidence] = []
+        for given in [*filter(is_wanted, unread(call))][-_MOST_AT_ONCE:]:
+            await asyncio.sleep(0)  # other sessions are served between two of them
             try:
                 found.append((await self._describe(call.context, given, step, settings, window))[0])
             except Exception as error:
