@@ -72,8 +72,18 @@ class PostgresRows:
         if unknown := rest.partition("?")[2]:
             name = unknown.partition("=")[0]
             raise SearchIndexError(f"memory URI option {name!r} is unknown: it is schema, or a parameter of libpq")
-        given = _parsed(place)
-        self._parameters = {"connect_timeout": _CONNECT_SECONDS, "application_name": "aether-context", **given}
+        try:
+            given: dict[str, Any] = conninfo.conninfo_to_dict(place)
+        except psycopg.Error:  # without a word of the URI, since a password may stand anywhere in it
+            raise StoreError(
+                "the PostgreSQL URI cannot be read: write it as postgresql://user:password@host:port/database, with"
+                " %-codes for what is not a letter or a digit in user and password"
+            ) from None
+        self._parameters: dict[str, Any] = {
+            "connect_timeout": _CONNECT_SECONDS,
+            "application_name": "aether-context",
+            **given,
+        }
         self._schema = options.get("schema", SCHEMA)
         host = given.get("host") or given.get("hostaddr") or "localhost"
         port = f":{given['port']}" if given.get("port") else ""
@@ -276,18 +286,6 @@ def _version(connection: _Connection, schema: str) -> int:
         return 0
     row = connection.execute("SELECT max(version) FROM migrations").fetchone()
     return int(row[0] or 0) if row else 0
-
-
-def _parsed(uri: str) -> dict[str, Any]:
-    """The parameters of libpq that a URI holds. Where it is none, the error says no word of it, since a password may
-    stand anywhere in it."""
-    try:
-        return conninfo.conninfo_to_dict(uri)
-    except psycopg.Error:
-        raise StoreError(
-            "the PostgreSQL URI cannot be read: write it as postgresql://user:password@host:port/database, with %-codes"
-            " for what is not a letter or a digit in user and password"
-        ) from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -131,7 +131,8 @@ class HybridIndex:
         threads = [self._threads.setdefault(entry.thread, len(self._threads)) for entry in added]
         self._texts.extend(list(map(terms.hashed, texts)), vectors, [entry.time for entry in added], threads)
         if passages:
-            self._passages.extend(list(map(terms.hashed, passages)), of_passages)
+            unknown, none = [None] * len(passages), [-1] * len(passages)
+            self._passages.extend(list(map(terms.hashed, passages)), of_passages, unknown, none)
             owners = np.arange(len(self) - len(cut), len(self))
             self._owners = np.concatenate([self._owners, np.repeat(owners, list(map(len, pieces)))])
 

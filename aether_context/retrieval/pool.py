@@ -132,8 +132,8 @@ class Pool:
         self,
         said: Sequence[bytes],
         vectors: Sequence[Rows | None],
-        times: Sequence[float | None] | None = None,
-        threads: Sequence[int] | None = None,
+        times: Sequence[float | None],
+        threads: Sequence[int],
     ) -> None:
         """Adds the next texts.
 
@@ -147,11 +147,8 @@ class Pool:
         new_terms, new_lengths = packed(said)
         self._terms = np.concatenate([self._terms, new_terms])
         self._lengths = np.concatenate([self._lengths, new_lengths])
-        unknown = [math.nan] * count
-        new_times = unknown if times is None else [math.nan if time is None else time for time in times]
-        self._times = np.concatenate([self._times, np.array(new_times, dtype=np.float64)])
-        new_threads = np.array([-1] * count if threads is None else threads, dtype=np.int64)
-        self._threads = np.concatenate([self._threads, new_threads])
+        self._times = np.concatenate([self._times, np.array(times, dtype=np.float64)])  # None becomes NaN
+        self._threads = np.concatenate([self._threads, np.array(threads, dtype=np.int64)])
         for at, rows in enumerate(vectors):
             table = self.vectors[at]
             width = table.shape[1] if rows is None else rows.shape[1]

@@ -13,9 +13,8 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import Stemmer
 from numpy.typing import NDArray
-
-from aether_context.retrieval import english
 
 # A run of letters and digits is a word; words of a script that one language writes are stemmed by that language's
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
@@ -31,7 +30,7 @@ STOP_WORDS = frozenset(
     )
 )
 """English words that say too little to search by; a query of nothing else keeps them."""
-STOP_TERMS = frozenset(map(english.stem, STOP_WORDS)) | STOP_WORDS
+STOP_TERMS = frozenset(Stemmer.Stemmer("english").stemWords(STOP_WORDS)) | STOP_WORDS
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -123,14 +122,10 @@ def _stem(word: str) -> str:
     language = next((language for script, language in _LANGUAGES if script.match(word)), None)
     if language is None or len(word) > _LONGEST_STEMMED:
         return word
-    if language == "english":
-        return english.stem(word)
     # Each thread has its own stemmers, since one holds the word that it works on.
     stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})
     if language not in stemmers:
-        import snowballstemmer
-
-        stemmers[language] = snowballstemmer.stemmer(language)
+        stemmers[language] = Stemmer.Stemmer(language)
     found: str = stemmers[language].stemWord(word)
     return found
 
