@@ -20,7 +20,6 @@ _FORMAT = 4
 _FORMER = (2, 3)
 """Formats that are read, too: the file becomes one of this format when it is opened."""
 _TIMEOUT_SECONDS = 30.0
-_BY_NAME = "CREATE INDEX memories_by_name ON memories (owner, name)"
 _FORMER_TABLES = {"memories", "vectors", "blocks", "sqlite_sequence"}
 _SET_ASIDE = """
 DROP TRIGGER IF EXISTS memories_gone;
@@ -125,8 +124,8 @@ class MemoryFile:
             raise StoreError(
                 f"{self.name} holds something else than memories of format {_FORMAT}: give a file of its own"
             )
-        script = (_SET_ASIDE if found else "") + TABLES.format(bytes="blob") + _BY_NAME
-        for statement in script.split(";"):
+        script = (_SET_ASIDE if found else "") + TABLES.format(bytes="blob")
+        for statement in (*script.split(";"), "CREATE INDEX memories_by_name ON memories (owner, name)"):
             connection.execute(statement)
         if found:
             self._take_over(connection)

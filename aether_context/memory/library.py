@@ -128,8 +128,7 @@ class Memories:
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
-        owner = owner_of(app, user)
-        deleted = self._write(rows.delete, owner, name=name, session=session)
+        deleted = self._write(rows.delete, owner_of(app, user), name=name, session=session)
         if deleted:
             self.database.purge()
         return deleted

@@ -166,9 +166,7 @@ def put(
 
 def is_change(memory: Memory, known: Mapping[str, str | None], *, revive: bool) -> bool:
     """Whether a memory is to be written where some are known by `digests`."""
-    if memory.key not in known:
-        return True
-    digest = known[memory.key]
+    digest = known.get(memory.key, "")
     return revive if digest is None else digest != memory.digest
 
 
