@@ -90,10 +90,12 @@ def _aim(draft: Draft) -> _Aim:
         """Whether memory and evidence get at least so much once so many tokens of tools and task are freed."""
         tools = min(freed, spare["tools"])
         task = min(freed - tools, spare["task"])
-        left = {**measured, "tools": measured["tools"] - tools, "task": measured["task"] - task}
-        if sum(left.values()) > draft.input_budget:
+        measured_left = {**measured, "tools": measured["tools"] - tools, "task": measured["task"] - task}
+        if sum(measured_left.values()) > draft.input_budget:
             return False
-        layer_tokens = allocation_of(source, policy, signals=weights, measured=left, wanted=wanted_tokens).layers
+        layer_tokens = allocation_of(
+            source, policy, signals=weights, measured=measured_left, wanted=wanted_tokens
+        ).layers
         return all(layer_tokens[layer].final >= tokens for layer, tokens in least.items())
 
     # At once, since each will be asked for.
@@ -339,10 +341,10 @@ def briefest(draft: Draft, candidate: Candidate) -> Candidate:
 
 def _staying(draft: Draft, ranked: Sequence[Candidate], room: int) -> list[int]:
     """The least tokens of as many of ``ranked``, from the beginning, as find room at these."""
-    least = [least_tokens(draft, candidate) for candidate in ranked]
-    if sum(least) > room:
-        least = [draft.least.get(candidate.id) or briefest(draft, candidate).tokens for candidate in ranked]
-    return least[: _fitting(least, room)]
+    least_tokens_each = [least_tokens(draft, candidate) for candidate in ranked]
+    if sum(least_tokens_each) > room:
+        least_tokens_each = [draft.least.get(candidate.id) or briefest(draft, candidate).tokens for candidate in ranked]
+    return least_tokens_each[: _fitting(least_tokens_each, room)]
 
 
 def _within(draft: Draft, candidate: Candidate, ceiling: int) -> Candidate:
@@ -400,24 +402,26 @@ def _reduced(
     layer: Layer,
     chosen: Sequence[Candidate],
     ranked: Sequence[Candidate],
-    made: Sequence[Candidate],
+    fitting: Sequence[Candidate],
     room: int,
 ) -> tuple[tuple[Candidate, ...], tuple[TruncationEvent, ...]]:
     """What stays of a layer, in the order given, and the event of what is dropped, the first to go first."""
-    made = made[: _fitting([candidate.tokens for candidate in made], room)]
-    dropped = tuple(reversed(ranked[len(made) :]))
-    short = tuple(
-        unshortened.id for unshortened, after in zip(ranked, made, strict=False) if after.tokens < unshortened.tokens
+    fitting = fitting[: _fitting([candidate.tokens for candidate in fitting], room)]
+    dropped = tuple(reversed(ranked[len(fitting) :]))
+    shortened_ids = tuple(
+        unshortened.id for unshortened, after in zip(ranked, fitting, strict=False) if after.tokens < unshortened.tokens
     )
     before = sum(candidate.tokens for candidate in ranked)
-    after = sum(candidate.tokens for candidate in made)
-    middle = after + sum(candidate.tokens for candidate in dropped)
-    staying = {candidate.id: candidate for candidate in made}
-    draft.shortened |= frozenset(short)
+    after = sum(candidate.tokens for candidate in fitting)
+    compressed_tokens = after + sum(candidate.tokens for candidate in dropped)
+    staying = {candidate.id: candidate for candidate in fitting}
+    draft.shortened |= frozenset(shortened_ids)
     draft.dropped += dropped
-    draft.events += _event(layer, "compress", short, before, middle)
+    draft.events += _event(layer, "compress", shortened_ids, before, compressed_tokens)
     staying_in_order = tuple(staying[candidate.id] for candidate in chosen if candidate.id in staying)
-    return staying_in_order, _event(layer, "drop", tuple(candidate.id for candidate in dropped), middle, after)
+    return staying_in_order, _event(
+        layer, "drop", tuple(candidate.id for candidate in dropped), compressed_tokens, after
+    )
 
 
 def _event(layer: Layer, stage: Stage, names: tuple[str, ...], before: int, after: int) -> tuple[TruncationEvent, ...]:

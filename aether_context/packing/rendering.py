@@ -151,8 +151,8 @@ def render(draft: Draft) -> Pack:
     reason = _reason(draft)
     epoch = _epoch(draft, packed, reason)
     # What is sent of each content that came in, before it was merged with its neighbours.
-    left = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
-    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in left}, epoch)
+    present_origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
+    outcomes = _outcomes(draft, {item.origin: item for item in plain if item.origin in present_origins}, epoch)
     running_hashes = RunningHashes(
         read=fold(item.raw.digest for item in draft.incoming),
         count=fold(str(outcome.tokens) for outcome in outcomes[: len(draft.incoming)]),
@@ -163,10 +163,10 @@ def render(draft: Draft) -> Pack:
     # The acceptance items whose proof the sent payloads hold.
     written = {item.raw.digest for item in plain if item.outcome == "payload"}
     covered = frozenset(item for message in epoch.payloads if message.of in written for item in message.covers)
-    over = counted + draft.unseen - draft.shares.budget
-    excess = f"{over} tokens over the input budget" if over > 0 and not draft.degradations else ""
+    excess_tokens = counted + draft.unseen - draft.shares.budget
+    excess = f"{excess_tokens} tokens over the input budget" if excess_tokens > 0 and not draft.degradations else ""
     too_large = f"step_too_large: {draft.too_large}" if draft.too_large is not None else ""
-    text = packed.text if packed is not None and packed.before else ""
+    payload_text = packed.text if packed is not None and packed.before else ""
     wires = (*(tool.wire for tool in scope.tools), *source.request.other_tools)
     return Pack(
         source=source,
@@ -193,7 +193,7 @@ def render(draft: Draft) -> Pack:
         prefix=_prefix(draft, sent, contents),
         validity=validity,
         invalid_reason=invalid_reason,
-        artifact_uris=addresses_in(source, draft.system, wires, contents, text),
+        artifact_uris=addresses_in(source, draft.system, wires, contents, payload_text),
         evidence_needed=missing_evidence(source, covered, contents, source.request.contents),
         degradations=tuple(filter(None, (*source.problems, scope.problem, too_large, *draft.degradations, excess))),
         request_tokens=request_tokens(source, counted),
@@ -378,26 +378,26 @@ def _outcomes(draft: Draft, sent: Mapping[int, Outgoing], epoch: Epoch) -> tuple
     return tuple(outcomes)
 
 
-def _content_outcome(draft: Draft, before: Outgoing, after: Outgoing | None, live: bool) -> CandidateOutcome:
-    raw, counter = before.raw, draft.counter
-    tokens = before.tokens if before.content is raw else counter.content(raw)
+def _content_outcome(draft: Draft, incoming: Outgoing, sent: Outgoing | None, live: bool) -> CandidateOutcome:
+    raw, counter = incoming.raw, draft.counter
+    tokens = incoming.tokens if incoming.content is raw else counter.content(raw)
     state: State = "kept"
-    reason: Reason | None = draft.reasons.get(before.origin)
-    if after is None:
+    reason: Reason | None = draft.reasons.get(incoming.origin)
+    if sent is None:
         state, reason = ("hidden", reason or "duplicate") if live else ("dropped", reason or "high_water")
     elif reason is not None:
         state = "placeholder"
-    elif after.outcome == "extract":
+    elif sent.outcome == "extract":
         state, reason = "extract", "window"
     return content_outcome(
-        draft.content_id(before.origin),
+        draft.content_id(incoming.origin),
         raw,
         tokens,
         counter.method,
-        layer="task" if before.origin == draft.human else "conversation",
+        layer="task" if incoming.origin == draft.human else "conversation",
         state=state,
         reason=reason,
-        sent_tokens=after.tokens if after is not None and after.tokens != tokens else None,
+        sent_tokens=sent.tokens if sent is not None and sent.tokens != tokens else None,
     )
 
 
@@ -468,7 +468,7 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     evidence = _cost(draft.evidence) + used.get("evidence", 0)
     message_tokens = sum(item.tokens for item in plain if item.origin == draft.human)
     spoken = sum(item.tokens for item in contents) - message_tokens
-    real: dict[Layer, int] = {
+    used_by_layer: dict[Layer, int] = {
         "system": draft.measured["system"],
         "tools": draft.measured["tools"],
         "task": max(0, message_tokens - memory - evidence),
@@ -476,7 +476,7 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
         "memory": memory,
         "conversation": spoken,
     }
-    return spend(draft.shares, real, lending=draft.policy.budget.lending)
+    return spend(draft.shares, used_by_layer, lending=draft.policy.budget.lending)
 
 
 def _extracts(draft: Draft) -> dict[str, int]:
@@ -535,14 +535,14 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
     source, previous = draft.input, draft.input.previous
     if previous is None:
         return Prefix(shared_tokens=None, broken_by=None if source.epoch.number == 0 else "unknown")
-    cut = draft.made_cut or bool(draft.acts)
+    was_cut = draft.made_cut or bool(draft.acts)
     before, after = previous.blocks, sent.blocks
     pairs = enumerate(zip(before, after, strict=False))
     shared_blocks = next((at for at, (a, b) in pairs if a.digest != b.digest), min(len(before), len(after)))
     shared = sum(block.tokens for block in after[:shared_blocks])
     summary, head = source.epoch.summary, len(after) - len(sent.contents)
     grown = bool(summary) and draft.summary.startswith(summary) and source.epoch.summary_place == draft.summary_place
-    if cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].outcome == "summary":
+    if was_cut and grown and head <= shared_blocks < len(after) and contents[shared_blocks - head].outcome == "summary":
         # What ends the common prefix is a summary that only grew.
         shared += draft.counter.count(summary_message(summary))
     broken_by: PrefixBreak | None = None
@@ -551,7 +551,7 @@ def _prefix(draft: Draft, sent: Sent, contents: Sequence[Outgoing]) -> Prefix:
             broken_by = "system_changed"
         elif [tool.digest for tool in previous.tools] != [tool.digest for tool in sent.tools]:
             broken_by = "tools_changed"
-        elif cut:
+        elif was_cut:
             broken_by = "cut"
         elif source.rewritten:
             broken_by = "history_rewritten"

@@ -148,9 +148,9 @@ def wanted(draft: Draft, *, at_cut: bool = False) -> dict[Layer, int]:
     spoken = sum(item.tokens for item in draft.items) - human_tokens + draft.earlier_summary_tokens
     if at_cut:
         compact_to = draft.policy.conversation.compact_to
-        low = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
+        low_mark = int(compact_to * (draft.input_budget - sum(draft.measured.values())))
         makes_way = leaves_latest(draft, draft.found_memory.chosen)
-        spoken = min(spoken, latest_need(draft) if makes_way else max(low, latest_need(draft)))
+        spoken = min(spoken, latest_need(draft) if makes_way else max(low_mark, latest_need(draft)))
     return {
         "evidence": sum(candidate.tokens for candidate in draft.found_evidence.chosen) + used.get("evidence", 0),
         "memory": sum(candidate.tokens for candidate in draft.found_memory.chosen) + used.get("memory", 0),
@@ -166,8 +166,8 @@ def latest_need(draft: Draft) -> int:
     first = max((unit.turn for unit in parts), default=0) - settings.last_turns + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
     tokens = sum(item.tokens for item in latest if item.origin != draft.human)
-    left = 1.0 if _wants_all(settings) else settings.compact_to
-    return int(tokens / (left * (1 - RECAP_SHARE))) + draft.input.kept_free
+    share_left = 1.0 if _wants_all(settings) else settings.compact_to
+    return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.kept_free
 
 
 def leaves_latest(draft: Draft, memory: Sequence[Candidate]) -> bool:
@@ -225,13 +225,13 @@ def fill(draft: Draft) -> None:
         left += [Left(candidate=candidate, reason="below_floor") for candidate in weak_candidates]
         draft.found_memory = found._replace(chosen=_priced(chosen, draft.counter))
         wanted_tokens = wanted(draft)
-    others = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
+    other_tokens = sum(draft.measured.values()) + wanted_tokens["memory"] + wanted_tokens["evidence"]
     usable_tokens = int(draft.policy.conversation.compact_at * draft.input_budget) - draft.input.kept_free
-    full = max(0, usable_tokens) if draft.policy.budget.lending else 0
+    most_tokens = max(0, usable_tokens) if draft.policy.budget.lending else 0
     if draft.at_cut:
-        room = min(full - wanted_tokens["memory"], draft.input_budget - others - latest_need(draft))
+        room = min(most_tokens - wanted_tokens["memory"], draft.input_budget - other_tokens - latest_need(draft))
     else:
-        room = full - others - wanted_tokens["conversation"]
+        room = most_tokens - other_tokens - wanted_tokens["conversation"]
     prices = _Prices(draft.counter)
     taken = [prices.take(candidate, candidate.tokens) for candidate in draft.found_memory.chosen]
     for candidate in found.more:

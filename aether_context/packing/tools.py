@@ -61,12 +61,12 @@ def _relevant(draft: Draft) -> ToolSelection | None:
         )
     key = _key(source)
     earlier = source.epoch.tools
-    renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
-    standing = {name: why for name, why in earlier.items() if why == "used" or not renewed}
+    is_renewed = draft.at_cut or source.rewritten or source.epoch.marks.get("scope") != key
+    standing = {name: why for name, why in earlier.items() if why == "used" or not is_renewed}
     keeps = _kept(tools, settings.always, standing, source.request.contents)
     scores: Mapping[str, float] = {}
     encoder = ""
-    if renewed:
+    if is_renewed:
         scores, encoder = source.tool_scores, source.tool_encoder
         if not scores:
             query = retrieval.query_for(source)
@@ -109,12 +109,14 @@ def _kept(
     tools: Sequence[Tool], pinned: Collection[str], standing: Mapping[str, Keep], contents: Sequence[Content]
 ) -> dict[str, Keep]:
     """The tools that stay whatever is chosen, in the order of ``tools``."""
-    whys: dict[str, Keep] = {**standing}
-    whys |= dict.fromkeys((name for content in contents for name in _found(content) if name not in standing), "found")
-    whys |= dict.fromkeys((part.name for content in contents for part in content.calls), "used")
-    whys |= dict.fromkeys(pinned, "pinned")
-    whys |= dict.fromkeys((tool.name for tool in tools if tool.essential), "essential")
-    return {tool.name: whys[tool.name] for tool in tools if tool.name in whys}
+    keep_by_name: dict[str, Keep] = {**standing}
+    keep_by_name |= dict.fromkeys(
+        (name for content in contents for name in _found(content) if name not in standing), "found"
+    )
+    keep_by_name |= dict.fromkeys((part.name for content in contents for part in content.calls), "used")
+    keep_by_name |= dict.fromkeys(pinned, "pinned")
+    keep_by_name |= dict.fromkeys((tool.name for tool in tools if tool.essential), "essential")
+    return {tool.name: keep_by_name[tool.name] for tool in tools if tool.name in keep_by_name}
 
 
 def _found(content: Content) -> Iterator[str]:

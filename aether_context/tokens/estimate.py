@@ -190,8 +190,8 @@ def _contexts(points: Ints, known: Bytes) -> Ints:
         mixed[wordless] = _piece_mix(points, wordless, known)
     if (current == previous).any():
         # 1 for the last of five equal characters, 2 where the one 32 before is equal as well, else 0.
-        same = points[_BEFORE - 3 : -_AFTER] == points[_BEFORE - 4 : -_AFTER - 1]
-        five = same[:-3] & same[1:-2] & same[2:-1] & same[3:]
+        repeats = points[_BEFORE - 3 : -_AFTER] == points[_BEFORE - 4 : -_AFTER - 1]
+        five = repeats[:-3] & repeats[1:-2] & repeats[2:-1] & repeats[3:]
         repeats32 = current == points[_BEFORE - 32 : -_AFTER - 32]
         mixed += (five.astype(np.uint32) + (five & repeats32)) * _REPEATED
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)

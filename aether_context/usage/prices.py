@@ -97,5 +97,5 @@ def cached_share(model: str, time: float = 0.0) -> float | None:
     prices = prices_of(model, time // 86_400 * 86_400)
     if prices is None or prices.cached is None:
         return None
-    cached, other = _rate(prices.cached, 0), _rate(prices.input, 0)
-    return min(1.0, float(cached / other)) if cached > 0 and other > 0 else None
+    cached, uncached = _rate(prices.cached, 0), _rate(prices.input, 0)
+    return min(1.0, float(cached / uncached)) if cached > 0 and uncached > 0 else None
