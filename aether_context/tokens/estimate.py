@@ -56,7 +56,7 @@ _PAD_BEFORE = ("\r\n" * _BEFORE)[-_BEFORE:]
 _PAD_AFTER = "\n" * _AFTER
 _HAN = range(0x3400 >> 7, 0xA000 >> 7)
 PIECE, COMMON_PIECE = 1, 2
-_INSIDE, _NO_WORD, _START, _START_AFTER_SPACE = range(4)
+_START = 2
 _REPEATED = np.uint32(0xC2B2AE3D)
 
 # Masks that keep as many of two times eight bytes as a word has characters, uint64[18] each. The last ones, for longer
@@ -159,16 +159,13 @@ def _costs(chunks: Sequence[str], table: Table) -> list[int]:
     """
     contexts, starts, ends = scan("".join(chunks), table.known, table.letters)
     costs = table.costs.take(contexts)
-    sizes = np.fromiter(map(len, chunks), np.intp, len(chunks))
-    lasts = sizes.cumsum() - _MARGIN
-    firsts = lasts - sizes + _MARGIN
-    inside = ends <= lasts.take(firsts.searchsorted(starts, "right") - 1)
-    starts, ends = starts[inside], ends[inside]
-    # Sums may overflow 2**32; the difference of two sums in one chunk cannot, so that it is right nevertheless.
-    sums = np.concatenate([[0], costs.cumsum(dtype=np.uint32)]).astype(np.uint32)
-    all_costs = (sums[lasts] - sums[firsts]).astype(np.int64)
-    saved = np.concatenate([[0], (sums[ends] - sums[starts + 1]).cumsum(dtype=np.int64)])
-    result: list[int] = (all_costs - saved[starts.searchsorted(lasts)] + saved[starts.searchsorted(firsts)]).tolist()
+    words = np.zeros(len(costs) + 1, np.int8)
+    words[starts + 1] = 1
+    words[ends] -= 1
+    costs *= words[:-1].cumsum(dtype=np.uint8) == 0  # of a known word its first character has the cost
+    bounds = np.array([0, *map(len, chunks)]).cumsum().repeat(2)[1:-2]
+    bounds[1::2] -= _MARGIN
+    result: list[int] = np.add.reduceat(costs, bounds, dtype=np.int64)[::2].tolist()
     return result
 
 
@@ -244,8 +241,8 @@ def _edges(points: Ints, letters: Bytes) -> Bytes:
     previous, current = classes[:-1], classes[1:]
     space = points[_BEFORE - 1 : -_AFTER] == ord(" ")
     edge = (current != previous) & ((current != LOWER) | (previous != UPPER))
-    kind = np.where(current > 0, np.where(space, _START_AFTER_SPACE, _START), _NO_WORD)
-    return np.where(edge, kind, _INSIDE).astype(np.uint8)
+    edges: Bytes = edge * ((current > 0) * (space + np.uint8(1)) + np.uint8(1))
+    return edges
 
 
 def _known_words(edges: Bytes, folded: bytes, known: Bytes) -> tuple[Places, Places]:
