@@ -6,8 +6,10 @@ A session of turns (a question, a call of a plain function, its result, an answe
 another has a hundred. A scripted model is then asked questions, each with calls of the tool, and the processor time of
 all of the plugin's callbacks is taken for each model call. Texts are pieces of Python's standard library, none of them
 twice, of the sizes that calls and results have in recorded runs. The floor is what a call has to do that only appends:
-to hash, count and note two new contents, written plainly in `floor`. Ratios hold on slow and busy machines,
-milliseconds do not. Where one passes its bound the script exits with 1.
+to hash, count and note two new contents, written plainly in `floor`. It is taken in a run, too, by a plugin that does
+nothing else: what ADK does between two callbacks leaves neither code nor tables in the processor's caches, and the same
+work takes half the time in a loop. Ratios hold on slow and busy machines, milliseconds do not. Where one passes its
+bound the script exits with 1.
 
 append          a call that only appends to the one before it, by the floor; medians
 append, p95     the same, 95th percentile by the floor's median
@@ -57,6 +59,7 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
@@ -71,15 +74,15 @@ SHORT = 100
 SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
-    "append": 13.0,
-    "append, p95": 22.0,
+    "append": 6.0,
+    "append, p95": 9.0,
     "append, long": 1.5,
-    "message": 26.0,
+    "message": 15.0,
     "message, long": 3.0,
-    "cut": 150.0,
+    "cut": 100.0,
     "cold": 2.5,
-    "saturated": 4.0,
-    "import": 0.3,
+    "saturated": 3.5,
+    "import": 0.24,
 }
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
@@ -127,7 +130,11 @@ class Looks(BaseLlm):
             command, characters = SIZES[made]
             arguments = {"command": text(command), "characters": characters}
             part = types.Part(function_call=types.FunctionCall(name="run", args=arguments))
-        yield LlmResponse(content=types.Content(role="model", parts=[part]))
+        size = sum(len(str(part)) for content in llm_request.contents for part in content.parts or ()) // 4
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=100 + size, candidates_token_count=50, total_token_count=150 + size
+        )
+        yield LlmResponse(content=types.Content(role="model", parts=[part]), usage_metadata=usage)
 
 
 class Timed(ContextPackPlugin):
@@ -161,10 +168,21 @@ class Timed(ContextPackPlugin):
         return timed
 
 
-class Conversation:
-    """A session that grows, with the plugin or without."""
+class Floor(BasePlugin):
+    """Keeps the milliseconds that the floor takes before each model call."""
 
-    def __init__(self, plugin: Timed | None) -> None:
+    def __init__(self) -> None:
+        super().__init__(name="floor")
+        self.spent: list[float] = []
+
+    async def before_model_callback(self, **given: Any) -> None:
+        self.spent.append(floor(SIZES[len(self.spent) % len(SIZES)]))
+
+
+class Conversation:
+    """A session that grows, with a plugin or without."""
+
+    def __init__(self, plugin: BasePlugin | None) -> None:
         self.plugin = plugin
         agent = LlmAgent(name="clerk", model=Looks(model=MODEL), instruction="You look things up.", tools=[run])
         self.runner = InMemoryRunner(app=App(name="gate", root_agent=agent, plugins=[plugin] if plugin else []))
@@ -219,9 +237,10 @@ def floor(sizes: tuple[int, int]) -> float:
 
 async def measured(events: int) -> dict[str, tuple[float, float]]:
     """The figure of each row, and what it is a ratio of."""
-    short, long = Timed(), Timed()
-    sessions = {short: Conversation(short), long: Conversation(long)}
-    await sessions[short].fill(SHORT)
+    short, long, least = Timed(), Timed(), Floor()
+    sessions = {plugin: Conversation(plugin) for plugin in (short, long, least)}
+    for plugin in (short, least):
+        await sessions[plugin].fill(SHORT)
     await sessions[long].fill(events)
     gc.collect()
     gc.freeze()  # what the sessions hold is ADK's: to walk over it is no work of the callbacks in which that happens
@@ -230,14 +249,14 @@ async def measured(events: int) -> dict[str, tuple[float, float]]:
     cold = next(iter(long.spent.values()))[0]
     short.spent.clear()
     long.spent.clear()
-    floors: list[float] = []
+    least.spent.clear()
     for question in range(12):
         await sessions[short].ask()
         if question % 4 == 0:
             await sessions[long].ask()
-        floors += map(floor, SIZES)
+        await sessions[least].ask()
     gc.unfreeze()
-    median, base = statistics.median, statistics.median(floors)
+    median, base = statistics.median, statistics.median(least.spent)
     append, message = median(short.spent["append"]), median(short.spent["message"])
     return {
         "append": (append, base),
@@ -246,7 +265,7 @@ async def measured(events: int) -> dict[str, tuple[float, float]]:
         "message": (message, base),
         "message, long": (median(long.spent["message"]), message),
         "cut": (median(short.spent["cut"]), base),
-        "cold": (cold, events / 2 * statistics.fmean(floors)),
+        "cold": (cold, events / 2 * statistics.fmean(least.spent)),
     }
 
 
