@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import random
 import threading
@@ -298,7 +297,7 @@ def test_what_a_message_lost_resolves_from_the_store(tmp_path):
     made = recording()
     uri = "artifact://messages/0123456789abcdef.txt"
     store = PackStore(tmp_path)
-    manifest = store.write(dataclasses.replace(made, saved={uri: "the middle"}))
+    manifest = store.write(made._replace(saved={uri: "the middle"}))
     place = {"app": manifest.app, "user": manifest.user, "session": manifest.session}
     assert asyncio.run(resolve(uri, **place, store=store)) == b"the middle"
     with pytest.raises(ArtifactError, match="not there"):

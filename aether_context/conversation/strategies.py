@@ -108,8 +108,8 @@ def cut_to(
             extract = shortened(unshortened, ceiling, query_of(conversation.raws, at), counter)
             replaced_by_index[at] = Replaced(index=at, content=extract, reason=cut_reason, ceiling=ceiling)
         room_for_summary = budget.ceiling - kept_tokens - frame_tokens
-        # Contents that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
-        gives_way = room_for_summary <= 0 or (ends_in_results and room_for_summary < summary_ceiling // 2)
+        # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
+        gives_way = ends_in_results and room_for_summary < summary_ceiling // 2
         summary = conversation.summarized(
             frozenset(gone),
             summary_ceiling if gives_way else min(summary_ceiling, room_for_summary),
