@@ -35,6 +35,7 @@ from aether_context.canonical import digest_of
 from aether_context.cli import main
 from aether_context.errors import SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory, library
+from aether_context.memory.rows import owner_of
 from aether_context.retrieval.embedders import StaticEmbedder, unit
 from aether_context.store.replay import Replayer
 
@@ -99,6 +100,18 @@ def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
     pool = index.pool
     hunter, password = (pool.answers(word, [None])[1]["bm25"].max() for word in ("hunter2", "password"))
     assert hunter == 0 < password
+
+
+def test_indexes_of_others_make_room_for_a_user_with_many_memories(monkeypatch, tmp_path):
+    monkeypatch.setattr("aether_context.memory.library._MOST_KEPT", 5)
+    memories = Memories(tmp_path, embedder="none")
+    for user in ("ann", "ben", "cay"):
+        memories.add("app", user, [Memory(name=f"m{at}", text=f"Key {at} of {user} is red.") for at in range(3)])
+    for user in ("ann", "ben", "ann", "cay", "ben"):
+        assert {hit.memory.text[-len("ann is red.") :][:3] for hit in memories.search("app", user, "red key")} == {user}
+        assert memories._indexes.keys() <= {owner_of("app", name) for name in ("ann", "ben", "cay")}
+    memories.search("app", "ben", "key")
+    assert list(memories._indexes) == [owner_of("app", "ben")]
 
 
 # with a runner

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from cachetools import LRUCache
 
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory import rows
@@ -38,6 +37,8 @@ T = TypeVar("T")
 MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
 
+_MOST_KEPT = 1_000_000
+"""Memories in the indexes of all users that a process keeps, of about 450 bytes each."""
 _COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
 _ATTEMPTS = 5
@@ -69,7 +70,8 @@ class Memories:
             give the same one: what another one has made is made anew by whoever finds it.
         redact: masks what must be neither searched by, nor embedded, nor sent to an embedding service. It masks what is
             written from then on.
-        max_users: so many users' indexes are kept; another one is made from the rows when it is asked for.
+        max_users: so many users' indexes are kept, fewer where they hold more than a million memories together; another
+            one is made from the rows when it is asked for.
 
     Raises:
         StoreError: the file cannot be opened, or is none of this format; the database cannot be used.
@@ -88,7 +90,8 @@ class Memories:
         self._embedder = embedder_for(embedder)
         self._redact = redact or str
         self.database: MemoryFile | PostgresRows = self._opened(place)
-        self._indexes: LRUCache[str, _Index] = LRUCache(max_users)
+        self._max_users = max_users
+        self._indexes: dict[str, _Index] = {}  # the one that was asked last at the end
         self._lock = threading.Lock()
 
     def _opened(self, place: str | os.PathLike[str] | None) -> MemoryFile | PostgresRows:
@@ -141,10 +144,7 @@ class Memories:
         if limit <= 0:
             return []
         owner, asked = owner_of(app, user), self._redact(query)
-        with self._lock:
-            index = self._indexes.get(owner)
-            if index is None:
-                index = self._indexes[owner] = _Index(self._embedder)
+        index = self._index(owner)
         with index.lock:
             vectors = index.pool.embedded([asked], "query")
             for _ in range(_ATTEMPTS):
@@ -196,6 +196,16 @@ class Memories:
         self, work: Callable[Concatenate[Connection, str, P], T], owner: str, *args: P.args, **options: P.kwargs
     ) -> T:
         return self.database.run(lambda connection: work(connection, owner, *args, **options), owner=owner, writes=True)
+
+    def _index(self, owner: str) -> _Index:
+        """An owner's index; those of others that were asked longest ago make room for it."""
+        with self._lock:
+            index = self._indexes.pop(owner, None) or _Index(self._embedder)
+            kept = sum(len(other.numbers) for other in (*self._indexes.values(), index))
+            while self._indexes and (len(self._indexes) >= self._max_users or kept > _MOST_KEPT):
+                kept -= len(self._indexes.pop(next(iter(self._indexes))).numbers)
+            self._indexes[owner] = index
+        return index
 
     def _follow(self, owner: str, index: _Index) -> None:
         """Brings an index up to the rows."""

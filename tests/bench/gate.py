@@ -114,6 +114,12 @@ def run(command: str, characters: int) -> dict[str, str]:
     return {"result": text(characters)}
 
 
+def characters_of(part: types.Part) -> int:
+    """About as many as a provider reads; cheap, since it is in what the plugin's own work is compared with."""
+    call, response = part.function_call, part.function_response
+    return sum(map(len, (part.text or "", str(call.args) if call else "", str(response.response) if response else "")))
+
+
 class Looks(BaseLlm):
     """Calls the tool once for each of the sizes, then answers."""
 
@@ -130,7 +136,7 @@ class Looks(BaseLlm):
             command, characters = SIZES[made]
             arguments = {"command": text(command), "characters": characters}
             part = types.Part(function_call=types.FunctionCall(name="run", args=arguments))
-        size = sum(len(str(part)) for content in llm_request.contents for part in content.parts or ()) // 4
+        size = sum(characters_of(part) for content in llm_request.contents for part in content.parts or ()) // 4
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=100 + size, candidates_token_count=50, total_token_count=150 + size
         )
