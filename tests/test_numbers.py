@@ -98,13 +98,18 @@ def test_two_numbers_of_one_name_in_one_result_are_both_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("Order O-41\ntotal: 19.50", ["total: 19.50"]),
+        ("Order O-41\ntotal: 19.50\nOrder O-42\ntotal: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("- id: O-41\n  total: 19.50\n- id: O-42\n  total: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("order_id: 4101\nuser_id: U-7\ntotal: 19.50\n\ncost: 7.25", ["order_id 4101 total: 19.50", "cost: 7.25"]),
+        ("O-41 total: 19.50, O-42 total: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("id,total\nO-41,19.50\nO-42,7.25", ["O-41 19.50", "O-42 7.25"]),
+        ('"state": "open-2", "total": 19.50, …', ["total: 19.50"]),
         ('[\n {"id": "O-41", "total": 19.50},\n[… 8 lines left out]\n', ["O-41 total: 19.50"]),
         ("rows 0.1234 0.5678\n1024.5", []),
         ('{"amount": 5.00, "id": "O-41"}, {"amount": 6.00, "id": "O-42"}, …', ["amount: 5.00", "amount: 6.00"]),
     ],
 )
-def test_a_number_in_a_text_stands_with_its_key_or_the_record_of_its_line(text: str, found: list[str]) -> None:
+def test_a_number_in_a_text_stands_with_the_label_before_it(text: str, found: list[str]) -> None:
     assert [entity for entity in seen(text) if re.search(r"\d\.\d", entity)] == found
 
 

@@ -26,6 +26,7 @@ from aether_context.text.compression import Counts
 from aether_context.text.leaves import (
     NUMBER,
     is_id,
+    is_label,
     is_number,
     leaves,
     parsed,
@@ -64,6 +65,8 @@ _ENTITY = re.compile(
     """,
     re.VERBOSE,
 )
+_FIELD = re.compile(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
+_JSON_KEY = re.compile(r"""["']\s?:""")
 _AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
 _ESCAPED = re.compile(r"""(?<!\\)\\+(["'])""")
 _CLAUSE = re.compile(r".*(?:[.;!?:]\s|, |[(\[{])", re.DOTALL)
@@ -242,11 +245,19 @@ def mentions(content: Content) -> tuple[tuple[str, Rank], ...]:
 def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[str]:
     """The entities in a text of a ``record``, in order and with repetitions.
 
-    A key and its number get the record. Another number gets the words before it; where ``sparing`` is set it is left
-    out.
+    A key and its number get the label before them in their line, else the one that the lines around them begin with,
+    else the record. Another number gets the words before it; where ``sparing`` is set only with a label among them.
     """
+    label = label_key = ""
     for line in text.split("\n"):
         stripped = line.strip()
+        field = _FIELD.match(line)
+        key = field["key"] if field is not None else ""
+        is_json = _JSON_KEY.search(line) is not None  # where what comes first need not name the rest
+        # A line that is no field begins a record. So does the id of one, but not an id inside of it.
+        begins = not key or (is_id(key) and (not label or key == label_key))
+        if begins or is_json:
+            label, label_key = "", key
         if stripped.startswith(_GAP):
             continue
         if stripped.startswith(("{", "[")) and (value := read(stripped.rstrip(","))) is not None:
@@ -258,14 +269,22 @@ def _entities_with_context(text: str, record: str, sparing: bool) -> Iterator[st
             continue
         if not _TELLING.search(line):
             continue  # without one of these characters there is no entity
+        nearest = ""
         for match in _ENTITY.finditer(line):
             entity = _entity(match)
-            if match["key"]:
-                yield f"{record} {entity}".lstrip() if _AMOUNT.fullmatch(match["number"].rstrip(".,:")) else entity
+            if match["key"] and not _AMOUNT.fullmatch(match["number"].rstrip(".,:")):
+                yield entity
+            elif match["key"] and is_id(match["key"]):
+                yield f"{record} {entity}".lstrip()
+                label = label or (entity.replace(":", "") if begins and not is_json else "")
+            elif match["key"]:
+                yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
                 if entity:
                     yield entity
-            elif not sparing and (words := _words_before(line, match.start())):
+                if is_label(entity) and not is_json:
+                    nearest, label = entity, label or (entity if begins else "")
+            elif (words := _words_before(line, match.start())) and (not sparing or (nearest and nearest in words)):
                 yield f"{words} {entity}"
 
 
