@@ -12,12 +12,14 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from scripted import Chat, Failure, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
 from aether_context.adk import evidence
+from aether_context.adk.call import ESSENTIAL_MARK
 from aether_context.adk.preview import preview
 from aether_context.errors import StoreError
 
@@ -119,6 +121,36 @@ def test_results_that_come_at_once_go_to_the_store_at_once(monkeypatch: pytest.M
     talk.say("go")
     assert all("artifact" in answer for answer in shown(talk))
     talk.replays()
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), ValueError("bug")])
+def test_a_write_that_fails_leaves_its_own_result_whole_alone(error: Exception) -> None:
+    talk = chat([[call("read_log", name=name) for name in "ab"], "done"], on_error="passthrough")
+    write = talk.store.write_evidence
+
+    def fail(*given: Any) -> None:
+        if given[-1].endswith(b"end of a"):
+            raise error
+        write(*given)
+
+    talk.store.write_evidence = fail  # type: ignore[method-assign]
+    talk.say("go")
+    assert ["artifact" in answer for answer in shown(talk)] == [False, True]
+    assert any(f"not offloaded: {type(error).__name__}" in one for one in talk.manifests()[-1].degradations)
+    talk.replays()
+
+
+def test_an_essential_tool_stays_whole_for_the_agent_that_is_handed_its_result() -> None:
+    tool = FunctionTool(read_log)
+    tool.custom_metadata = {ESSENTIAL_MARK: True}
+    llm = Scripted(model="gemini-2.5-flash", script=[], sent=[])
+    helper = LlmAgent(name="helper", model=llm, description="Helps.", instruction="You help.")
+    lead = LlmAgent(name="lead", model=llm, instruction="You lead.", tools=[tool], sub_agents=[helper])
+    talk = chat([], agent=lead)
+    llm.script += [[call("read_log", name="a"), call("transfer_to_agent", agent_name="helper")], "helped"]
+    talk.say("go")
+    assert "step 100 " in talk.sent[-1].text
+    assert not records(talk)
 
 
 def test_a_store_that_does_not_answer_leaves_results_whole(monkeypatch: pytest.MonkeyPatch) -> None:

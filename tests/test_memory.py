@@ -33,7 +33,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
 from aether_context.canonical import digest_of
 from aether_context.cli import main
-from aether_context.errors import SearchIndexError, StoreError
+from aether_context.errors import EmbeddingError, SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory, library
 from aether_context.memory.rows import owner_of
 from aether_context.retrieval.embedders import StaticEmbedder, unit
@@ -100,6 +100,41 @@ def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
     pool = index.pool
     hunter, password = (pool.answers(word, [None])[1]["bm25"].max() for word in ("hunter2", "password"))
     assert hunter == 0 < password
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_process_goes_on_where_a_backup_gives_the_numbers_of_rows_again(tmp_path, deletes):
+    path = tmp_path / "memories.sqlite"
+    here, there = Memories(path), Memories(path)
+    here.add("app", "ann", [Memory(name="a", text="The keys lie under the sofa.")])
+    with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(tmp_path / "backup")) as backup:
+        file.backup(backup)
+        here.add("app", "ann", [Memory(name="b", text="The bike is red."), Memory(name="c", text="My sister sails.")])
+        assert here.search("app", "ann", "sister")[0].memory.name == "c"
+        backup.backup(file)
+    there.add("app", "ann", [Memory(name="x", text="A parrot named Coco.")])
+    if deletes:
+        there.delete("app", "ann", name="x")
+    else:
+        there.add("app", "ann", [Memory(name="y", text="The pin is 4711.")])
+    here.search("app", "ann", "sister bike")
+    found = here.search("app", "ann", "parrot Coco" if not deletes else "keys", limit=1)
+    assert [hit.memory.name for hit in found] == ["a" if deletes else "x"]
+
+
+class Failing(StaticEmbedder):
+    """Embeds texts, and fails at queries."""
+
+    def embed(self, texts, *, purpose="entry"):
+        if purpose == "query":
+            raise EmbeddingError("static", "out of memory")
+        return super().embed(texts, purpose=purpose)
+
+
+def test_words_alone_find_where_a_query_cannot_be_embedded(tmp_path):
+    memories = Memories(tmp_path, embedder=Failing())
+    memories.add("app", "ann", [Memory(name="a", text="The keys lie under the sofa.")])
+    assert [hit.memory.name for hit in memories.search("app", "ann", "keys")] == ["a"]
 
 
 def test_indexes_of_others_make_room_for_a_user_with_many_memories(monkeypatch, tmp_path):

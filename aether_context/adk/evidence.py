@@ -107,6 +107,8 @@ class Offloader:
         self._always = frozenset(name for name, rule in policy.offload.tools.items() if rule == "always")
         self._shown: SharedLRU[object, Offloaded] = SharedLRU(512)
         self._digests: SharedLRU[object, str] = SharedLRU(512)
+        self._staying: SharedLRU[object, bool] = SharedLRU(512)
+        """Agents' tools whose results stay; the agent that comes to a result does not always have the tool."""
         self._histories: LRUCache[AgentKey, _History] = LRUCache(512)
         self._lock = threading.Lock()
         self._problems: dict[SessionKey, list[str]] = {}
@@ -119,9 +121,10 @@ class Offloader:
         Args:
             step: the key of the step that called for it.
         """
-        if self._mode != "session" or tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()):
+        if tool.name in ESSENTIAL or ESSENTIAL_MARK in (tool.custom_metadata or ()) or _uses_computer(tool):
+            self._staying.put((*session_key(context), context.agent_name, tool.name), True)
             return None
-        if (tool.is_long_running and not result) or _uses_computer(tool):
+        if self._mode != "session" or (tool.is_long_running and not result):
             return None
         if context.actions.skip_summarization or context.get_invocation_context().live_request_queue is not None:
             return None
@@ -141,6 +144,8 @@ class Offloader:
         def is_wanted(given: Given) -> bool:
             is_short = window and _characters(given.response) <= settings.threshold_tokens
             if given.tool in stays or (is_short and given.tool not in self._always):
+                return False
+            if self._staying.get((*call.key[:3], given.agent, given.tool)):
                 return False
             return not _uses_computer(tools.get(given.tool))
 
@@ -247,8 +252,10 @@ class Offloader:
     async def _keep(self, context: CallbackContext, results: Sequence[_Evidence]) -> bool:
         """Puts the evidence of results into the store, all at once, and its records into the session's state; whether
         all of it is there. A result of which a piece could not be stored has no records, and stays as it is."""
-        written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in results))
-        for evidence, is_written in zip(results, written, strict=True):
+        # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
+        latest = reversed(results)
+        written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
+        for evidence, is_written in zip(results, reversed(written), strict=True):
             for record, _ in evidence if is_written else ():
                 if record.form != "verbatim":
                     put_record(context, record)
@@ -260,7 +267,9 @@ class Offloader:
         writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
-        except (StoreError, TimeoutError) as error:
+        except Exception as error:  # one result that is not stored leaves the others, and the pack, as they are
+            if not isinstance(error, (StoreError, TimeoutError)):
+                self._caught(error, f"a result of {shown[0][0].source} was not offloaded: ")
             reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"
             problems = self._problems.setdefault(scope, [])
             if reason not in problems and len(problems) < _MOST_PROBLEMS:

@@ -44,7 +44,7 @@ def unread(call: Call) -> list[Given]:
     results there are those that these agents have not come to.
     """
     events, branch, last = call.context.session.events, call.key[3], call.last
-    known = last.pack.identity.last_event_id if last is not None else ""
+    known, asking = (last.pack.identity.last_event_id, last.pack.identity.invocation) if last is not None else ("", "")
     own = (call.context.agent_name, branch)
     answered: dict[tuple[str, str], int] = {}
     """Where the last answers of agents stand."""
@@ -63,7 +63,8 @@ def unread(call: Call) -> list[Given]:
         if isinstance(noted, Mapping) and "pack_id" in noted:
             answered.setdefault(by, at)
         elif event.content is not None and event.content.role == "model":
-            has_spoken = has_spoken or by == own
+            # What a callback says in the agent's place, in a later run, answers nothing that a failed call looked at.
+            has_spoken = has_spoken or (by == own and event.invocation_id == asking)
         elif not event.actions.skip_summarization and (not branch or f"{branch}.".startswith(f"{by[1] or branch}.")):
             places.append(at)
     found: list[Given] = []

@@ -146,7 +146,9 @@ class Memories:
         owner, asked = owner_of(app, user), self._redact(query)
         index = self._index(owner)
         with index.lock:
-            vectors = index.pool.embedded([asked], "query")
+            vectors: Sequence[Rows | None] = [None] * len(index.pool.embedders)
+            with contextlib.suppress(EmbeddingError):  # words alone find then
+                vectors = index.pool.embedded([asked], "query")
             for _ in range(_ATTEMPTS):
                 self._follow(owner, index)
                 if vectors and vectors[0] is not None:
@@ -155,7 +157,7 @@ class Memories:
 
                 def entries(places: Places, memories: dict[str, tuple[int, Memory]] = memories) -> list[Entry]:
                     numbers = index.numbers[places].tolist()
-                    found = self._run(rows.read, owner, numbers)
+                    found = index.same(self._run(rows.read, owner, numbers))
                     memories.update({entry_of(memory).id: (number, memory) for number, memory in found.items()})
                     return [entry_of(found[number]) if number in found else Entry(id="", text="") for number in numbers]
 
@@ -342,6 +344,10 @@ class _Index:
             self._known.pop(change.key, None)
         self._known |= {change.key: change.number for change in there}
         self.last = changes[-1].number
+
+    def same(self, found: Mapping[int, Memory]) -> dict[int, Memory]:
+        """Those of some rows that are the ones that were taken in; a backup that was restored gives numbers again."""
+        return {number: memory for number, memory in found.items() if self._known.get(memory.key) == number}
 
     def embed(self, made: Sequence[tuple[int, str, bytes]]) -> None:
         """Takes in the vectors of rows that had none, by number."""

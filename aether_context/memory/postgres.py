@@ -83,6 +83,7 @@ class PostgresRows:
             "connect_timeout": _CONNECT_SECONDS,
             "application_name": "aether-context",
             **given,
+            "client_encoding": "utf8",
         }
         self._schema = options.get("schema", SCHEMA)
         host = given.get("host") or given.get("hostaddr") or "localhost"
@@ -216,7 +217,10 @@ class PostgresRows:
         try:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
-            connection = connection or _Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+            if connection is None:
+                connection = _Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+                # Under a stricter level of the role's, one who waits for an owner's row would be refused.
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             yield connection
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if connection is not None and not connection.closed and not isinstance(error, _GOING):
@@ -246,6 +250,10 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
 
     seconds = WRITE_SECONDS
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process = os.getpid()
+
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         return super().wait(self._until(gen, time.monotonic() + self.seconds + _GRACE_SECONDS), *args, **kwargs)
 
@@ -262,7 +270,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
             return done.value  # type: ignore[no-any-return]
 
     def __del__(self, *args: Any) -> None:
-        if not self.closed:
+        if self._process == os.getpid() and not self.closed:
             self.close()
 
 

@@ -217,7 +217,8 @@ def read(connection: Connection, owner: str, numbers: Sequence[int]) -> dict[int
     """Those of some memories that are there, by number."""
     found = {}
     for some in _batches(numbers, _NAMED_AT_ONCE):
-        query = f"SELECT number, {_MEMORY} FROM memories WHERE owner = ? AND number IN ({_marks(some)})"
+        query = f"""SELECT number, {_MEMORY} FROM memories
+            WHERE owner = ? AND text IS NOT NULL AND number IN ({_marks(some)})"""
         found.update({row[0]: _memory(row[1:]) for row in connection.execute(query, (owner, *some)).fetchall()})
     return found
 
@@ -244,6 +245,7 @@ def users(connection: Connection) -> list[tuple[str, str, int]]:
 
 def keep_vectors(connection: Connection, owner: str, vectors: Iterable[tuple[int, str, bytes]]) -> None:
     """Keeps the vectors of rows, by number, each with the name of what made it."""
+    _locked(connection, owner)  # one who writes these rows in another order would wait for this, and this for it
     connection.executemany(
         "UPDATE memories SET embedder = ?, vector = ? WHERE owner = ? AND number = ?",
         [(embedder, vector, owner, number) for number, embedder, vector in vectors],
