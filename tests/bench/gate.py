@@ -74,15 +74,15 @@ SHORT = 100
 SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 """Characters of a call and of its result: the 10th, 25th, 50th, 75th and 90th percentiles of 950 recorded calls."""
 BOUNDS = {
-    "append": 6.0,
-    "append, p95": 9.0,
-    "append, long": 1.5,
+    "append": 8.0,
+    "append, p95": 14.0,
+    "append, long": 1.7,
     "message": 15.0,
-    "message, long": 3.0,
-    "cut": 100.0,
-    "cold": 2.5,
-    "saturated": 3.5,
-    "import": 0.24,
+    "message, long": 4.0,
+    "cut": 160.0,
+    "cold": 3.0,
+    "saturated": 4.0,
+    "import": 0.28,
 }
 """About half as much again as two noisy cores show; they go down with the figures."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
