@@ -212,7 +212,8 @@ class ConversationSettings(_Settings):
     compact_to: float = Field(default=0.42, gt=0, le=1)
     """Share of the input budget that one cut goes down to."""
     last_turns: int = Field(default=3, ge=1)
-    """Latest turns that a cut keeps before older ones; a summary that needs their room can cost one of them."""
+    """Latest turns that other layers leave room for, so that they outlive a cut, which takes the oldest first; a
+    summary that needs their room can cost one of them."""
     summary: Literal["head", "off"] = "head"
     """Where the summary of the removed turns is put: before the turns that are kept, or nowhere."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)

@@ -126,7 +126,7 @@ def _show_recordings(screen: Screen, recordings: Recordings) -> None:
         if recordings.policies > 1:
             screen.print_line(
                 f"recorded under {recordings.policies} policies: all are played under {short(recordings.base.digest)}, "
-                "which most calls have; --base takes another"
+                "which most calls have; --from takes another"
             )
     held = f", {len(parts.held_out)} of {parts.source} held out" if parts.source else ""
     screen.print_line(f"{len(parts.fit)} sessions to fit on, {len(parts.check)} to check on{held}")

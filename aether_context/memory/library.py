@@ -38,7 +38,7 @@ MANY = 100_000
 """A user with more memories than this is better served by PostgreSQL than by a file."""
 
 _MOST_KEPT = 1_000_000
-"""Memories in the indexes of all users that a process keeps, of about 450 bytes each."""
+"""Memories in the indexes of all users that a process keeps, of 450 to 750 bytes each."""
 _COMPARED = 20
 """So many of the best are held against each other at least, however few are wanted."""
 _ATTEMPTS = 5

@@ -6,8 +6,9 @@ results; within each rank the latest mention comes first. In another agent's tur
 agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
 tool's name, so that the result can still be read.
 
-A number is listed with its key and the record it belongs to, as `aether_context.text.leaves` finds them, or with the
-words before it. Where no record is known for a key, its number is listed only while the key has a single one.
+A number is listed with its key and the record it belongs to, as `aether_context.text.leaves` finds them, in a text with
+the label before it, or with the words before it. Where no record is known for a key, its number is listed only while
+the key has a single one.
 """
 
 from __future__ import annotations
