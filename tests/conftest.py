@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import hypothesis
 import object_stores
 import postgres_server
 import pytest
+import trust_table
 
 # The same examples in every run, so that a change is judged by itself; `long` draws new ones.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -78,3 +79,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     if request.param == "s3":
         return f"s3://bucket/{name}", request.getfixturevalue("s3").options
     return f"gs://bucket/{name}", request.getfixturevalue("gcs").options
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Adds a value to a row of the table that stands in docs/reliability.md: ``figure("lost", 0)``."""
+    return lambda row, value: trust_table.take(request.node, row, value)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in trust_table.table(report for reports in terminalreporter.stats.values() for report in reports):
+        terminalreporter.write_line(line)
