@@ -1,7 +1,7 @@
 """The table of figures that the tests in ``tests/trust`` take together.
 
-A test takes a figure by the fixture ``figure``; a row of the table adds up, or takes the worst of, what all tests gave for
-it. ``python tests/trust_table.py`` runs them all and writes the table into ``docs/reliability.md``.
+A test takes a figure by the fixture ``figure``; a row of the table adds up, or takes the worst of, what all tests gave
+for it. ``python tests/trust_table.py`` runs them all and writes the table into ``docs/reliability.md``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Row(NamedTuple):
 
 ROWS: Mapping[str, Row] = {
     "lost": Row(
-        "acknowledged receipts and memories lost over kills, outages, full disk, refused writes, hangs", "0", sum, "{:.0f}"
+        "acknowledged receipts and memories lost over kills, outages, full disk, refused writes, hangs",
+        "0",
+        sum,
+        "{:.0f}",
     ),
     "lives": Row("processes that were killed for it", "", sum, "{:,.0f}"),
     "store_seconds": Row("most seconds that a fault of a store adds to a turn", "≤ 1", max, "{:.2f}"),

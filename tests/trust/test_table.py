@@ -13,7 +13,9 @@ def report(*values: tuple[str, float], when: str = "call") -> SimpleNamespace:
 
 
 def test_values_of_many_tests_become_one_row() -> None:
-    lines = trust_table.table([report(("lost", 0), ("store_seconds", 0.25)), report(("lost", 2), ("store_seconds", 0.5))])
+    lines = trust_table.table(
+        [report(("lost", 0), ("store_seconds", 0.25)), report(("lost", 2), ("store_seconds", 0.5))]
+    )
     assert [line.rsplit("|", 2)[1].strip() for line in lines[2:]] == ["2", "0.50"]
     assert trust_table.table([report(("lost", 1), when="setup")]) == []
 
