@@ -19,7 +19,6 @@ AetherContextError
 │   ├── PackNotFound     no pack of that id is in the store
 │   └── BlobNotFound     a pack names content that the store does not hold
 ├── ArtifactError        an artifact cannot be saved or loaded: which one, and the cure
-├── CassetteError        a cassette has no answer to a call, or cannot be played: which file, and what differs
 ├── ManifestError        a manifest is not valid, or is not what was written
 │   ├── SchemaVersionError   written by a version this one cannot read
 │   └── ChecksumMismatch     a byte changed since it was written
@@ -240,10 +239,6 @@ class BlobNotFound(StoreError):
 
 class ArtifactError(AetherContextError):
     """An artifact cannot be saved or loaded, or a URI names none of its session."""
-
-
-class CassetteError(AetherContextError):
-    """A cassette has no answer to a model call, or cannot be played."""
 
 
 class ManifestError(AetherContextError):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from adk_server import api_server
+from artifact_checks import ARTIFACT_CHECKS
 from failing import FailingFileSystem
 from google.adk.artifacts import FileArtifactService, InMemoryArtifactService
 from google.genai import types
@@ -25,7 +26,6 @@ from aether_context.canonical import hash_bytes
 from aether_context.errors import ArtifactError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.artifacts import relative_name
-from aether_context.testing import ARTIFACT_CHECKS
 
 HERE = {"app_name": "app", "user_id": "ann", "session_id": "s1"}
 

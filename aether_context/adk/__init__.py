@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck
-    from aether_context.adk.cassette import Cassette
     from aether_context.adk.gate import AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AcceptanceCheck",
     "AcceptanceGate",
-    "Cassette",
     "ContextPackPlugin",
     "FsspecArtifactService",
     "HybridMemoryService",
@@ -39,7 +37,6 @@ __all__ = [
 _HOMES = {
     "AcceptanceCheck": "acceptance",
     "AcceptanceGate": "gate",
-    "Cassette": "cassette",
     "ContextPackPlugin": "plugin",
     "FsspecArtifactService": "services.artifacts",
     "HybridMemoryService": "services.memory",

@@ -1,8 +1,4 @@
-"""What every artifact service has to do, as checks to run over one's own.
-
-    @pytest.mark.parametrize("check", ARTIFACT_CHECKS, ids=lambda check: check.__name__)
-    def test_my_service(check):
-        asyncio.run(check(MyArtifactService()))
+"""What every artifact service has to do, as checks that run over ADK's services and ours.
 
 Each check wants a service that holds nothing, and fails by an AssertionError. Where ADK's own services differ from each
 other, either way passes: whether text has a MIME type, whether a name without a session is of the user or refused,
