@@ -22,7 +22,6 @@ from pydantic.fields import FieldInfo
 
 from aether_context import cli, pack, policy
 from aether_context.adk.models.gemini import register_counters
-from aether_context.cli import export
 from aether_context.packing import payload
 from aether_context.state import schema
 from aether_context.store import Manifest
@@ -41,7 +40,6 @@ _OPERANDS: Mapping[str, str] = {
     "STORE": "The store of packs: a folder or any fsspec URL; else `AETHER_CONTEXT_STORE`, else `artifacts`.",
     "STORES": "The same, of any number of stores.",
     "URI": "The memory service: its file or folder, or its URI.",
-    "FILE": "Where the memories stand; - is stdin.",
     "SESSION|MANIFEST|FILE": "What is counted: a path, or a pack's id.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
@@ -129,16 +127,6 @@ def commands() -> str:
     return "\n\n".join(_command("aether-context", cli.main))
 
 
-def export_columns() -> str:
-    """The columns of the exported tables, with their types as BigQuery names them."""
-    types = {"text": "STRING", "integer": "INT64", "number": "FLOAT64", "time": "TIMESTAMP", "texts": "ARRAY<STRING>"}
-    rows = []
-    for table, columns in export.TABLES.items():
-        by_kind = {kind: [name for name in columns if columns[name] == kind] for kind in types}
-        rows += [[f"`{table}`", f"`{types[kind]}`", _listed(names)] for kind, names in by_kind.items() if names]
-    return _table(["table", "type", "columns"], rows)
-
-
 def api() -> str:
     """A section for each package with public names, and a directive of mkdocstrings for each name.
 
@@ -169,7 +157,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "framings": framings,
     "samples": samples,
     "commands": commands,
-    "export-columns": export_columns,
     "api": api,
 }
 

@@ -502,8 +502,6 @@ LOOKING = [
     "tokens p",
 ]
 LOOKING += [
-    "export p --to elsewhere",
-    "export --parquet elsewhere",
     "list --json",
     "usage --json",
     "gc --json",
@@ -525,9 +523,7 @@ def test_a_store_that_is_not_there_is_an_error(command: str, tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize(
-    "command", ["inspect x", "replay x", "diff x", "verify x", "export x --to elsewhere", "tokens x"]
-)
+@pytest.mark.parametrize("command", ["inspect x", "replay x", "diff x", "verify x", "tokens x"])
 def test_hints_keep_the_store(command: str, tmp_path: Path) -> None:
     store = PackStore(tmp_path / "my packs")
     packs.chain(store, 1)
@@ -538,16 +534,10 @@ def test_hints_keep_the_store(command: str, tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_an_error(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("notes")
-    store = PackStore(tmp_path / "packs")
-    manifest = packs.chain(store, 1)[0]
-    results = [
-        run("export", manifest.pack_id, "--to", place, store=store, code=3),
-        run("demo", "--store", place, code=3),
-    ]
-    for result in results:
-        assert place in result.stderr
-        assert result.stderr.startswith("Error: ")
-        assert not result.stdout
+    result = run("demo", "--store", place, code=3)
+    assert place in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert not result.stdout
 
 
 BROKEN = {
@@ -577,7 +567,6 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
     for command in (
         ["inspect"],
         ["replay", name],
-        ["export", name, "--to", str(tmp_path / "x")],
         ["tokens", name],
     ):
         error = run(*command, store=store, code=3).stderr
@@ -605,7 +594,6 @@ def test_a_broken_text_is_an_error(what: str, way: str, tmp_path: Path) -> None:
     for command in (
         ["replay", manifest.pack_id],
         ["verify"],
-        ["export", manifest.pack_id, "--to", str(tmp_path / "x")],
     ):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exit_code in (1, 3), result.output
@@ -627,8 +615,8 @@ def test_no_change_of_a_manifest_gives_a_traceback(field: str, value: Any, tmp_p
     for command in (["list"], ["inspect"], ["inspect", "--json"], ["replay", name], ["verify", "--replay"], ["usage"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
-    more = ["diff", name], ["diff", name, name], ["export", "--parquet", str(tmp_path / "t")]
-    for command in (["tokens", name], ["gc"], ["export", name, "--to", str(tmp_path / "x")], *more):
+    more = ["diff", name], ["diff", name, name]
+    for command in (["tokens", name], ["gc"], *more):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
 
@@ -638,7 +626,7 @@ def test_a_row_of_another_name_is_no_traceback(name: bytes, tmp_path: Path) -> N
     store = PackStore(tmp_path / "packs")
     manifest = packs.chain(store, 2)[1]
     spoil(store, manifest, lambda data: data.replace(b'"id":"c1_', name))
-    for command in (["usage"], ["inspect"], ["diff"], ["export", "--parquet", str(tmp_path / "t")]):
+    for command in (["usage"], ["inspect"], ["diff"]):
         result = CliRunner().invoke(main, [*command, "--store", store.url])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
 
@@ -675,13 +663,6 @@ def test_gc_keeps_packs_of_a_schema_version_that_it_does_not_know(store: PackSto
         "preview s.json --db sqlite:///x",
         "preview --db sqlite:///x",
         "forget --app a",
-        "export p",
-        "export",
-        "export p --parquet x",
-        "export --to x",
-        "export p --to x --app shop",
-        "export p --to x --parquet y",
-        "export --parquet x --since today",
         "tokens",
         "replay p --policy none.toml",
         "diff p p p",
@@ -792,7 +773,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_command_has_examples() -> None:
     looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens", "diff"}
-    assert main.commands.keys() >= looking | {"gc", "forget", "export", "serve", "report", "tune"}
+    assert main.commands.keys() >= looking | {"gc", "forget", "serve", "report", "tune"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 

@@ -6,7 +6,6 @@ PostgreSQL is among them with ``-m integration``.
 from __future__ import annotations
 
 import asyncio
-import io
 import random
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from google.genai import types
 
 from aether_context.adk import HybridMemoryService
 from aether_context.errors import SearchIndexError
-from aether_context.memory import Imported, Memories, Memory, export_lines, import_memories
+from aether_context.memory import Memories, Memory
 from aether_context.memory.places import shown, without
 from aether_context.redaction import masker
 
@@ -461,19 +460,20 @@ def test_memories_move_from_anywhere_to_anywhere(memories: Memories) -> None:
         source.add("app", "ann", [Memory(name="a", text=odd, session="s\0", author="Bén", timestamp="no time")])
         source.add("app", "ben", [Memory(name="a", text="Ben's", role="model", timestamp="2024-05-01T00:00:00Z")])
         source.add("a\0pp", "an\ud800n", [Memory(name="n\0", text="of odd names")])
-        lines = list(export_lines(source))
+        owners = [(app, user) for app, user, _ in source.users()]
+        held = {owner: list(source.all(*owner)) for owner in owners}
 
-    def moved(**options: Any) -> Imported:
-        return import_memories(memories, io.BytesIO("\n".join(lines).encode()), **options)
+        def moved(**options: Any) -> int:
+            return sum(memories.add(*owner, source.all(*owner), **options) for owner in owners)
 
-    assert moved() == Imported(read=4, written=4, refused=0)
-    assert list(export_lines(memories)) == lines
-    assert moved() == Imported(read=4, written=0, refused=0)
-    assert memories.delete("app", "ann", name="b") == 1
-    assert moved().written == 0
-    assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
-    assert moved(revive=True).written == 1
-    assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]
+        assert moved() == 4
+        assert {(app, user): list(memories.all(app, user)) for app, user, _ in memories.users()} == held
+        assert moved() == 0
+        assert memories.delete("app", "ann", name="b") == 1
+        assert moved() == 0
+        assert [memory.name for memory in memories.all("app", "ann")] == ["a"]
+        assert moved(revive=True) == 1
+        assert [memory.name for memory in memories.all("app", "ann")] == ["a", "b"]
 
 
 # URIs of databases

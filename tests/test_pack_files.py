@@ -23,7 +23,6 @@ from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
 from aether_context.cli import main
 from aether_context.errors import ManifestError, PackNotFound
-from aether_context.store.export import export_pack
 from aether_context.store.files import Files
 from aether_context.store.pack_file import ENDING, compressed, read_lines
 from aether_context.store.replay import Replayer
@@ -347,29 +346,7 @@ def test_packs_of_earlier_versions_are_read(earlier: PackStore) -> None:
     assert CliRunner().invoke(main, ["tokens", str(path)]).exit_code == 0
 
 
-def test_packs_of_earlier_versions_are_copied_and_deleted(earlier: PackStore, tmp_path: Path) -> None:
-    target = PackStore(tmp_path / "target")
-    for manifest in earlier.manifests():
-        export_pack(earlier, manifest, target)
-        assert export_pack(earlier, manifest, target).files == 0
-    assert whole(target) == 3
-    assert [target.outcome(one) for one in target.manifests()] == [{"input_tokens": 7}] * 3
-    (owner,) = target.owners()
-    carry_out(target, plan(target, owner, Rules(), time.time() + 40 * DAY_SECONDS))
-    assert target.files.below(target.files.root) == []
-
-
 def test_packs_of_both_forms_share_a_store(earlier: PackStore) -> None:
     packs.talk(earlier, turns=2)
     assert whole(earlier) == 5
     assert len(earlier.places(newest=4)) == 4
-
-
-def test_an_export_brings_an_outcome_that_came_later(store: PackStore, tmp_path: Path) -> None:
-    manifest = store.write(recording())
-    target = PackStore(tmp_path / "target")
-    export_pack(store, manifest, target)
-    assert target.outcome(manifest) is None
-    store.write_outcome(manifest, {"input_tokens": 5})
-    export_pack(store, manifest, target)
-    assert target.outcome(manifest) == {"input_tokens": 5}

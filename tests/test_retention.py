@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
 import threading
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from google.adk.agents import LlmAgent
-from google.adk.tools.agent_tool import AgentTool
-from google.adk.tools.tool_context import ToolContext
-from google.genai import types
 from pack_inputs import recording
-from scripted import Chat, Scripted, call, look_up
+from scripted import Chat, call, look_up
 
 from aether_context import PackPolicy, PackStore, replay
-from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.adk.services.artifacts import resolve
-from aether_context.adk.tools import record_evidence
+from aether_context.adk import ContextPackPlugin
 from aether_context.cli.commands import main, size
-from aether_context.errors import ArtifactError, ChecksumMismatch, PackNotFound, StoreError
-from aether_context.store.export import export_pack
 from aether_context.store.replay import Replayer
 from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
 
@@ -309,186 +299,6 @@ def test_forgetting_a_session_leaves_the_others_whole(store):
     assert [data for data in held if b"secret of 2" in data]
 
 
-# export
-
-
-def test_an_exported_pack_verifies_and_replays_where_it_went(store, tmp_path):
-    manifests = chained(store, 4)
-    store.write(recording("Of another session", session="other"))
-    target = PackStore(tmp_path / "target")
-    exported = export_pack(store, manifests[-1], target)
-    assert [one.pack_id for one in exported.manifests] == [one.pack_id for one in manifests]
-    assert whole(target) == 4
-    assert [target.outcome(one) for one in target.manifests()] == [store.outcome(one) for one in manifests]
-    assert target.places(newest=1)[0].endswith(manifests[-1].pack_id)
-    again = export_pack(store, manifests[-1], target)
-    assert (again.files, again.size) == (0, 0)
-
-
-def test_an_exported_pack_goes_to_every_backend(place, tmp_path):
-    source = PackStore(tmp_path / "source")
-    manifest = chained(source)[-1]
-    url, options = place
-    target = PackStore(url, **options)
-    export_pack(source, manifest, target)
-    assert whole(target) == 3
-
-
-def test_an_export_takes_what_a_message_lost(store, tmp_path):
-    uri = "artifact://messages/0123456789abcdef.txt"
-    made = recording()
-    manifest = store.write(made.changed(artifact_uris=(uri,))._replace(saved={uri: "the middle"}))
-    target = PackStore(tmp_path / "target")
-    export_pack(store, manifest, target)
-    assert target.message("app", "user", "session", "messages/0123456789abcdef.txt") == b"the middle"
-
-
-LONG = "\n".join(f"2025-01-01 10:00:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(800))
-
-
-def read_log(name: str) -> str:
-    """Reads a log."""
-    return f"{LONG}\nend of {name}"
-
-
-async def note(tool_context: ToolContext) -> str:
-    """Saves a note as an artifact and names it as evidence."""
-    await tool_context.save_artifact("Notes of Ann.md", types.Part(text="kept by the app"))
-    uri = "artifact://Notes of Ann.md"
-    record_evidence(uri, "notes", ["a1"], tool_context)
-    return uri
-
-
-def offloaded(store: PackStore, **settings: Any) -> Chat:
-    """A run with two results in the store, and what the app itself saved there."""
-    plan = {"task_id": "t", "step": {"id": "s", "text": "read", "acceptance": [{"id": "a1", "text": "it is read"}]}}
-    chat = Chat(
-        plugin=ContextPackPlugin(policy=PackPolicy(offload={"mode": "session"}), store=store, on_error="raise"),
-        script=[call("read_log", name="a"), call("note"), call("read_log", name="b"), "seen", "done"],
-        tools=[read_log, note],
-        artifacts=FsspecArtifactService(store.url, **store.files.options),
-        state={"plan": plan},
-        **settings,
-    )
-    chat.say("read both", "and now?")
-    return chat
-
-
-def resolved(store: PackStore, uri: str) -> bytes:
-    artifacts = FsspecArtifactService(store.url, **store.files.options)
-    return asyncio.run(resolve(uri, app="shop", user="ann", session="s1", artifacts=artifacts, store=store))
-
-
-def test_raw_evidence_goes_with_a_pack_to_every_backend(place, tmp_path):
-    source = PackStore(tmp_path / "source")
-    chat = offloaded(source)
-    manifest = list(source.manifests())[-1]
-    assert len(manifest.artifact_uris) == 3
-    url, options = place
-    target = PackStore(url, **options)
-    exported = export_pack(source, manifest, target)
-    assert (exported.raw, exported.missing) == (manifest.artifact_uris, ())
-    for uri in manifest.artifact_uris:
-        assert resolved(target, uri) == resolved(source, uri)
-    kept = [one for one in source.evidence("shop", "ann", "s1") if one.uri in manifest.artifact_uris]
-    assert target.evidence("shop", "ann", "s1") == kept
-    assert whole(target) == len(exported.manifests)
-    again = export_pack(source, manifest, target)
-    assert (again.files, again.raw) == (0, exported.raw)
-    chat.plugin = ContextPackPlugin(policy=PackPolicy(offload={"mode": "session"}), store=target, on_error="raise")
-    chat.llm.script += [call("search_artifact", uri=kept[0].uri, query="end of a"), "done"]
-    later = replace(chat)
-    later.say("where does it end?")
-    assert "1 of 801 lines hold the query" in str(later.sent[-1].contents)
-
-
-def test_an_export_names_what_has_expired_and_can_leave_raw_out(store, tmp_path):
-    offloaded(store)
-    manifest = list(store.manifests())[-1]
-    record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.delete(store.evidence_path("shop", "ann", record.digest))
-    target = PackStore(tmp_path / "target")
-    exported = export_pack(store, manifest, target)
-    assert exported.missing == (record.uri,)
-    assert sorted((*exported.raw, record.uri)) == list(manifest.artifact_uris)
-    assert record not in target.evidence("shop", "ann", "s1")
-    with pytest.raises(ArtifactError):
-        resolved(target, record.uri)
-    bare = PackStore(tmp_path / "bare")
-    exported = export_pack(store, manifest, bare, raw=False)
-    assert (exported.raw, exported.missing) == ((), ())
-    assert not [path for path in paths(bare) if "/evidence/" in path or "/artifacts/" in path]
-    assert whole(bare) == whole(target) == len(exported.manifests)
-
-
-def test_an_export_refuses_evidence_that_was_changed(store, tmp_path):
-    offloaded(store)
-    manifest = list(store.manifests())[-1]
-    record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.replace(store.evidence_path("shop", "ann", record.digest), b"forged")
-    target = PackStore(tmp_path / "target")
-    with pytest.raises(ChecksumMismatch, match="does not hold what its name says"):
-        export_pack(store, manifest, target)
-    assert list(target.manifests()) == []
-
-
-def test_an_agent_used_as_a_tool_exports_what_its_caller_had_read(store, tmp_path):
-    inner = Scripted(model="gemini-2.5-flash", script=["41 days"], sent=[])
-    worker = LlmAgent(name="worker", model=inner, description="Works.", instruction="You work.")
-    outer = Scripted(model="gemini-2.5-flash", script=[call("read_log", name="a"), "seen"], sent=[])
-    lead = LlmAgent(name="lead", model=outer, instruction="You lead.", tools=[read_log, AgentTool(worker)])
-    chat = Chat(
-        plugin=ContextPackPlugin(policy=PackPolicy(offload={"mode": "session"}), store=store, on_error="raise"),
-        agent=lead,
-    )
-    chat.say("go")
-    (record,) = store.evidence("shop", "ann", "s1")
-    outer.script += [call("worker", request=f"look into {record.uri}"), "done"]
-    chat.say("ask the worker")
-    manifest = next(one for one in store.manifests() if one.agent == "worker")
-    assert manifest.session != "s1"
-    assert manifest.artifact_uris == (record.uri,)
-    target = PackStore(tmp_path / "target")
-    assert export_pack(store, manifest, target).raw == (record.uri,)
-    assert target.evidence_data("shop", "ann", record.digest) == read_log("a").encode()
-
-
-def test_artifacts_of_others_are_named_and_stay_where_they_are(store, tmp_path):
-    service = FsspecArtifactService(store.url, **store.files.options)
-    place = {"app_name": "app", "user_id": "bob", "session_id": "session", "filename": "x"}
-    own = {**place, "user_id": "user"}
-    for where in (place, own, {**own, "filename": "user:y"}):
-        for text in ("first", "last"):
-            asyncio.run(service.save_artifact(**where, artifact=types.Part(text=text)))
-    written = "artifact://apps/app/users/{}/sessions/session/artifacts/x/versions/{}"
-    of_user = "artifact://apps/app/users/user/artifacts/user:y/versions/1"
-    there = (of_user, written.format("user", 0))
-    gone = (written.format("bob", 0), written.format("user", 7), "artifact://../x", "artifact://nowhere.md")
-    uris = tuple(sorted((*there, *gone, "https://example.org/x")))
-    made = recording()
-    manifest = store.write(made.changed(artifact_uris=uris))
-    target = PackStore(tmp_path / "target")
-    exported = export_pack(store, manifest, target)
-    assert (set(exported.raw), set(exported.missing)) == (set(there), set(gone))
-    there = FsspecArtifactService(target.url)
-    assert asyncio.run(there.list_versions(**own)) == [0]
-    assert asyncio.run(there.load_artifact(**{**own, "filename": "user:y"})).text == "last"
-    assert not [path for path in paths(target) if "bob" in path]
-
-
-def test_an_export_stops_at_what_is_missing_or_in_the_way(store, tmp_path):
-    manifests = chained(store)
-    store.files.delete(f"{store.place(manifests[0])}.json.gz")
-    target = PackStore(tmp_path / "target")
-    with pytest.raises(PackNotFound, match=manifests[0].pack_id):
-        export_pack(store, manifests[-1], target)
-    assert list(target.manifests()) == []
-    one = store.write(recording())
-    target.write(recording("Another pack under the same id"))
-    with pytest.raises(StoreError, match="export to an empty place"):
-        export_pack(store, one, target)
-
-
 # on the command line
 
 
@@ -577,33 +387,3 @@ def test_forget_asks_for_a_yes(tmp_path):
     code, output = run("forget", "--store", tmp_path, *whose)
     assert code == 3
     assert "nothing of app 'app' user 'ann'" in output
-
-
-def test_export_copies_to_another_store(tmp_path):
-    store = PackStore(tmp_path / "here")
-    manifest = store.write(recording())
-    there = tmp_path / "there"
-    code, output = run("export", manifest.pack_id[-8:], "--store", tmp_path / "here", "--to", there)
-    assert (code, manifest.pack_id in output) == (0, True)
-    assert run("verify", "--replay", "--store", there)[0] == 0
-    assert "raw evidence of 0 addresses is there" in output
-    code, output = run("export", manifest.pack_id, "--store", tmp_path / "here", "--to", there, "--json")
-    assert json.loads(output)["files"] == 0
-
-
-def test_export_says_what_of_raw_evidence_it_took(tmp_path):
-    store = PackStore(tmp_path / "here")
-    offloaded(store)
-    manifest = list(store.manifests())[-1]
-    record, *_ = store.evidence("shop", "ann", "s1")
-    store.files.delete(store.evidence_path("shop", "ann", record.digest))
-    words = ["export", manifest.pack_id, "--store", tmp_path / "here", "--to"]
-    code, output = run(*words, tmp_path / "bare", "--no-raw")
-    assert (code, "raw evidence" in output) == (0, False)
-    code, output = run(*words, tmp_path / "there")
-    assert code == 0
-    assert "raw evidence of 2 addresses is there" in output
-    assert f"(expired, or kept elsewhere): {record.uri}" in output
-    code, output = run(*words, tmp_path / "there", "--json")
-    assert json.loads(output)["missing"] == [record.uri]
-    assert len(json.loads(output)["raw"]) == 2

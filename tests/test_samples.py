@@ -6,7 +6,6 @@ The last two start processes and are left to ``pytest -m integration``.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -296,26 +295,3 @@ def run(client: httpx.Client, name: str, session: str, question: str) -> list[di
         "newMessage": {"role": "user", "parts": [{"text": question}]},
     }
     return client.post("/run", json=body).raise_for_status().json()
-
-
-@pytest.mark.integration
-def test_the_notebook_plots_the_sample(monkeypatch, capsys):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    monkeypatch.chdir(SAMPLES)
-    monkeypatch.delenv("AETHER_CONTEXT_STORE", raising=False)
-    notebook = json.loads((SAMPLES / "session.ipynb").read_text(encoding="utf-8"))
-    namespace: dict[str, object] = {}
-    shown: list[int] = []
-    monkeypatch.setattr(pyplot, "show", lambda: shown.append(len(pyplot.gca().patches)))
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), namespace)
-    pyplot.close("all")
-    assert len(shown) == 1
-    assert shown[0] > 0
-    printed = capsys.readouterr().out
-    assert "packs" in printed
-    assert "conversation, cut for window" in printed

@@ -10,16 +10,10 @@ from __future__ import annotations
 from aether_context.memory.library import Memories, Remembered
 from aether_context.memory.places import located
 from aether_context.memory.rows import Memory
-from aether_context.memory.transfer import Imported, Owned, Refused, export_lines, import_memories
 
 __all__ = [
-    "Imported",
     "Memories",
     "Memory",
-    "Owned",
-    "Refused",
     "Remembered",
-    "export_lines",
-    "import_memories",
     "located",
 ]

@@ -98,15 +98,6 @@ class ArtifactFiles:
         versions = self._files.at_once(lambda number: self.load(owner, name, number, with_data=False), numbers)
         return [version for version in versions if version is not None]
 
-    def paths(self, owner: ArtifactOwner, name: str, number: int | None) -> list[str]:
-        """The path of a version's file, or of the last version's, after the paths of the ``name.json`` files on the way
-        to it; empty where there is no such version."""
-        versions = self.versions(owner, name)
-        number = max(versions, default=None) if number is None else number
-        if number not in versions:
-            return []
-        return [*self._name_files(owner, name), f"{self._folder(owner, name)}/{number}"]
-
     def versions(self, owner: ArtifactOwner, name: str) -> list[int]:
         """The numbers of the versions, ascending."""
         files = self._files.files(self._folder(owner, name))

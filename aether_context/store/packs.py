@@ -276,21 +276,6 @@ class PackStore:
                 raise
             raise PackNotFound(f"{manifest.pack_id} extends {manifest.parent}, which is not in {self.url}") from error
 
-    def chain(self, manifest: Manifest) -> list[Manifest]:
-        """The manifest and its ancestors, the oldest first.
-
-        Raises:
-            PackNotFound: one is missing.
-            ManifestError: one is damaged, or its own ancestor.
-        """
-        chain, names = [manifest], {manifest.pack_id}
-        while (parent := self.parent(chain[-1])) is not None:
-            if parent.pack_id in names:
-                raise ManifestError(f"{parent.pack_id} extends itself: its manifest is not what was written")
-            chain.append(parent)
-            names.add(parent.pack_id)
-        return chain[::-1]
-
     def blob(self, manifest: Manifest, digest: str) -> bytes:
         """A blob that a manifest names; `BlobNotFound` where it is missing, `ChecksumMismatch` where it changed."""
         path = self.blob_path(manifest, digest)
@@ -354,18 +339,13 @@ class PackStore:
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
         """The records of a session's evidence, the oldest first."""
-        records = self.evidence_files(app, user, session)
-        return sorted(records.values(), key=lambda record: (record.time or 0.0, record.name))
-
-    def evidence_files(self, app: str, user: str, session: str) -> dict[str, EvidenceRecord]:
-        """The records of a session's evidence by the paths of their files."""
         folder = f"{self.files.place(app, user, session)}/evidence"
         paths = [file.path for file in self.files.files(folder)]
         try:
-            contents = self.files.at_once(self.files.read, paths)
-            return {path: EvidenceRecord.model_validate_json(data) for path, data in zip(paths, contents, strict=True)}
+            records = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
         except (FileNotFoundError, ValueError) as error:
             raise StoreError(f"{folder} could not be read: {error}") from error
+        return sorted(records, key=lambda record: (record.time or 0.0, record.name))
 
     def evidence_data(self, app: str, user: str, digest: str) -> bytes:
         """The bytes of a piece of evidence; `BlobNotFound` and `ChecksumMismatch` as for `blob`."""

@@ -80,7 +80,6 @@ def measure(url: str, packs: int, sessions: int, rounds: int) -> None:
     if not opened().places(newest=1):
         print(f"{fill(opened(), packs, sessions):,.0f} packs written in a second\n")
     known = opened().places()
-    newest = opened().read(known[-1])
     middle = opened().read(known[len(known) // 2])
     made = recording()
 
@@ -94,7 +93,6 @@ def measure(url: str, packs: int, sessions: int, rounds: int) -> None:
         "a pack by its id": lambda store: store.manifest(middle.pack_id),
         "a pack by the hash at its end": lambda store: lookup.find(store, middle.pack_id[-8:]),
         "a session's packs": lambda store: list(store.manifests(middle.app, middle.user, middle.session)),
-        "a pack's chain": lambda store: store.chain(newest),
         "names of all packs": lambda store: store.places(),
     }
     print(f"| {len(known):,} packs, {sessions:,} sessions | ms |\n| --- | ---: |")

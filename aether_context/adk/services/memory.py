@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService, SearchMemoryResponse
-from google.adk.memory.in_memory_memory_service import InMemoryMemoryService
 from google.adk.memory.memory_entry import MemoryEntry
 from google.adk.sessions.session import Session
 from google.genai import types
@@ -24,7 +23,7 @@ from aether_context.errors import SearchIndexError, StoreUnavailable
 from aether_context.retrieval.ranking import similarity
 
 if TYPE_CHECKING:
-    from aether_context.memory import Imported, Memory, Owned, Remembered
+    from aether_context.memory import Memory, Remembered
     from aether_context.retrieval.embedders import Embedder
 
 _logger = logging.getLogger(__name__)
@@ -140,30 +139,6 @@ class HybridMemoryService(BaseMemoryService):
             )
         await asyncio.to_thread(self.memories.add, app_name, user_id, list(found.values()), revive=True)
 
-    async def import_memories(
-        self,
-        source: str | os.PathLike[str] | InMemoryMemoryService,
-        *,
-        app_name: str | None = None,
-        user_id: str | None = None,
-        revive: bool = False,
-    ) -> Imported:
-        """Adds what a file of memories holds, or another service of this process; the same again adds nothing.
-
-        Args:
-            source: a file of `export-memories`, of ADK's `SqliteMemoryService`, or of what Vertex AI Memory Bank
-                answers; or an `InMemoryMemoryService`.
-            app_name: the app of memories that name none; ``user_id`` likewise.
-            revive: whether what was deleted may be written again.
-
-        Raises:
-            StoreError: the source cannot be read, or is of no known kind.
-        """
-        from aether_context.memory import import_memories
-
-        given = _held(source) if isinstance(source, InMemoryMemoryService) else source
-        return await asyncio.to_thread(import_memories, self.memories, given, app=app_name, user=user_id, revive=revive)
-
     @override
     async def search_memory(
         self, *, app_name: str, user_id: str, query: str, limit: int | None = None
@@ -274,21 +249,6 @@ def _remembered(event: Event, session: str, metadata: Mapping[str, JSON]) -> Mem
         timestamp=timestamp,
         metadata=metadata,
     )
-
-
-def _held(service: InMemoryMemoryService) -> list[Owned]:
-    """What ADK's service in this process remembers; it has no method that would tell."""
-    from aether_context.memory import Owned
-    from aether_context.memory.transfer import NO_SESSION
-
-    with service._lock:
-        return [
-            Owned(app=app, user=user, memory=memory)
-            for (app, user), sessions in service._session_events.items()
-            for session, events in sessions.items()
-            for event in events
-            if (memory := _remembered(event, "" if session == NO_SESSION else session, {}))
-        ]
 
 
 def _text(content: types.Content) -> str:
