@@ -185,17 +185,6 @@ class AnchorSettings(_Settings):
     """Messages that a registered selector picks, where it gives no priority itself."""
 
 
-OLD_NAMES: Mapping[str, str] = {"high_water": "compact_at", "low_water": "compact_to"}
-"""Earlier names of settings of ``conversation``, which are still read, and their present names."""
-
-
-def _renamed(section: object) -> object:
-    """The settings of ``conversation`` under their present names. Where both names are given, the old one stays."""
-    if not isinstance(section, Mapping):
-        return section
-    return {key if OLD_NAMES.get(key, key) in section else OLD_NAMES.get(key, key): section[key] for key in section}
-
-
 def _as_names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -229,18 +218,6 @@ class ConversationSettings(_Settings):
     anchors: AnchorSettings = AnchorSettings()
     custom: Mapping[str, Mapping[str, Any]] = {}
     """Settings of registered strategies, by their names."""
-
-    @field_validator("summary", mode="before")
-    @classmethod
-    def _not_in_the_payload(cls, place: object) -> object:
-        if place == "payload":
-            raise ValueError("no payload holds a summary now: choose 'head', before the turns that are kept, or 'off'")
-        return place
-
-    @model_validator(mode="before")
-    @classmethod
-    def _present_names(cls, settings: object) -> object:
-        return _renamed(settings)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -501,15 +478,6 @@ class PackPolicy(_Settings):
             raise _policy_error(error, type(self), None) from error
 
     @classmethod
-    def recorded(cls, settings: Mapping[str, Any]) -> PackPolicy:
-        """The policy of a recorded pack. Settings of earlier versions that are constants now are left out.
-
-        Raises:
-            PolicyError: it cannot be read, or one of those settings has another value than the constant.
-        """
-        return cls(**_without_constants(settings))
-
-    @classmethod
     def load(cls, source: str | Path | None = None, **overrides: Any) -> PackPolicy:
         """A policy from a profile's name or a TOML file, with overrides on top.
 
@@ -639,8 +607,6 @@ def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
         if isinstance(value, BaseModel):
             value = value.model_dump()
         previous = result.get(key)
-        if key == "conversation":  # an old name in one of them replaces the present name in the other
-            previous, value = _renamed(previous), _renamed(value)
         result[key] = merged(previous, value) if isinstance(previous, Mapping) and isinstance(value, Mapping) else value
     return result
 
@@ -672,51 +638,12 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
 
 
-CONSTANTS: Mapping[str, Any] = {
-    "acceptance.timeout_seconds": 10.0,
-    "budget.signals": {
-        "gain": 0.3,
-        "tool_calls_half": 4.0,
-        "questions_half": 3.0,
-        "depth_half": 6.0,
-        "similarity_full": 0.4,
-        "freshness_half_life_days": 14.0,
-    },
-    "compress.least_tokens": 16,
-    "conversation.past_payloads": "cheaper",
-    "conversation.summarize.summary_share": 0.12,
-    "limits.degrade_at": 0.8,
-    "offload.min_saving": 0.25,
-    "offload.read_tokens": 2_000,
-    "retrieval.memory_fill": 0.5,
-    "tokens.timeout_seconds": 2.0,
-    "usage.calibrate": True,
-}
-"""Settings of earlier versions that are constants now, and their values. The constants are where they are used."""
-
-
-def _without_constants(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    remaining: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{path}{key}"
-        if name in CONSTANTS and value == CONSTANTS[name]:
-            continue
-        remaining[key] = _without_constants(value, f"{name}.") if isinstance(value, Mapping) else value
-    return remaining
-
-
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
     """The error for the first fault: field, value, file and cure."""
     first = error.errors()[0]
     location = [str(key) for key in first["loc"]]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
-    if name in CONSTANTS:
-        value = canonical_json(CONSTANTS[name])
-        return PolicyError(f"{name}{where} is a constant now ({value}): leave it out", field=name, source=origin)
-    if first["type"] == "extra_forbidden" and location[:-1] == ["conversation"] and location[-1] in OLD_NAMES:
-        cure = f"the old name of {OLD_NAMES[location[-1]]!r}, which is given, too"
-        return PolicyError(f"{name}{where} is {cure}: leave it out", field=name, source=origin)
     if first["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
         hint = near_names(location[-1], names)

@@ -346,26 +346,6 @@ def test_another_process_goes_on_from_the_same_anchor(tmp_path: Path):
     assert error(second, -1) < 0.02
 
 
-def test_an_anchor_that_events_once_carried_by_names_is_read():
-    def resumed(*, named: bool) -> Calibration:
-        sessions = InMemorySessionService()
-        first = talk(6, sessions=sessions)
-        first.say(*[f"question {at}" for at in range(5)])
-        session = sessions.sessions["shop"]["ann"]["s1"]
-        (by,) = session.state["aether:calibration"]
-        noted = [event.custom_metadata["aether_context"] for event in session.events if event.custom_metadata]
-        for one in noted if named else ():
-            _, epoch, counted, reported, whole, *unseen = one["meter"]
-            anchor = {"model": by, "epoch": epoch, "counted": counted, "reported": reported, "whole": whole == 1}
-            one["meter"] = {"anchor": anchor, "invocation": session.events[-1].invocation_id, "unseen": sum(unseen)}
-        second = talk(6, sessions=sessions)
-        second.say("question 5")
-        return second.manifests()[-2].calibration
-
-    assert resumed(named=True).anchored
-    assert resumed(named=True) == resumed(named=False)
-
-
 @pytest.mark.parametrize("ratio", [0.7, 1.3])
 def test_workers_that_take_turns_send_what_one_alone_sends(ratio: float):
     def sent(workers: int) -> list[Any]:

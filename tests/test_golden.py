@@ -1,8 +1,7 @@
 """Recorded packs in tests/golden/, as a store: they load, replay, and come out byte for byte the same when built again.
 
-A folder a schema version and form of the files: ``1`` is as earlier versions wrote packs. ``python
-tests/test_golden.py`` writes that of the present ones anew; a change that makes this necessary either is a mistake, or
-changes what is recorded on purpose.
+A folder a schema version. ``python tests/test_golden.py`` writes that of the present one anew; a change that makes this
+necessary either is a mistake, or changes what is recorded on purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aether_context.store import SCHEMA_VERSION
 from aether_context.store.replay import Replayer
 
 FOLDER = Path(__file__).parent / "golden"
-PRESENT = FOLDER / f"{SCHEMA_VERSION}-one-file"
+PRESENT = FOLDER / str(SCHEMA_VERSION)
 RECORDED = (
     ("refund_research", "quality_first", 2_600, 4),
     ("payment_tests", "balanced", 12_000, 6),
@@ -58,7 +57,7 @@ def test_recorded_packs_of_every_schema_version_load_and_replay(folder: Path) ->
     assert manifests
     for manifest in manifests:
         manifest.verify()
-        assert manifest.schema_version == int(folder.name.split("-")[0])
+        assert manifest.schema_version == int(folder.name)
         assert replayer.replay(manifest).matches
 
 

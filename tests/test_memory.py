@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,7 +30,6 @@ from scripted import new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService, register_memory_service
-from aether_context.canonical import digest_of
 from aether_context.cli import main
 from aether_context.errors import EmbeddingError, SearchIndexError, StoreError
 from aether_context.memory import Memories, Memory, library
@@ -343,62 +341,6 @@ def test_a_file_that_takes_no_vectors_is_searched(tmp_path):
         database.execute("CREATE TRIGGER full BEFORE UPDATE ON memories BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with closing(Memories(tmp_path, embedder=Letters())) as memories:
         assert len(scored(memories)) == 10
-
-
-FORMER = """
-CREATE TABLE memories (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    app TEXT NOT NULL, user TEXT NOT NULL, session TEXT NOT NULL, name TEXT NOT NULL,
-    text TEXT, role TEXT, author TEXT, timestamp TEXT, metadata TEXT, digest BLOB, origin INTEGER,
-    UNIQUE (app, user, session, name));
-CREATE TABLE vectors (
-    digest BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (digest, embedder)) WITHOUT ROWID;
-CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY, app TEXT NOT NULL, user TEXT NOT NULL, made TEXT NOT NULL,
-    first INTEGER NOT NULL, last INTEGER NOT NULL, rows INTEGER NOT NULL, digest TEXT NOT NULL, data BLOB NOT NULL);
-CREATE INDEX blocks_by_rows ON blocks (app, user, first, last, made, rows);
-CREATE TRIGGER memories_gone AFTER DELETE ON memories BEGIN
-    DELETE FROM blocks WHERE app = old.app AND user = old.user AND first <= old.number AND last >= old.number;
-    END;
-PRAGMA user_version = 2;
-"""
-"""What made a file of the format before this one, whose rows had numbers of their origins and blocks of an index."""
-
-
-def test_a_file_of_the_former_format_loses_nothing(tmp_path):
-    path = tmp_path / "m.sqlite"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(FORMER)
-        for memory in badges(*range(30), session="s"):
-            database.execute(
-                """INSERT INTO memories
-                (app, user, session, name, text, role, author, timestamp, metadata, origin, digest)
-                VALUES ('app', 'ann', ?, ?, ?, ?, ?, ?, '{"a":1}', 7, ?)""",
-                (
-                    *(memory.session, memory.name, memory.text, memory.role, memory.author, memory.timestamp),
-                    digest_of(f"Ann: {memory.text}"),
-                ),
-            )
-        database.execute("INSERT INTO memories (app, user, session, name) VALUES ('app', 'ann', 's', 'gone')")
-        database.execute("INSERT INTO blocks VALUES (1, 'app', 'ann', '[]', 1, 31, 30, 'x', 'the blocks of before')")
-        database.commit()
-    fresh = Memories(embedder=Letters())
-    fresh.add("app", "ann", [replace(memory, metadata={"a": 1}) for memory in badges(*range(30), session="s")])
-    with closing(Memories(path, embedder=Letters())) as memories:
-        assert scored(memories) == scored(fresh)
-        memories.add("app", "ann", [Memory(name="gone", text="back", session="s")])
-        assert scored(memories) == scored(fresh)
-        for one in (memories, fresh):
-            one.add("app", "ann", badges(3, session="s", text="a badge that is new"))
-            one.delete("app", "ann", name="m4")
-        assert scored(memories) == scored(fresh)
-    with closing(sqlite3.connect(path)) as database:
-        names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        assert not names & {"blocks", "blocks_by_rows", "memories_gone"}
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert not any(b"the blocks of before" in one.read_bytes() for one in tmp_path.iterdir())
-    with closing(Memories(path, embedder=Letters())) as memories:
-        assert scored(memories) == scored(fresh)
 
 
 ACTS = st.lists(

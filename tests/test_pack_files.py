@@ -1,18 +1,16 @@
-"""A pack as one file: little is written, all of it is read, and what earlier versions wrote is read, too."""
+"""A pack as one file: little is written, and all of it is read."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import packs
 import pytest
-from click.testing import CliRunner
 from failing import FailingFileSystem
 from pack_inputs import recording
 from scripted import Chat, call, look_up
@@ -21,15 +19,12 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
-from aether_context.cli import main
 from aether_context.errors import ManifestError, PackNotFound
 from aether_context.store.files import Files
 from aether_context.store.pack_file import ENDING, compressed, read_lines
 from aether_context.store.replay import Replayer
 from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, plan
 from aether_context.store.spool import Spool, SpooledFiles
-
-EARLIER = Path(__file__).parent / "golden" / "1"
 
 
 def lines(store: PackStore, manifest: Any) -> tuple[bytes, bytes, bytes | None]:
@@ -321,32 +316,3 @@ def test_of_what_is_each_packs_own_a_chain_keeps_nothing(store: PackStore) -> No
     base = recording_tip(session, "pack_x").base
     assert base.fields.keys() >= {"rows", "contents", "tools"}
     assert base.fields["rows"] == base.fields["contents"] is None
-
-
-# what earlier versions wrote
-
-
-@pytest.fixture
-def earlier(tmp_path: Path) -> PackStore:
-    shutil.copytree(EARLIER, tmp_path / "earlier")
-    store = PackStore(tmp_path / "earlier")
-    for manifest in store.manifests():
-        store.files.create(f"{store.place(manifest)}/outcome.json", b'{"input_tokens":7}')
-    return store
-
-
-def test_packs_of_earlier_versions_are_read(earlier: PackStore) -> None:
-    assert whole(earlier) == 3
-    assert [earlier.outcome(one) for one in earlier.manifests()] == [{"input_tokens": 7}] * 3
-    assert all(earlier.uri(one).endswith(f"{one.pack_id}/manifest.json") for one in earlier.manifests())
-    for words in (["list"], ["inspect"], ["usage"], ["verify", "--replay"], ["gc"]):
-        result = CliRunner().invoke(main, [*words, "--store", earlier.url])
-        assert result.exit_code == 0, result.output
-    path = next(Path(earlier.url).rglob("manifest.json"))
-    assert CliRunner().invoke(main, ["tokens", str(path)]).exit_code == 0
-
-
-def test_packs_of_both_forms_share_a_store(earlier: PackStore) -> None:
-    packs.talk(earlier, turns=2)
-    assert whole(earlier) == 5
-    assert len(earlier.places(newest=4)) == 4

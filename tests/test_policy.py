@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from aether_context import PackPolicy
 from aether_context.errors import PolicyError
-from aether_context.policy import CONSTANTS, PROFILES
+from aether_context.policy import PROFILES
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
@@ -38,24 +36,6 @@ def test_overrides_are_merged_into_sections(tmp_path):
     assert (policy.profile, policy.max_input_tokens) == ("coding", 9_000)
     assert (policy.conversation.last_turns, policy.conversation.compact_at) == (7, 0.9)
     assert policy.budget.shares == PackPolicy.load("coding").budget.shares
-
-
-def test_the_old_names_of_the_marks_are_read_wherever_they_stand(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text('preset = "cost_first"\n[conversation]\nhigh_water = 0.7\n')
-    policy = PackPolicy.load(file)
-    assert (policy.conversation.compact_at, policy.conversation.compact_to) == (0.7, 0.25)
-    assert PackPolicy.load(file, conversation={"compact_at": 0.5}).conversation.compact_at == 0.5
-    assert policy.changed(conversation={"low_water": 0.3}).conversation.compact_to == 0.3
-    old, new = {"high_water": 0.9, "low_water": 0.4}, {"compact_at": 0.9, "compact_to": 0.4}
-    assert PackPolicy(conversation=old).digest == PackPolicy(conversation=new).digest
-    custom = PackPolicy(conversation={"custom": {"mine": {"high_water": 3}}})
-    assert custom.changed(conversation={"custom": {"mine": {"low_water": 1}}}).conversation.custom["mine"] == {
-        "high_water": 3,
-        "low_water": 1,
-    }
-    with pytest.raises(PolicyError, match="high_water is the old name of 'compact_at', which is given, too"):
-        PackPolicy(conversation={"high_water": 0.9, "compact_at": 0.8})
 
 
 def test_the_hash_is_stable_and_tells_policies_apart():
@@ -89,7 +69,6 @@ def test_a_typo_names_field_file_and_nearest_name(tmp_path):
         ({"conversation": {"compact_to": 0.9, "compact_at": 0.8}}, ("compact_to 0.9 is above compact_at 0.8",)),
         ({"budget": {"floors": {"system": 0.9, "task": 0.2}}}, ("floors sum to",)),
         ({"budget": {"shares": {"evidence": {"low": 0.9, "high": 0.95}}}}, ("lows sum to",)),
-        ({"conversation": {"summary": "payload"}}, ("no payload holds a summary now", "'head'")),
         ({"record": "some"}, ("record = 'some'", "'full'")),
         ({"profile": "reserch"}, ("profile = 'reserch'",)),
         ({"retrieval": {"floor": float("nan")}}, ("retrieval.floor",)),
@@ -117,26 +96,6 @@ def test_broken_toml_is_named(tmp_path):
     file.write_text("profile = ")
     with pytest.raises(PolicyError, match=r"broken\.toml cannot be read"):
         PackPolicy.load(file)
-
-
-@pytest.mark.parametrize("name", sorted(CONSTANTS))
-def test_a_setting_that_is_a_constant_now_says_so_and_what_it_is(name, tmp_path):
-    *path, last = name.split(".")
-    settings = {last: CONSTANTS[name]}
-    for section in reversed(path):
-        settings = {section: settings}
-    with pytest.raises(PolicyError, match=f"^{re.escape(name)} is a constant now .*: leave it out$"):
-        PackPolicy(**settings)
-    assert PackPolicy.recorded(settings) == PackPolicy()
-    file = tmp_path / "mine.toml"
-    file.write_text("[usage]\ncalibrate = false\n")
-    with pytest.raises(PolicyError, match=r"^usage\.calibrate in .*mine\.toml is a constant now \(true\)"):
-        PackPolicy.load(file)
-
-
-def test_a_recorded_setting_of_another_value_than_the_constant_is_refused():
-    with pytest.raises(PolicyError, match=r"offload\.read_tokens is a constant now \(2000\)"):
-        PackPolicy.recorded({"offload": {"read_tokens": 9}})
 
 
 def test_a_policy_cannot_be_changed():

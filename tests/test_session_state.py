@@ -14,7 +14,6 @@ from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.database_session_service import DatabaseSessionService
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from plans import CARRIED, aether, loop, planned, small, turns
 from restarting import Restarting, same_requests
 from scripted import Chat, call, look_up, new_store, set_state, state_of
@@ -220,7 +219,7 @@ def test_where_one_packed_message_is_damaged_the_others_stay_as_they_are() -> No
     assert sum("CONTEXT PACK" in wire for wire in after.wires) == 4
 
 
-# what an earlier version wrote
+# what a state claims
 
 
 @pytest.mark.parametrize("kind", ["summary", "payload"])
@@ -238,50 +237,3 @@ def test_what_a_state_claims_to_hold_does_not_fill_the_memory(kind: str, monkeyp
             {**parts, **slots, f"aether:epoch:{scope}": {**epoch, **counts}}, identity, lambda message: ""
         )
         assert (len(found.payloads) if kind == "payload" else len(found.summary) // 300) == most
-
-
-def as_written_before(chat: Chat) -> dict[str, Any]:
-    """A session's state in the form that held each long text as it is."""
-    state = state_of(chat)
-    epoch = epoch_of(chat, state)
-    key = next(key for key in state if key.startswith("aether:epoch:"))
-    scope = key.removeprefix("aether:epoch:")
-    values: dict[str, Any] = {name: None for name in aether(state) if name.count(":") > 2}
-    names = ("anchors", "asked", "contract", "cut_count", "cut_hash", "extracts", "kept", "marks", "number", "parts")
-    values[key] = {"session": "s1", "payloads": len(epoch.payloads)}
-    values[key] |= {name: getattr(epoch, name) for name in (*names, "strategies", "summary_place", "trimmed")}
-    if epoch.summary:
-        values[f"aether:summary:{scope}"] = epoch.summary
-    for slot, message in enumerate(epoch.payloads):
-        held = {name: getattr(message, name) for name in ("of", "invocation", "split", "used", "place", "plan")}
-        text = f"json:{json.dumps(message.text)}"
-        values[f"aether:payload:{scope}:{slot}"] = {"session": "s1", **held, "text": text, "covers": []}
-    return dict(json.loads(json.dumps(values)))
-
-
-@pytest.mark.parametrize("kind", ["summary", "packed messages"])
-def test_a_session_of_an_earlier_version_goes_on(kind: str, tmp_path: Path) -> None:
-    policy = small(1_800, retrieval={"recall": False})
-    if kind == "packed messages":
-        policy = CARRIED.changed(max_input_tokens=8_000, retrieval={"recall": False})
-    texts = [*turns(7), "a short one", *turns(9)[7:]]
-
-    def begun(name: str) -> Chat:
-        sessions = SqliteSessionService(db_path=str(tmp_path / name))
-        chat = Chat(policy=policy, sessions=sessions, state=planned(), tools=[look_up], script=[*loop(1), "a"] * 40)
-        chat.say(*texts)
-        return chat
-
-    steady, older = begun("steady.db"), begun("older.db")
-    earlier = as_written_before(older)
-    asyncio.run(set_state(older, **earlier))
-    held = state_of(older)
-    whole = [value for key, value in held.items() if key.startswith("aether:summary:") and isinstance(value, str)]
-    packed = [value["text"] for key, value in held.items() if key.startswith("aether:payload:") and value]
-    assert whole if kind == "summary" else packed
-    older.restart()
-    for chat in (steady, older):
-        chat.say("and now?", *turns(12)[9:])
-    same_requests(steady, older)
-    written = [key for key, value in state_of(older).items() if value is not None]
-    assert not any(key.startswith("aether:summary:") and key.count(":") == 2 for key in written)

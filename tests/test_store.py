@@ -387,9 +387,9 @@ def test_finding_the_newest_looks_at_few_sessions(tmp_path):
     class Counting(Files):
         looked = 0
 
-        def inside(self, path: str) -> list[str]:
+        def files(self, path: str) -> list[File]:
             self.looked += path.endswith("/packs")
-            return super().inside(path)
+            return super().files(path)
 
     store = PackStore(tmp_path)
     for at in range(30):
@@ -409,8 +409,8 @@ def test_finding_a_pack_lists_as_much_in_a_large_store_as_in_a_small_one(place):
             asked.append(len(found))
             return found
 
-        def inside(self, path: str) -> list[str]:
-            found = super().inside(path)
+        def files(self, path: str) -> list[File]:
+            found = super().files(path)
             asked.append(len(found))
             return found
 

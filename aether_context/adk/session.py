@@ -93,13 +93,7 @@ def _fields(state: Mapping[str, Any], key: str, identity: Identity) -> dict[str,
 
 
 def _summary(state: Mapping[str, Any], key: str, parts: object) -> str | None:
-    """The summary in so many parts; None where one of them is not what was written.
-
-    Without a number it is from a time when it was one text in a key of its own.
-    """
-    if parts is None:
-        whole = state.get(key)
-        return _plain(whole) if isinstance(whole, str) else ""
+    """The summary in so many parts; None where one of them is not what was written."""
     if type(parts) is not int or not 0 <= parts <= _MOST_PARTS:
         return None
     summary = ""
@@ -113,16 +107,12 @@ def _summary(state: Mapping[str, Any], key: str, parts: object) -> str | None:
 
 
 def _message(fields: dict[str, Any], original_of: OriginalOf) -> PackedMessage | None:
-    """A packed message from what state holds of it; the text stands there as it is where nothing is ``packed``."""
+    """A packed message from what state holds of it; None where that is not what was written."""
     packed = fields.pop("packed", None)
-    if packed is not None:
-        fields["text"] = ""
-    if packed is not None and not isinstance(packed, str):
+    message = valid(_MESSAGE, {**fields, "text": ""})
+    if message is None or not isinstance(packed, str):
         return None
-    message = valid(_MESSAGE, fields)
-    if message is None:
-        return None
-    text = _plain(message.text) if packed is None else _unpacked(packed, original_of(message))
+    text = _unpacked(packed, original_of(message))
     return replace(message, text=text, covers=tuple(map(_plain, message.covers))) if text is not None else None
 
 
@@ -153,8 +143,7 @@ def save_epoch(
     for slot, message in enumerate(payloads):
         if known[slot : slot + 1] != (message,):
             written = _MESSAGE.dump_python(message, mode="json", exclude_defaults=True)
-            if message.text:
-                written |= {"packed": _packed(written.pop("text"), original_of(message))}
+            written |= {"packed": _packed(written.pop("text", ""), original_of(message))}
             if message.covers:
                 written |= {"covers": [*map(_escaped, message.covers)]}
             state[f"{keys.payload}:{slot}"] = {"session": identity.session, **written}
@@ -185,8 +174,6 @@ def _save_summary(state: State, key: str, held: Mapping[str, Any], before: str, 
         return known + 1
     for number in range(bool(after), there):
         state[f"{key}:{number}"] = None
-    if state.get(key) is not None:
-        state[key] = None
     if not after:
         return 0
     state[f"{key}:0"] = _packed(after, "")

@@ -380,29 +380,29 @@ def _recall(session: _Session, event: Event) -> None:
     """
     noted = _noted(event)
     standing = noted.get("usage")
+    if not isinstance(standing, list):
+        standing = None
     if standing is not None and standing is session.booked:
         session.ledger.confirm(standing, invocation=event.invocation_id, agent=event.author)
         return
-    call = CallUsage.from_record(standing.get("call")) if isinstance(standing, Mapping) else None
     usage = reported(event.usage_metadata)
     silent = usage.input_tokens is None
     estimate = output = None
     if standing is not None:
         estimate, output = _tokens(noted.get("request_tokens")), _tokens(noted.get("output_tokens"))
-    if call is None:
-        if standing is None and (silent or event.partial):
-            return
-        call = CallUsage(
-            input_tokens=(estimate or 0) if silent else usage.billed_input,
-            output_tokens=(usage.output_tokens or 0) if output is None else output,
-            cached_tokens=usage.cached_tokens,
-            cache_write_tokens=usage.cache_write_tokens or 0,
-            estimate=None if usage.tool_use_tokens else estimate,
-            input_estimated=silent,
-            output_estimated=output is not None or usage.output_tokens is None,
-        )
-        if standing is None:  # totals have the cost in them
-            call = call.priced(event.model_version or "", event.timestamp)
+    if standing is None and (silent or event.partial):
+        return
+    call = CallUsage(
+        input_tokens=(estimate or 0) if silent else usage.billed_input,
+        output_tokens=(usage.output_tokens or 0) if output is None else output,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens or 0,
+        estimate=None if usage.tool_use_tokens else estimate,
+        input_estimated=silent,
+        output_estimated=output is not None or usage.output_tokens is None,
+    )
+    if standing is None:  # totals have the cost in them
+        call = call.priced(event.model_version or "", event.timestamp)
     session.ledger.recall(call, standing, invocation=event.invocation_id, agent=event.author)
 
 
@@ -602,7 +602,7 @@ def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> 
         if event.author != identity.agent or (event.branch or "") != identity.branch:
             continue
         record: Any = _noted(event).get("meter")
-        if isinstance(record, (list, Mapping)):
+        if isinstance(record, list):
             break
         if known is not None and event.content is not None and event.content.role == "model":
             return None
@@ -610,17 +610,10 @@ def _meter_of(events: list[Event], identity: Identity, known: _Meter | None) -> 
         return None
     if known is not None and known.invocation == event.invocation_id and known.record(known.invocation) == record:
         return known
-    anchor: Any
-    reported_in: Any
-    if isinstance(record, list):
-        names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
-        anchor = dict(zip(names, record, strict=False))
-        unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", event.invocation_id)
-        anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
-    else:  # with names, as events once carried it
-        anchor, unseen, reported_in = record.get("anchor"), record.get("unseen"), record.get("invocation")
-        if isinstance(anchor, Mapping):
-            anchor = {**anchor, "model": _mark(str(anchor.get("model")))}
+    names = ("model", "epoch", "counted", "reported", "whole", "unseen", "doubted", "reported_in")
+    anchor = dict(zip(names, record, strict=False))
+    unseen, reported_in = anchor.pop("unseen", 0), anchor.pop("reported_in", event.invocation_id)
+    anchor |= {"whole": anchor.get("whole") == 1, "doubted": anchor.get("doubted") or None}
     return _Meter(
         anchor=valid(ANCHOR, anchor),
         reported_in=reported_in if isinstance(reported_in, str) else "",

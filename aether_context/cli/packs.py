@@ -82,9 +82,9 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
         return None
     if "pack_id" not in fields:
         return None
-    file, *folders = (path.absolute(), *path.absolute().parents)[path.name == "manifest.json" :]
+    file, *folders = path.absolute(), *path.absolute().parents
     # A store's folders above a pack: application, user, session, "packs".
-    if path.name.endswith((ENDING, "manifest.json")) and len(folders) > 4 and folders[0].name == "packs":
+    if is_packed and len(folders) > 4 and folders[0].name == "packs":
         store = PackStore(folders[4])
         return store, f"{store.files.root}/{file.relative_to(folders[4]).as_posix()}".removesuffix(ENDING)
     store = PackStore(url)

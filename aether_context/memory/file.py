@@ -17,16 +17,7 @@ from aether_context.memory.rows import TABLES, Connection
 T = TypeVar("T")
 
 _FORMAT = 4
-_FORMER = (2, 3)
-"""Formats that are read, too: the file becomes one of this format when it is opened."""
 _TIMEOUT_SECONDS = 30.0
-_FORMER_TABLES = {"memories", "vectors", "blocks", "sqlite_sequence"}
-_SET_ASIDE = """
-DROP TRIGGER IF EXISTS memories_gone;
-DROP TABLE IF EXISTS blocks;
-ALTER TABLE memories RENAME TO former;
-DROP INDEX IF EXISTS memories_by_name;
-"""
 
 
 class MemoryFile:
@@ -34,17 +25,14 @@ class MemoryFile:
 
     Args:
         path: None keeps all in this process.
-        take_over: brings the memories of a former format into the new tables. They stand in a table ``former``, and
-            their vectors in ``vectors``.
 
     Raises:
         StoreError: the file cannot be opened, or is none of this format.
     """
 
-    def __init__(self, path: Path | None, take_over: Callable[[Connection], None]) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self.name = "this process" if path is None else str(path)
-        self._take_over = take_over
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._inherited: list[sqlite3.Connection] = []
@@ -115,22 +103,18 @@ class MemoryFile:
         return connection
 
     def _prepare(self, connection: Connection) -> None:
-        """Makes the tables, and takes over what stands in those of a former format."""
+        """Makes the tables."""
         found = _format(connection)  # another process may have been faster
         if found == _FORMAT:
             return
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if found not in (0, *_FORMER) or tables - _FORMER_TABLES:
+        if found or tables:
             raise StoreError(
                 f"{self.name} holds something else than memories of format {_FORMAT}: give a file of its own"
             )
-        script = (_SET_ASIDE if found else "") + TABLES.format(bytes="blob")
-        for statement in (*script.split(";"), "CREATE INDEX memories_by_name ON memories (owner, name)"):
+        for statement in TABLES.format(bytes="blob").split(";"):
             connection.execute(statement)
-        if found:
-            self._take_over(connection)
-            for table in ("former", "vectors"):
-                connection.execute(f"DROP TABLE {table}")
+        connection.execute("CREATE INDEX memories_by_name ON memories (owner, name)")
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
 

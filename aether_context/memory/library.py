@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -101,7 +100,7 @@ class Memories:
             from aether_context.memory.postgres import PostgresRows
 
             return PostgresRows(place)
-        return MemoryFile(None if place is None else located(place), self._take_over)
+        return MemoryFile(None if place is None else located(place))
 
     @property
     def encoder(self) -> str:
@@ -280,27 +279,6 @@ class Memories:
             for hit, score in zip(hits, scores, strict=True)
         }
         return [found[name] for name in newest_first(found, superseded)]
-
-    def _take_over(self, connection: Connection) -> None:
-        """Takes over the memories of a file of a former format, with the vectors of this embedder."""
-        former = connection.execute(
-            """SELECT app, user, session, name, text, role, author, timestamp, metadata, vector FROM former
-            LEFT JOIN vectors ON vectors.digest = former.digest AND vectors.embedder = ? ORDER BY number""",
-            (self.encoder,),
-        ).fetchall()
-        owners: dict[tuple[str, str], list[tuple[Memory, Searched]]] = {}
-        deleted = []
-        for app, user, session, name, text, *values, metadata, vector in former:
-            if text is None:
-                deleted.append((app, user, session, name))
-            given = dict(zip(("role", "author", "timestamp"), values, strict=True)) if text is not None else {}
-            memory = Memory(name=name, text=text or "", session=session, metadata=json.loads(metadata or "{}"), **given)
-            searched = Searched(hashed(self._redact(entry_of(memory).searched)), self.encoder, vector)
-            owners.setdefault((app, user), []).append((memory, searched))
-        for (app, user), memories in owners.items():
-            rows.put(connection, owner_of(app, user), app, user, memories, revive=True)
-        for app, user, session, name in deleted:
-            rows.delete(connection, owner_of(app, user), name=name, session=session)
 
 
 class _Index:

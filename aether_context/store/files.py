@@ -234,12 +234,6 @@ class Files:
         """The folders in a folder, symbolic links left out; none where it is not there."""
         return [entry["name"].rstrip("/") for entry in self._entries(path) if entry["type"] == "directory"]
 
-    def inside(self, path: str) -> tuple[list[str], list[File]]:
-        """The folders and the files in a folder, symbolic links and unfinished files left out."""
-        entries = self._entries(path)
-        folders = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
-        return folders, list(_files_of(entries))
-
     def files(self, path: str) -> list[File]:
         """The files in a folder, symbolic links and unfinished ones left out; none where it is not there."""
         return list(_files_of(self._entries(path)))

@@ -223,8 +223,7 @@ class Manifest(_Record):
     setting: str
     """Hash of the blob with system instruction, declarations and step."""
     texts: tuple[str, ...] = ()
-    """The hash of the texts that are new with this pack, and of blobs with earlier ones where an earlier version
-    recorded it; empty where none are recorded."""
+    """The hash of the texts that are new with this pack; empty where none are recorded."""
     stages: Mapping[str, str]
     """Short hashes of the stages' results."""
     checksum: str
@@ -244,7 +243,7 @@ class Manifest(_Record):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """A manifest from its JSON, of any schema version up to this one.
+        """A manifest from its JSON.
 
         Raises:
             SchemaVersionError: it was written by a later version.

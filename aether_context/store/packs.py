@@ -13,9 +13,7 @@
 A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
 folder then holds the name.
 
-Earlier versions wrote a folder for each pack, with ``manifest.json`` and ``outcome.json``, and its texts as blobs,
-uncompressed. Such packs are read like others. A pack's *place* is the path of its file without the ending, or the path
-of its folder.
+A pack's *place* is the path of its file without the ending.
 """
 
 from __future__ import annotations
@@ -217,8 +215,7 @@ class PackStore:
         try:
             return Manifest.of(self.filled(place, self.fields(place)))
         except ManifestError as error:
-            path = self._path(place)
-            raise type(error)(f"{error} (pack {_name(place)}, {self.files.url_of(path)})") from error
+            raise type(error)(f"{error} (pack {_name(place)}, {self._url_of(place)})") from error
 
     def filled(self, place: str, fields: dict[str, JSON]) -> dict[str, JSON]:
         """The whole manifest's fields, given those in the file at a place; errors as for `read`."""
@@ -230,10 +227,9 @@ class PackStore:
     def fields(self, place: str) -> dict[str, JSON]:
         """The manifest's fields that the pack's own file holds, see `pack_file`; errors as for `read`."""
         data = self.files.get(f"{place}{ENDING}")
-        line = read_manifest(data) if data is not None else self.files.get(f"{place}/manifest.json")
-        if line is None:
+        if data is None:
             raise PackNotFound(f"{place}{ENDING} is not there")
-        return fields_of(line)
+        return fields_of(read_manifest(data))
 
     def _base(self, place: str, base: JSON) -> Mapping[str, JSON]:
         """The fields of the first manifest of a chain."""
@@ -259,10 +255,7 @@ class PackStore:
     def lines(self, place: str) -> tuple[bytes, bytes, bytes | None] | None:
         """The lines of a pack's file: manifest, texts and outcome; None where there is no such pack."""
         data = self.files.get(f"{place}{ENDING}")
-        if data is not None:
-            return read_lines(data)
-        data = self.files.get(f"{place}/manifest.json")
-        return None if data is None else (data, b"", self.files.get(f"{place}/outcome.json"))
+        return None if data is None else read_lines(data)
 
     def parent(self, manifest: Manifest) -> Manifest | None:
         """The manifest that this one extends, None where it extends none; `PackNotFound` where it is missing."""
@@ -291,8 +284,7 @@ class PackStore:
             except ManifestError as error:
                 raise ChecksumMismatch(f"{path} does not hold what its name says: {error}") from error
             return _checked(data, digest, path)
-        missing = f"{manifest.pack_id} names {digest}, which is not in {self.url}"
-        return self._by_digest(path.removesuffix(".gz"), digest, missing)
+        raise BlobNotFound(f"{manifest.pack_id} names {digest}, which is not in {self.url}")
 
     def write_outcome(self, manifest: Manifest | str, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
         """Adds how the model call ended to a pack. A second outcome for the same pack is ignored.
@@ -349,19 +341,17 @@ class PackStore:
 
     def evidence_data(self, app: str, user: str, digest: str) -> bytes:
         """The bytes of a piece of evidence; `BlobNotFound` and `ChecksumMismatch` as for `blob`."""
-        return self._by_digest(self.evidence_path(app, user, digest), digest, f"{digest} is not in {self.url}")
+        path = self.evidence_path(app, user, digest)
+        data = self.files.get(path)
+        if data is None:
+            raise BlobNotFound(f"{digest} is not in {self.url}")
+        return _checked(data, digest, path)
 
     def evidence_digests(self, app: str, user: str, digits: str) -> list[str]:
         """The hashes of a user's evidence that begin with the digits in an ``artifact://`` address."""
         folder = self.evidence_path(app, user, digits).rsplit("/", 1)[0]
         names = sorted(file.name.removesuffix(".bin") for file in self.files.files(folder))
         return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
-
-    def _by_digest(self, path: str, digest: str, missing: str) -> bytes:
-        data = self.files.get(path)
-        if data is None:
-            raise BlobNotFound(missing)
-        return _checked(data, digest, path)
 
     # caches
 
@@ -413,16 +403,15 @@ class PackStore:
         return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
 
     def uri(self, manifest: Manifest) -> str:
-        """The URL of the manifest's file."""
-        return self.files.url_of(self._path(self.place(manifest)))
-
-    def _path(self, place: str) -> str:
-        """The file that holds the manifest of the pack at a place."""
-        return f"{place}/manifest.json" if self.files.files(place) else f"{place}{ENDING}"
+        """The URL of the pack's file."""
+        return self._url_of(self.place(manifest))
 
     def uri_of(self, app: str, user: str, session: str, pack_id: str) -> str:
         """The URL of a pack's file, which need not exist yet."""
-        return self.files.url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}{ENDING}")
+        return self._url_of(f"{self.files.place(app, user, session)}/packs/{pack_id}")
+
+    def _url_of(self, place: str) -> str:
+        return self.files.url_of(f"{place}{ENDING}")
 
     def blob_path(self, manifest: Manifest, digest: str) -> str:
         """The path of a blob of the manifest's user."""
@@ -479,7 +468,7 @@ class PackStore:
     ) -> list[str] | None:
         """The packs of one hour, or of the last hours until there are ``newest``.
 
-        None where the folders of hours list too few, as where earlier versions wrote packs.
+        None where the folders of hours list too few.
         """
         packs: list[str] = []
         app, user = (name if name is None else segment(name) for name in (app, user))
@@ -507,20 +496,12 @@ class PackStore:
         return self._inside(self.owners(app, user), session, _NO_SESSIONS)
 
     def pack_files(self, session: str) -> list[File]:
-        """The files of the packs in a session's folder. A file's path without the ending is the pack's place.
-
-        Of a pack that an earlier version wrote as a folder it is the manifest, with the folder as its path.
-        """
-        folders, files = self.files.inside(f"{session}/packs")
-        old_manifests = [
-            file for folder in folders for file in self.files.files(folder) if file.name == "manifest.json"
-        ]
-        return files + [file._replace(path=file.path.rpartition("/")[0]) for file in old_manifests]
+        """The files of the packs in a session's folder. A file's path without the ending is the pack's place."""
+        return self.files.files(f"{session}/packs")
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
-        listings = self.files.at_once(lambda session: self.files.inside(f"{session}/packs"), sessions)
-        paths = [path for folders, files in listings for path in (*folders, *(file.path for file in files))]
-        return [path.removesuffix(ENDING) for path in paths]
+        listings = self.files.at_once(self.pack_files, sessions)
+        return [file.path.removesuffix(ENDING) for files in listings for file in files]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all but those excluded."""

@@ -221,7 +221,7 @@ class Replayer:
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
         try:
-            return PackPolicy.recorded(json.loads(self.store.blob(manifest, manifest.policy)))
+            return PackPolicy(**json.loads(self.store.blob(manifest, manifest.policy)))
         except PolicyError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
 
@@ -245,9 +245,8 @@ class Replayer:
 
 
 def wires(texts: Mapping[str, JSON]) -> list[str]:
-    """The wires of the contents among a pack's texts, which earlier versions named by their hashes."""
-    contents = texts.get("contents", ())
-    return [canonical_json(value) for value in (contents.values() if isinstance(contents, dict) else contents)]
+    """The wires of the contents among a pack's texts."""
+    return [canonical_json(value) for value in texts.get("contents", ())]
 
 
 def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:

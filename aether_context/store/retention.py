@@ -137,8 +137,7 @@ def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] =
     Returns the plan without the files that packs written meanwhile need.
     """
     planned = _without_needed(store, planned)
-    pack_files = [sorted(files, key=lambda file: file.name == "manifest.json") for files in planned.packs.values()]
-    for file in (*chain(*pack_files), *planned.evidence, *planned.caches):
+    for file in (*chain(*planned.packs.values()), *planned.evidence, *planned.caches):
         store.files.delete(file.path)
         deleted(file)
     # Blobs go in batches. After each, those that a pack written in the same moment names are put back.

@@ -104,7 +104,7 @@ def run(task: Task) -> Result:
     """Plays a session. Faults of its recording are returned as ``problem``, not raised."""
     try:
         sessions = _material(task.folder)
-        base = PackPolicy.recorded(json.loads(task.base)) if task.base else None
+        base = PackPolicy(**json.loads(task.base)) if task.base else None
         values: Values = dict(task.values)
         policies: dict[str, PackPolicy] = {}
 

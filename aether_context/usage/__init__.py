@@ -103,11 +103,6 @@ class CallUsage:
             output_estimated=output_tokens is None,
         )
 
-    @classmethod
-    def from_record(cls, value: object) -> CallUsage | None:
-        """A call from its JSON, as events of earlier versions carry it; None where it is not valid."""
-        return valid(_CALL, value)
-
 
 class Totals(NamedTuple):
     """Sums over calls.
@@ -203,20 +198,16 @@ class Totals(NamedTuple):
 
     @classmethod
     def from_record(cls, value: object) -> Totals | None:
-        """Sums from their record, or from a mapping as earlier versions wrote it; None where it is neither."""
-        if isinstance(value, list) and len(value) <= len(cls._fields):
-            fields = dict(zip(cls._fields, value, strict=False))
-            input_tokens, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
-            fields["known_cache_tokens"] = (
-                input_tokens - unknown if type(input_tokens) is type(unknown) is int else None
-            )
-            return valid(_TOTALS, fields)
-        if not isinstance(value, Mapping):
+        """Sums from their record; None where it is none."""
+        if not isinstance(value, list) or len(value) > len(cls._fields):
             return None
-        return valid(_TOTALS, {name: value[name] for name in cls._fields if name in value})
+        fields = dict(zip(cls._fields, value, strict=False))
+        input_tokens, unknown = fields.get("input_tokens", 0), fields.get("known_cache_tokens", 0)
+        fields["known_cache_tokens"] = input_tokens - unknown if type(input_tokens) is type(unknown) is int else None
+        return valid(_TOTALS, fields)
 
 
-_CALL, _TOTALS = TypeAdapter(CallUsage), TypeAdapter(Totals, config=ConfigDict(defer_build=True))
+_TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
 
 
 class Accuracy(NamedTuple):
@@ -565,9 +556,7 @@ def _names(invocation: str, agent: str) -> tuple[tuple[Scope, str], ...]:
 
 
 def _by_scope(standing: JSON) -> Mapping[str, JSON]:
-    """The records in a value of `TokenLedger.standing` by scope; a mapping is as earlier versions wrote it."""
-    if isinstance(standing, Mapping):
-        return standing
+    """The records in a value of `TokenLedger.standing` by scope."""
     if not isinstance(standing, list) or not standing:
         return {}
     session, invocation, agent, *_ = [*standing, None, None]
