@@ -1,4 +1,4 @@
-"""How far a planned call leads through the package, and whether docs/architecture.md shows the way.
+"""How long the package is, how far a planned call leads through it, and whether docs/architecture.md shows the way.
 
 `FILES` and `FUNCTIONS` are ceilings a little above the figures, so that a call cannot grow longer unnoticed. Where a
 change makes it shorter, they go down with it.
@@ -21,6 +21,8 @@ from scripted import Chat, look_up, new_store
 import aether_context
 from aether_context.adk import ContextPackPlugin
 
+LINES = 36_286
+"""The number only goes down: a change that needs more lines says what went for it."""
 FILES = 58
 FUNCTIONS = 422
 PACKAGE = Path(aether_context.__file__).parent
@@ -51,6 +53,11 @@ class Walked(ContextPackPlugin):
             threading.setprofile(None)  # type: ignore[arg-type]
             # What Python writes for an expression inside a function is no function that anybody reads.
             self.calls.append({one for one in entered if not one[1].endswith(("<lambda>", "comp>", "<genexpr>"))})
+
+
+def test_the_package_does_not_grow() -> None:
+    lines = sum(path.read_bytes().count(b"\n") for path in PACKAGE.rglob("*.py"))
+    assert lines <= LINES, f"{lines:,} lines"
 
 
 def test_a_planned_call_enters_few_files_and_functions(caplog: pytest.LogCaptureFixture) -> None:
