@@ -61,6 +61,10 @@ FLEXIBLE_LAYERS: tuple[Layer, ...] = ("evidence", "memory", "conversation")
 
 Accuracy: TypeAlias = Literal["exact", "anchored", "approximate", "heuristic"]
 
+WindowMark: TypeAlias = Literal["", "assumed", "learned"]
+"""Where a window is from: ``assumed`` where nobody knows the model's, ``learned`` from a refusal of its provider, empty
+where the policy or a list has it."""
+
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
 State: TypeAlias = Literal["kept", "extract", "summary", "placeholder", "hidden", "dropped", "in_tail"]
@@ -679,6 +683,7 @@ class PackInput(NamedTuple):
     evidence: Mapping[str, str] = NOTHING
     tools_kept: frozenset[str] = frozenset()
     growth: int | None = None
+    window_mark: WindowMark = ""
 
     @property
     def kept_free(self) -> int:

@@ -14,10 +14,10 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.tracing import PackSpan
+from aether_context.adk.windows import Window, Windows
 from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
-from aether_context.tokens.model_limits import model_window
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -148,16 +148,19 @@ class Call(NamedTuple):
     state: Mapping[str, Any]
     is_live: bool
     passthrough_reason: str
+    windows: Windows
     planned: Planned = Planned()
     last: Last | None = None
 
     @property
-    def window(self) -> int:
-        """The window in tokens: the policy's, else the model's own."""
-        return self.policy.max_input_tokens or self.policy.windows.get(self.model) or model_window(self.model)
+    def window(self) -> Window:
+        """The window: the policy's, else the model's own; less where the provider has refused as much."""
+        return self.windows.window(self.invocation.agent, self.model, self.policy, self.state)
 
 
-def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan) -> Call:
+def call_of(
+    context: CallbackContext, request: LlmRequest, policy: PackPolicy, span: PackSpan, windows: Windows
+) -> Call:
     """A call as ADK hands it over, without plan and predecessor."""
     # ADK copies the invocation at each look, so one is kept.
     invocation = context.get_invocation_context()
@@ -178,6 +181,7 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, s
         state=context.session.state,
         is_live=is_live,
         passthrough_reason=reason,
+        windows=windows,
     )
 
 

@@ -137,7 +137,7 @@ class Offloader:
     async def _look(self, call: Call) -> None:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session."""
         step = call.planned.step.key if call.planned.validity != "unplanned" else ""
-        window = call.window if self._mode == "auto" else 0
+        window = call.window.tokens if self._mode == "auto" else 0
         settings = self._limits(window) if window else self._settings
         tools, stays = call.request.tools_dict, {READ, SEARCH, *essential_names(call.request)}
 
@@ -290,7 +290,7 @@ class Offloader:
         its own has them from its first call on where instruction and first message take a quarter of the window.
         Where they cannot be declared, results stay as they are.
         """
-        context, request, window = call.context, call.request, call.window
+        context, request, window = call.context, call.request, call.window.tokens
         if self._mode in ("auto", "request"):
             await self._look(call)
         records = self._records.of(context).by_digits().values()

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -29,6 +31,7 @@ from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, ag
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
 from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall, Shelves
 from aether_context.adk.request.writer import write
@@ -36,6 +39,8 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
 from aether_context.adk.usage import Ledgers, Meters, note, reported
+from aether_context.adk.windows import STATE_KEY as WINDOWS
+from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
 from aether_context.pack import Calibration, Epoch, Identity, Pack, PackInput
@@ -152,7 +157,9 @@ class RequestPacker:
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
         self._cache = TokenCache()
+        self._windows = Windows()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
+        self._refused: LRUCache[str, object] = LRUCache(_MOST_CALLS)
         self._lock = threading.Lock()
         _warm_up(policy.record != "off", policy.retrieval.recall)
 
@@ -202,9 +209,36 @@ class RequestPacker:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
-                await self._after(callback_context, llm_response)
+                code, said = llm_response.error_code, llm_response.error_message
+                refused = overflow_of(f"{code} {said}") if code is not None else None
+                await self._after(callback_context, llm_response, refused)
         except Exception as error:
             self._failures.caught(error)
+
+    async def on_model_error(
+        self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> None:
+        """Records a call whose model raised, and learns from a refusal of what was too long."""
+        try:
+            refused = overflow_of(error)
+            code = "context_window_exceeded" if refused is not None else type(error).__name__
+            response = LlmResponse(error_code=code, error_message=str(error))
+            await self._after(callback_context, response, refused, llm_request.model)
+        except Exception as failure:
+            self._failures.caught(failure)
+
+    async def on_run_error(self, invocation: InvocationContext) -> None:
+        """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
+        with self._lock:
+            learned = self._refused.pop(invocation.invocation_id, None)
+        try:
+            if learned is not None:
+                actions = EventActions(state_delta={WINDOWS: learned})
+                event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
+                await invocation.session_service.append_event(invocation.session, event)
+        except Exception as failure:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(failure).__name__)
+        await self.flush(invocation=invocation)
 
     async def after_tool(
         self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
@@ -249,7 +283,7 @@ class RequestPacker:
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self.policy, span)
+        call = call_of(context, request, self.policy, span, self._windows)
         planned = self._gatherer.planned(call)
         for problem in planned.problems:
             if problem.startswith("state "):
@@ -356,6 +390,7 @@ class RequestPacker:
             else:
                 original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
                 stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
+            self._windows.keep(call.invocation.agent, call.model, call.context.state)
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
@@ -410,7 +445,7 @@ class RequestPacker:
                 on_invalid="warn", conversation={"strategy": ("epochs",)}, tools={"scope": "off"}
             )
             planned = Planned(problems=(f"packed plainly after {span.error}",))
-            call = call_of(context, request, policy, span)._replace(planned=planned)
+            call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
             read = await Gatherer(SessionRecords()).gather(call)
             counter = counter_for("")
             pack = build_pack(read.source, call.policy, counter=counter)
@@ -442,7 +477,15 @@ class RequestPacker:
 
     # after the call
 
-    async def _after(self, context: CallbackContext, response: LlmResponse) -> None:
+    async def _after(
+        self, context: CallbackContext, response: LlmResponse, refused: Overflow | None, model: str | None = None
+    ) -> None:
+        """Learns from an answer, or from an error in its place, and records it.
+
+        Args:
+            refused: what the error says of a request that was too long.
+            model: the one that raised it, by name; None where it is the request's.
+        """
         usage, review = reported(response.usage_metadata), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
         last = self.last(context)
@@ -454,6 +497,8 @@ class RequestPacker:
                 review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
             except Exception as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
+            if refused is not None:
+                self._learn(context, last, refused, model or last.pack.source.request.model)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
@@ -474,6 +519,24 @@ class RequestPacker:
             **({ACCEPTANCE: review.to_json()} if review is not None else {}),
         }
         self._recorder.outcome(last.pack.identity, outcome)
+
+    def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str) -> None:
+        """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
+        source = last.pack.source
+        self._windows.learn(
+            context.get_invocation_context().agent,
+            model,
+            refused,
+            last.policy,
+            context.state,
+            window=source.window,
+            sent=last.pack.request_tokens,
+            output_tokens=source.output_tokens,
+        )
+        with self._lock:
+            self._refused[context.invocation_id] = context.state.get(WINDOWS)
+        if refused.sent is not None:
+            self._meters.reported(last.pack, last.counter, refused.sent)
 
 
 def _own_policy(

@@ -137,6 +137,11 @@ class ContextPackPlugin(BasePlugin):
         await self._packer.after_model(callback_context, llm_response)
         return None
 
+    async def on_model_error_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
+    ) -> None:
+        await self._packer.on_model_error(callback_context, llm_request, error)
+
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> None:
@@ -151,7 +156,7 @@ class ContextPackPlugin(BasePlugin):
         await self._packer.flush(invocation=invocation_context)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await self._packer.flush(invocation=invocation_context)
+        await self._packer.on_run_error(invocation_context)
 
     async def close(self) -> None:
         await self._packer.flush(timeout_seconds=4.0)
@@ -190,6 +195,7 @@ def context_pack_callbacks(
     return {
         "before_model_callback": packer.before_model,
         "after_model_callback": packer.after_model,
+        "on_model_error_callback": packer.on_model_error,
         "before_tool_callback": before_tool,
         "after_tool_callback": packer.after_tool,
         "after_agent_callback": after_agent,

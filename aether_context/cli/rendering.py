@@ -61,12 +61,13 @@ def _facts(manifest: Manifest) -> RenderableType:
     over = f", {manifest.over_window:,} over it" if manifest.over_window else ""
     other_encoders = (("memories", manifest.memory_encoder), ("tools", manifest.tools.encoder))
     encoders = [("candidates", manifest.encoder), *(pair for pair in other_encoders if pair[1])]
+    mark = f" ({manifest.window_mark})" if manifest.window_mark else ""
     facts = {
         "session": f"{manifest.app} · {manifest.user} · {manifest.session}",
         "call": f"agent {manifest.agent}{branch} · invocation {manifest.invocation} · call {manifest.call}",
         "time": f"{moment(manifest.last_event_time)} UTC",
         "plan": " · ".join([plan, *(f"{label} {value}" for label, value in plan_fields if value)]),
-        "model": f"{manifest.model} · window {manifest.window:,}",
+        "model": f"{manifest.model} · window {manifest.window:,}{mark}",
         "request": f"{manifest.request_tokens:,} tokens ({manifest.request_tokens_method}, by {manifest.counter})"
         f" · {percent(manifest.request_tokens, manifest.window)} of the window{over}",
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),

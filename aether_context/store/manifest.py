@@ -29,6 +29,7 @@ from aether_context.pack import (
     Prefix,
     TruncationEvent,
     Validity,
+    WindowMark,
     describe,
 )
 from aether_context.store.pack_file import fields_of
@@ -127,6 +128,8 @@ class Manifest(_Record):
     """The model's name as the host gave it."""
     window: int
     """The window W in tokens, after the policy's cap."""
+    window_mark: WindowMark = ""
+    """``assumed`` where the model's window is not known, ``learned`` where a refusal of its provider taught it."""
     output_tokens: int | None = None
     """The limit of the model's answer in tokens, where the answer shares the window with the request."""
     profile: str

@@ -25,6 +25,7 @@ _CANDIDATE_FIELDS = tuple(item.name for item in fields(Candidate) if item.name n
 GIVEN = (
     "window", "output_tokens", "encoder", "memory_encoder", "searched", "first_call", "rewritten", "cached_price",
     "can_mask", "can_find", "can_read", "passthrough_reason", "anchors", "asked", "calibration", "growth",
+    "window_mark",
 )  # fmt: skip
 """Fields that a manifest copies from a pack's input, and a replay copies back."""
 _FROM_PACK = (

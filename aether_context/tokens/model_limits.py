@@ -1,4 +1,4 @@
-"""The context windows of models, from a public list, with a small table for models that the list lacks."""
+"""The input windows of models: from small tables of our own, and from a public list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,27 +18,61 @@ logger = logging.getLogger("aether_context")
 DEFAULT_INPUT_TOKENS = 32_768
 """The window that is assumed for an unknown model: small enough for nearly every model in use."""
 
+OLLAMA_INPUT_TOKENS = 4_096
+"""The window that is assumed for a model of Ollama, which cuts what is longer without a word: its ``num_ctx`` unless
+the server or the request says otherwise."""
+
 SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "hosted_vllm", "vllm", "xinference"})
 """LiteLLM providers whose window depends on how the server was started, not on the model."""
 
 INPUT_TOKENS = (
     ("gemini*-tts*", 8_192),
     ("gemini*-live*", 131_072),
-    ("gemini*-image*", 32_768),
+    ("gemini-2.*-image*", 32_768),
+    ("gemini*-image*", 65_536),
     ("gemini-embedding*", 2_048),
+    ("gemini*-computer-use*", 128_000),
+    ("gemini-robotics-er-2*", 131_072),
+    ("gemini-*-latest", 1_048_576),
+    ("gpt-5*-chat*", 128_000),
+    ("gpt-5.4-mini*", 272_000),
+    ("gpt-5.4-nano*", 272_000),
+    ("gpt-5.6-cyber*", 272_000),
+    ("gpt-5.[4-9]*", 922_000),
+    ("gpt-5*", 272_000),
+    ("gpt-6*", 922_000),
+    ("chatgpt-4o*", 128_000),
+    ("deepseek-chat", 131_072),
+    ("deepseek-reasoner", 131_072),
+    ("llama-v3p1-405b-instruct-long", 4_096),
+    ("llama-v3p1-70b-instruct-1b", 4_096),
+)
+"""Input windows of models for which genai-prices 0.2.3 has another number, by name pattern; the first that matches.
+
+Most of these take less input than their context window holds, and the list has the latter. From the providers' model
+pages, checked against LiteLLM 1.109.1's list. Where several versions match a pattern, it has the smallest of their
+windows.
+"""
+
+FAMILY_INPUT_TOKENS = (
     ("gemini-[2-9]*", 1_048_576),
-    ("gemini-pro-latest", 1_048_576),
-    ("gemini-flash-latest", 1_048_576),
     ("gemma-3n*", 32_768),
     ("gemma-3*", 131_072),
     ("gemma-2*", 8_192),
+    ("claude-instant-v1*", 100_000),
+    ("claude-v1*", 100_000),
     ("claude-*", 200_000),
     ("gpt-4.5*", 128_000),
     ("gpt-chat-latest", 128_000),
     ("*llama-3[.-][123]*", 131_072),
+    ("llama-v3p[123]*", 131_072),
     ("llama3.[123]*", 131_072),
     ("*llama-4*", 131_072),
+    ("llama4*", 131_072),
     ("*llama-3*", 8_192),
+    ("llama-v3-*", 8_192),
+    ("deepseek-v3*", 128_000),
+    ("glm-4.[67]*", 200_000),
     ("grok-*", 131_072),
     ("mistral-small-24b*", 32_768),
     ("mistral-large*", 131_072),
@@ -52,16 +86,14 @@ INPUT_TOKENS = (
     ("*mixtral-8x22b*", 65_536),
     ("command-a*", 256_000),
     ("command-r*", 128_000),
+    ("qwen-plus*", 129_024),
+    ("qwen-max*", 30_720),
     ("qwen3-max*", 258_048),
     ("qwen3*", 40_960),
     ("kimi-k2*", 131_072),
     ("phi-4*", 16_384),
 )
-"""Input windows of models for which genai-prices 0.2.3 has none, by name pattern; the first that matches.
-
-From the providers' model pages, checked against LiteLLM 1.109.1's list. Where several versions match a pattern, it has
-the smallest of their windows.
-"""
+"""Input windows by family, for models that are neither above nor in the list; from the same sources."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,33 +102,47 @@ def bare_model_name(model: str) -> str:
 
     A Vertex version `x@20250514` becomes `x-20250514`.
     """
-    name = model.strip().lower().rsplit("/", 1)[-1]
-    name = re.sub(r"^(?:[a-z]{2,6}\.)?(?:anthropic|meta|mistral|cohere|deepseek|google|openai)\.", "", name)
-    name = re.sub(r"-v\d+:\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
+    name = model.strip().lower().rsplit("/", 1)[-1].removeprefix("databricks-")
+    name = re.sub(r"^(?:[a-z-]{2,6}\.)?(?:anthropic|meta|mistral|cohere|deepseek|google|openai)\.", "", name)
+    name = re.sub(r"-v\d+:\d+$|(?<=\d)-v\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
     return re.sub(r"@(?:default|latest)$", "", re.sub(r"@(\d+)$", r"-\1", name))
 
 
 @functools.lru_cache(maxsize=4096)
-def model_window(model: str | None) -> int:
+def known_window(model: str) -> int | None:
     """The most tokens that a model can read; where `shares_window` holds, those of its answer are included.
 
-    They are from the list, else from the table, else a small default with one warning for each name.
+    They are from the own table, else from the list, else those of the model's family. None where nobody knows, as for
+    models whose window depends on how their server was started.
     """
-    name = model or ""
-    listed_window = next((info.context_window for info in listed_models(name) if info.context_window is not None), None)
-    if listed_window is not None:
-        return int(listed_window)
-    bare_name = bare_model_name(name)
-    for pattern, tokens in INPUT_TOKENS if _provider(name) not in SERVED_LOCALLY else ():
-        if fnmatch.fnmatchcase(bare_name, pattern):
-            return tokens
-    logger.warning("No context window is known for model %r: %d tokens are assumed.", name, DEFAULT_INPUT_TOKENS)
-    return DEFAULT_INPUT_TOKENS
+    if provider_of(model) in SERVED_LOCALLY:
+        return None
+    name = bare_model_name(model)
+    tokens = _matching(INPUT_TOKENS, name)
+    if tokens is None:
+        tokens = next((info.context_window for info in listed_models(model) if info.context_window is not None), None)
+    return int(tokens) if tokens is not None else _matching(FAMILY_INPUT_TOKENS, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def model_window(model: str | None) -> int:
+    """The window of a model; where it is not known, a small one is assumed, with one warning for each name."""
+    known = known_window(model or "")
+    if known is not None:
+        return known
+    is_ollama = provider_of(model or "").startswith("ollama")
+    assumed = OLLAMA_INPUT_TOKENS if is_ollama else DEFAULT_INPUT_TOKENS
+    cure = "give LiteLlm num_ctx=…, or set max_input_tokens" if is_ollama else "set max_input_tokens"
+    logger.warning(
+        "No window is known for model %r: %d tokens are assumed. Where it has another, %s.", model or "", assumed, cure
+    )
+    return assumed
 
 
 def shares_window(model: str | None) -> bool:
     """Whether the model's answer takes tokens of the window that it reads from."""
-    return not bare_model_name(model or "").startswith(("gemini", "learnlm"))
+    name = bare_model_name(model or "")
+    return not name.startswith(("gemini", "learnlm")) and not re.match(r"gpt-[56](?!.*-chat)", name)
 
 
 def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInfo]:
@@ -107,7 +153,7 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
     """
     from genai_prices.data_snapshot import get_snapshot
 
-    name, bare_name, provider = model.strip().lower(), bare_model_name(model), _provider(model)
+    name, bare_name, provider = model.strip().lower(), bare_model_name(model), provider_of(model)
     if not bare_name or provider in SERVED_LOCALLY:
         return
     attempts: list[tuple[str, str | None]] = []
@@ -115,11 +161,17 @@ def listed_models(model: str, *, any_provider: bool = True) -> Iterator[ModelInf
         attempts += [(name.split("/", 1)[-1], provider), (bare_name, provider)]
     if any_provider or not attempts:
         attempts.append((bare_name, None))
+    if "." in bare_name and bare_name.startswith("claude-"):
+        attempts += [(reference.replace(".", "-"), provider_id) for reference, provider_id in attempts]
     for reference, provider_id in attempts:
         with contextlib.suppress(LookupError):
             yield get_snapshot().find_provider_model(reference, None, provider_id, None)[1]
 
 
-def _provider(model: str) -> str:
+def _matching(table: Iterable[tuple[str, int]], name: str) -> int | None:
+    return next((tokens for pattern, tokens in table if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def provider_of(model: str) -> str:
     """The part of a name before its first slash, in lower case; empty where it has none."""
     return model.strip().lower().rpartition("/")[0].partition("/")[0]

@@ -130,6 +130,7 @@ class Gatherer:
             or previous.model != call.model
             or previous.system != system_text(call.request.config)[0]
             or call.passthrough_reason
+            or source.window != call.window.tokens
             or not holds_epoch(call.state, source.identity, last.stored)
         ):
             return None
@@ -241,6 +242,7 @@ class Gatherer:
         by_hand = call.state.get(CUT)
         if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
             by_hand = {}
+        window = call.window
         source = PackInput(
             identity=identity,
             request=Request(
@@ -253,7 +255,8 @@ class Gatherer:
                 positions=positions,
                 human=positions.index(human) if human is not None else None,
             ),
-            window=call.window,
+            window=window.tokens,
+            window_mark=window.mark,
             output_tokens=output_tokens,
             step=planned.step,
             validity=planned.validity,
@@ -532,7 +535,7 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
         return tuple(candidates), ""
-    room = call.window * _TOKEN_CHARACTERS
+    room = call.window.tokens * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
@@ -541,7 +544,7 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return (*candidates, *found_memories(entries, room, preferences=True)), ""
-        most = settings.most_memories(call.window)
+        most = settings.most_memories(call.window.tokens)
         for remembered in await within(seconds, service.find(session.app_name, session.user_id, query, most)):
             if room <= 0 and len(found) >= settings.memory_k:
                 break

@@ -1,0 +1,184 @@
+"""How much a model can read: by the policy, by its name, by how it was set up, and by what its provider has refused.
+
+    aether:windows    windows that refusals have taught, by model and endpoint, in a session's state
+
+A refusal is learned for the process and for the session. ADK drops the state of a call that fails, so it is written
+again with the next call, and by the plugin in an event of its own at the end of the run that failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from google.adk.models.registry import LLMRegistry
+from google.adk.sessions.state import State
+
+from aether_context.adk.overflow import Overflow
+from aether_context.canonical import hash_json, short
+from aether_context.pack import WindowMark
+from aether_context.policy import PackPolicy
+from aether_context.tokens.counters import SharedLRU
+from aether_context.tokens.model_limits import known_window, model_window
+
+logger = logging.getLogger("aether_context")
+
+STATE_KEY = "aether:windows"
+LEAST_TOKENS = 1_024
+"""No refusal teaches a smaller window."""
+_MOST_KEPT = 16
+_ENDPOINT = ("api_base", "base_url", "location", "aws_region_name", "vertex_location")
+"""Settings of a model object that say where it is served."""
+
+
+class Window(NamedTuple):
+    """The window in tokens, and where it is from: empty where it is set or known."""
+
+    tokens: int
+    mark: WindowMark = ""
+
+
+class ServedModel(NamedTuple):
+    """A model that a call may go to: its name, what stands for it and its endpoint, and its own ``num_ctx``."""
+
+    name: str
+    key: str
+    context_tokens: int | None = None
+
+
+class Windows:
+    """The windows of models, with those that refusals have taught this process. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._learned: SharedLRU[str, int] = SharedLRU(1_000)
+        self._lock = threading.Lock()
+
+    def window(self, agent: object, model: str, policy: PackPolicy, state: Mapping[str, Any]) -> Window:
+        """The window of an agent's request: the smallest where several models may be asked."""
+        return min(
+            (self._window(served, policy, state) for served in served_models(agent, model)),
+            key=lambda window: window.tokens,
+        )
+
+    def learn(
+        self,
+        agent: object,
+        model: str,
+        refused: Overflow,
+        policy: PackPolicy,
+        state: State,
+        *,
+        window: int,
+        sent: int,
+        output_tokens: int | None,
+    ) -> None:
+        """Takes in a refusal. One without a number, or whose number is no less, takes a tenth off.
+
+        Args:
+            model: the one that refused.
+            window: the window that the request was packed for.
+            sent: the request's tokens by the own estimate.
+            output_tokens: what was kept of the window for the answer by its limit; see `PackInput`.
+        """
+        candidates = served_models(agent, model)
+        served = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
+        tokens = (refused.limit or 0) + min(refused.answer, output_tokens or 0)
+        if not 0 < tokens < window:
+            tokens = min(window, sent) * 9 // 10
+        tokens = min(window, max(LEAST_TOKENS, tokens))
+        with self._lock:
+            before = self._window(served, policy, state).tokens
+            if tokens >= before:
+                return
+            self._learned.put(served.key, tokens)
+        self._keep(served.key, tokens, state)
+        stated = policy.max_input_tokens or policy.windows.get(served.name)
+        undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
+        logger.warning(
+            "Model %r refused a request as too long: its window is %d tokens from now on, not %d%s.",
+            served.name,
+            tokens,
+            before,
+            undercut,
+        )
+
+    def keep(self, agent: object, model: str, state: State) -> None:
+        """Puts what this process has learned of an agent's models into a session's state, where it is not there."""
+        for served in served_models(agent, model):
+            learned = self._learned.get(served.key)
+            if learned is not None:
+                self._keep(served.key, learned, state)
+
+    def _keep(self, key: str, tokens: int, state: State) -> None:
+        kept = _kept(state)
+        if tokens < kept.get(key, tokens + 1):
+            others = [item for item in kept.items() if item[0] != key]
+            state[STATE_KEY] = {**dict(others[1 - _MOST_KEPT :]), key: tokens}
+
+    def _window(self, served: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State) -> Window:
+        stated = policy.max_input_tokens or policy.windows.get(served.name) or served.context_tokens
+        tokens = stated or model_window(served.name)
+        known = [found for found in (self._learned.get(served.key), _kept(state).get(served.key)) if found is not None]
+        if known and min(known) < tokens:
+            return Window(min(known), "learned")
+        return Window(tokens, "" if stated or known_window(served.name) is not None else "assumed")
+
+
+def served_models(agent: object, model: str) -> list[ServedModel]:
+    """The models that an agent's request may go to: one, or all of those that a ``FallbackModel`` tries.
+
+    Args:
+        model: the request's model, by name.
+    """
+    llm = getattr(agent, "canonical_model", None)
+    tried = getattr(llm, "models", None)
+    if isinstance(tried, (list, tuple)) and tried:
+        return [_served(entry, entry if isinstance(entry, str) else entry.model) for entry in tried]
+    return [_served(llm, model)]
+
+
+def _served(llm: object, name: str) -> ServedModel:
+    given = {**_settings(llm, "client_kwargs"), **_settings(llm, "_additional_args")}
+    places = [given.get(setting) for setting in _ENDPOINT]
+    places += [getattr(holder, "base_url", None) for holder in (llm, getattr(llm, "client", None))]
+    places.append(getattr(llm, "_proxy_url", None))
+    endpoint = tuple(str(place).rstrip("/") for place in places if place)
+    context_tokens = given.get("num_ctx")
+    return ServedModel(
+        name,
+        _key(name, _class_of(llm), endpoint),
+        context_tokens if type(context_tokens) is int and context_tokens > 0 else None,
+    )
+
+
+def _settings(llm: object, attribute: str) -> Mapping[str, Any]:
+    """Settings that a model object passes on to its client."""
+    settings = getattr(llm, attribute, None)
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _class_of(llm: object) -> str:
+    """The class of a model, or of the one that ADK makes for a name."""
+    if not isinstance(llm, str):
+        return type(llm).__name__
+    try:
+        return LLMRegistry.resolve(llm).__name__
+    except (ValueError, ImportError):
+        return ""
+
+
+@lru_cache(maxsize=1_000)
+def _key(name: str, kind: str, endpoint: tuple[str, ...]) -> str:
+    """What stands for a model at an endpoint. Addresses may hold secrets, so there is only a hash of them."""
+    return f"{name[:200]}@{short(hash_json([name, kind, *endpoint]), 8)}"
+
+
+def _kept(state: Mapping[str, Any] | State) -> dict[str, int]:
+    """The windows in a session's state that are sound."""
+    kept = state.get(STATE_KEY)
+    if not isinstance(kept, Mapping):
+        return {}
+    return {str(key): tokens for key, tokens in kept.items() if type(tokens) is int and tokens >= LEAST_TOKENS}

@@ -1,0 +1,341 @@
+"""A model that takes less than is known of it: its refusal is understood, learned once, and kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai.errors import ClientError
+from scripted import Chat, Scripted, call, new_store, size
+from teams import DEPRECATED
+
+from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.adk.overflow import Overflow, overflow_of
+from aether_context.adk.windows import LEAST_TOKENS, STATE_KEY
+
+LIMIT = 12_000
+
+REFUSALS = [
+    (
+        "400 INVALID_ARGUMENT. {'error': {'code': 400, 'message': 'The input token count (1200293) exceeds the maximum "
+        "number of tokens allowed (1048576).', 'status': 'INVALID_ARGUMENT'}}",
+        Overflow(1_048_576, 1_200_293),
+    ),
+    (
+        "Unable to submit request because the input token count is 1200000 but model only supports up to 1048576. "
+        "Reduce the input token count and try again.",
+        Overflow(1_048_576, 1_200_000),
+    ),
+    (
+        "Error code: 400 - {'type': 'error', 'error': {'type': 'invalid_request_error', 'message': 'prompt is too long:"
+        " 215431 tokens > 200000 maximum'}}",
+        Overflow(200_000, 215_431),
+    ),
+    (
+        'litellm.BadRequestError: AnthropicException - b\'{"type":"error","error":{"message":"input length and '
+        "`max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length\"}}'",
+        Overflow(136_000, 178_959, 64_000),
+    ),
+    (
+        "litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: OpenAIException - "
+        "This model's maximum context length is 128000 tokens. However, your messages resulted in 140012 tokens.",
+        Overflow(128_000, 140_012),
+    ),
+    (
+        "This model's maximum context length is 65536 tokens. However, you requested 72814 tokens (68718 in the "
+        "messages, 4096 in the completion). Please reduce the length of the messages or completion.",
+        Overflow(61_440, None, 4_096),
+    ),
+    (
+        "This endpoint's maximum context length is 32768 tokens. However, you requested about 42832 tokens (40000 of "
+        "text input, 2832 in the output).",
+        Overflow(29_936, None, 2_832),
+    ),
+    (
+        "'max_tokens' or 'max_completion_tokens' is too large: 8192. This model's maximum context length is 32768 "
+        "tokens and your request has 30000 input tokens (8192 > 32768 - 30000).",
+        Overflow(24_576, 30_000, 8_192),
+    ),
+    (
+        "You passed 8193 input tokens and requested 1 output tokens. However, the model's context length is only 8192 "
+        "tokens, resulting in a maximum input length of 8191 tokens.",
+        Overflow(8_190, 8_193, 1),
+    ),
+    (
+        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+        Overflow(4_096),
+    ),
+    (
+        "Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
+        Overflow(272_000, 285_554),
+    ),
+    (
+        "Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+        Overflow(32_768, 33_000),
+    ),
+    (
+        "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
+        Overflow(131_072, 150_000),
+    ),
+    (
+        "OllamaException - request (12010 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        Overflow(4_096, 12_010),
+    ),
+    (
+        "Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
+        Overflow(8_192, 9_000),
+    ),
+    (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and "
+        "512 `max_new_tokens`",
+        Overflow(7_681, None, 512),
+    ),
+    ("BedrockException - prompt tokens (9000) exceed model maximum (8192)", Overflow(8_192, 9_000)),
+    (
+        "too many tokens: total number of tokens in this prompt cannot exceed 4081 tokens, received 10000",
+        Overflow(4_081),
+    ),
+    ("Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)", Overflow(131_072)),
+    ("Range of input length should be [1, 129024]", Overflow(129_024)),
+    ("Request body too large for gpt-4o model. Max size: 8000 tokens.", Overflow(8_000)),
+    ("Your input exceeds the context window of this model. Please adjust your input and try again.", Overflow()),
+    ("BedrockException: Context Window Error - Input is too long for requested model.", Overflow()),
+    ('{"error": {"message": "…", "code": "context_length_exceeded"}}', Overflow()),
+    ("Input Tokens Exceeded: Number of input tokens exceeds maximum length.", Overflow()),
+]
+
+OTHERS = [
+    "429 RESOURCE_EXHAUSTED. {'error': {'message': 'You exceeded your current quota, limit: 250000'}}",
+    "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, Requested 45000.",
+    "litellm.RateLimitError: AnthropicException - This request would exceed your organization's rate limit of 50,000 "
+    "input tokens per minute: prompt is too long: 60000 tokens > 50000 maximum",
+    "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-3-5-sonnet",
+    "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.",
+    "The maximum tokens you requested exceeds the model limit of 4096. Try again with a lower maximum tokens value.",
+    "503 UNAVAILABLE. The model is overloaded.",
+    "",
+]
+
+
+@pytest.mark.parametrize(("message", "meaning"), REFUSALS)
+def test_a_refusal_for_length_is_understood(message: str, meaning: Overflow) -> None:
+    assert overflow_of(ValueError(message)) == meaning
+    assert overflow_of(message) == meaning
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_other_errors_teach_nothing(message: str) -> None:
+    assert overflow_of(ValueError(message)) is None
+
+
+class ContextWindowExceededError(Exception):
+    """As LiteLLM names it."""
+
+
+class StatusError(Exception):
+    """As the clients of OpenAI and Anthropic raise."""
+
+    def __init__(self, message: str, status_code: int, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status_code, self.code = status_code, code
+
+
+def test_status_class_code_and_cause_of_an_error_count() -> None:
+    message = "prompt is too long: 9 tokens > 8 maximum"
+    assert overflow_of(StatusError(message, 400)) == Overflow(8, 9)
+    assert overflow_of(StatusError(message, 429)) is None
+    assert overflow_of(StatusError("Bad request.", 400, "context_length_exceeded")) == Overflow()
+    assert overflow_of(ContextWindowExceededError("no.")) == Overflow()
+    wrapped = RuntimeError("the model failed")
+    wrapped.__cause__ = StatusError(message, 400)
+    assert overflow_of(wrapped) == Overflow(8, 9)
+
+
+def test_a_long_error_is_read_in_no_time_and_only_at_its_beginning() -> None:
+    hostile = "prompt is too long: " + "1," * 200_000 + "9 tokens > 8 maximum " + "input token count (" * 50_000
+    assert overflow_of(ValueError("Invalid value." + " " * 5_000 + hostile)) is None
+    assert overflow_of(ValueError(hostile)) == Overflow()
+
+
+# sessions
+
+
+class Strict(Scripted):
+    """Refuses what is longer than it takes, as Gemini does."""
+
+    limit: int = LIMIT
+    numbered: bool = True
+    streams: bool = False
+    says: bool = False
+    refused: list[int] = []
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        tokens = size(llm_request)
+        if tokens <= self.limit:
+            async for response in super().generate_content_async(llm_request, stream):
+                yield response
+            return
+        self.refused.append(tokens)
+        if self.streams:
+            yield LlmResponse(partial=True)
+        text = f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({self.limit})."
+        text = text if self.numbered else "Your input exceeds the context window of this model."
+        if self.says:
+            yield LlmResponse(error_code="INVALID_ARGUMENT", error_message=text)
+            return
+        raise ClientError(400, {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}})
+
+
+def message(number: int) -> str:
+    return f"Question {number}. " + f"note {number} of the long report says something new; " * 90
+
+
+def strict(**settings: Any) -> Strict:
+    return Strict(sent=[], refused=[], **settings)
+
+
+def turns(chat: Chat, numbers: range, **options: Any) -> list[int]:
+    """Runs turns; returns the numbers of those that failed."""
+    failed = []
+    for number in numbers:
+        try:
+            events = chat.say(message(number), **options)
+        except ClientError:
+            failed.append(number)
+        else:
+            failed += [number] * any(event.error_code for event in events)
+    return failed
+
+
+@pytest.mark.parametrize("settings", [{}, {"streams": True}, {"says": True}, {"limit": 6_000}])
+@pytest.mark.parametrize("window", [None, 60_000])
+def test_a_session_fails_once_at_most(settings: dict[str, Any], window: int | None, caplog: Any) -> None:
+    llm = strict(**settings)
+    policy = PackPolicy(max_input_tokens=window)
+    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), policy=policy)
+    with caplog.at_level(logging.WARNING, logger="aether_context"):
+        failed = turns(chat, range(16), stream=settings.get("streams", False))
+    assert (len(failed), len(llm.refused)) == (1, 1)
+    told = [record for record in caplog.records if "too long" in record.getMessage()]
+    assert len(told) == 1
+    assert ("the policy's" in told[0].getMessage()) is (window is not None)
+    manifests = chat.manifests()
+    last = manifests[-1]
+    assert (last.window, last.window_mark) == (llm.limit, "learned")
+    codes = [chat.store.outcome(manifest).get("error_code") for manifest in manifests]
+    assert [code for code in codes if code is not None] == [
+        "INVALID_ARGUMENT" if settings.get("says") else "context_window_exceeded"
+    ]
+
+
+def test_a_refusal_without_a_number_takes_a_tenth_off() -> None:
+    llm = strict(numbered=False, limit=11_000)
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+    chat = Chat(agent=agent, policy=PackPolicy(max_input_tokens=13_000))
+    failed = turns(chat, range(16))
+    assert len(failed) <= 2
+    windows = list(dict.fromkeys(manifest.window for manifest in chat.manifests()))
+    assert len(windows) == 1 + len(failed)
+    assert all(0.75 * before < after <= 0.9 * before for before, after in zip(windows, windows[1:], strict=False))
+
+
+@pytest.mark.parametrize("limit", [300, LEAST_TOKENS])
+def test_no_window_is_learned_below_the_least(limit: int) -> None:
+    agent = LlmAgent(name="clerk", model=strict(limit=limit), instruction="You help.")
+    chat = Chat(agent=agent, on_error="passthrough")
+    turns(chat, range(3))
+    assert chat.manifests()[-1].window == LEAST_TOKENS
+
+
+def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
+    error = ClientError(429, {"error": {"message": "limit is 500 tokens per minute", "status": "RESOURCE_EXHAUSTED"}})
+    chat = Chat(script=[error, "fine"])
+    with pytest.raises(ClientError):
+        chat.say("One?")
+    chat.say("Two?")
+    first, second = chat.manifests()
+    assert chat.store.outcome(first)["error_code"] == "ClientError"
+    assert chat.store.outcome(second)["error_code"] is None
+    assert first.window == second.window
+    assert second.window_mark == ""
+
+
+def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
+    """Also where the process ends with the call that failed."""
+    sessions, store = SqliteSessionService(str(tmp_path / "sessions.db")), new_store()
+
+    def process() -> tuple[Chat, Strict]:
+        llm = strict()
+        agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+        return Chat(agent=agent, sessions=sessions, store=store), llm
+
+    number, failed = 0, list[int]()
+    while not failed:
+        chat, llm = process()
+        failed, number = turns(chat, range(number, number + 1)), number + 1
+    for _ in range(4):
+        chat, llm = process()
+        assert turns(chat, range(number, number + 1)) == []
+        assert llm.refused == []
+        number += 1
+    assert chat.manifests()[-1].window_mark == "learned"
+
+
+def test_callbacks_of_an_agent_learn_too() -> None:
+    llm = strict()
+    store = new_store()
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.", **context_pack_callbacks(store=store))
+    chat = Chat(agent=agent, store=store, use_plugin=False)
+    assert len(turns(chat, range(16))) == 1
+    assert len(llm.refused) == 1
+
+
+@DEPRECATED
+def test_agents_side_by_side_with_one_model_learn_from_each_other() -> None:
+    llm = strict()
+    agents = [LlmAgent(name=name, model=llm, instruction="You help.") for name in ("one", "two")]
+    chat = Chat(agent=ParallelAgent(name="both", sub_agents=agents))
+    failed = turns(chat, range(12))
+    assert len(failed) == 1
+    assert len(llm.refused) <= 2  # both may have been on their way
+
+
+def test_a_sub_agent_inherits_what_was_learned() -> None:
+    llm = strict()
+    expert = LlmAgent(name="expert", description="Knows more.", instruction="You know more.")
+    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help.", sub_agents=[expert]))
+    failed = turns(chat, range(10))
+    llm.script.append(call("transfer_to_agent", agent_name="expert"))
+    failed += turns(chat, range(10, 16))
+    assert (len(failed), len(llm.refused)) == (1, 1)
+    assert {one.agent for one in chat.sent} == {"clerk", "expert"}
+
+
+def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
+    plugin = ContextPackPlugin(store=new_store(), on_error="raise")
+    small = Chat(agent=LlmAgent(name="clerk", model=strict(), instruction="You help."), plugin=plugin)
+    assert len(turns(small, range(14))) == 1
+
+    class Elsewhere(Strict):
+        base_url: str = "https://user:secret@models.example"
+
+    large = Elsewhere(sent=[], refused=[], limit=200_000)
+    chat = Chat(agent=LlmAgent(name="clerk", model=large, instruction="You help."), plugin=plugin, session="s2")
+    assert turns(chat, range(3)) == []
+    assert [manifest.window_mark for manifest in chat.store.manifests(session="s2")] == [""] * 3
+
+
+def test_what_a_state_says_of_windows_is_checked() -> None:
+    chat = Chat(state={STATE_KEY: {"gemini-2.5-flash@x": 3, "other": "many", "third": None}})
+    chat.say("One?")
+    assert chat.manifests()[-1].window == 1_048_576
