@@ -465,6 +465,9 @@ class PackPolicy(_Settings):
     usage: UsageSettings = UsageSettings()
     tokens: TokenSettings = TokenSettings()
     limits: LimitSettings = LimitSettings()
+    cache: Literal["auto", "off"] = "auto"
+    """``auto`` marks requests of Claude, which caches no prefix that is not marked, unless the app has a
+    ``context_cache_config`` of its own; ``off`` leaves them as they are."""
     on_invalid: Literal["warn", "raise", "respond"] = "warn"
     """What happens when a plan has no step or no acceptance list, or a step does not fit: send the request with a
     warning, raise, or answer in the model's place."""

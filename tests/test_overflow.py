@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.adk.agents import LlmAgent
 from google.genai.errors import ClientError
-from scripted import Chat, Scripted, call, new_store, size
-from teams import DEPRECATED
+from scripted import Chat, new_store
+from strict import Strict, strict, turns
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin, context_pack_callbacks
+from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.windows import LEAST_TOKENS, STATE_KEY
-
-LIMIT = 12_000
 
 REFUSALS = [
     (
@@ -168,76 +158,6 @@ def test_a_long_error_is_read_in_no_time_and_only_at_its_beginning() -> None:
 # sessions
 
 
-class Strict(Scripted):
-    """Refuses what is longer than it takes, as Gemini does."""
-
-    limit: int = LIMIT
-    numbered: bool = True
-    streams: bool = False
-    says: bool = False
-    refused: list[int] = []
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        tokens = size(llm_request)
-        if tokens <= self.limit:
-            async for response in super().generate_content_async(llm_request, stream):
-                yield response
-            return
-        self.refused.append(tokens)
-        if self.streams:
-            yield LlmResponse(partial=True)
-        text = f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({self.limit})."
-        text = text if self.numbered else "Your input exceeds the context window of this model."
-        if self.says:
-            yield LlmResponse(error_code="INVALID_ARGUMENT", error_message=text)
-            return
-        raise ClientError(400, {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}})
-
-
-def message(number: int) -> str:
-    return f"Question {number}. " + f"note {number} of the long report says something new; " * 90
-
-
-def strict(**settings: Any) -> Strict:
-    return Strict(sent=[], refused=[], **settings)
-
-
-def turns(chat: Chat, numbers: range, **options: Any) -> list[int]:
-    """Runs turns; returns the numbers of those that failed."""
-    failed = []
-    for number in numbers:
-        try:
-            events = chat.say(message(number), **options)
-        except ClientError:
-            failed.append(number)
-        else:
-            failed += [number] * any(event.error_code for event in events)
-    return failed
-
-
-@pytest.mark.parametrize("settings", [{}, {"streams": True}, {"says": True}, {"limit": 6_000}])
-@pytest.mark.parametrize("window", [None, 60_000])
-def test_a_session_fails_once_at_most(settings: dict[str, Any], window: int | None, caplog: Any) -> None:
-    llm = strict(**settings)
-    policy = PackPolicy(max_input_tokens=window)
-    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), policy=policy)
-    with caplog.at_level(logging.WARNING, logger="aether_context"):
-        failed = turns(chat, range(16), stream=settings.get("streams", False))
-    assert (len(failed), len(llm.refused)) == (1, 1)
-    told = [record for record in caplog.records if "too long" in record.getMessage()]
-    assert len(told) == 1
-    assert ("the policy's" in told[0].getMessage()) is (window is not None)
-    manifests = chat.manifests()
-    last = manifests[-1]
-    assert (last.window, last.window_mark) == (llm.limit, "learned")
-    codes = [chat.store.outcome(manifest).get("error_code") for manifest in manifests]
-    assert [code for code in codes if code is not None] == [
-        "INVALID_ARGUMENT" if settings.get("says") else "context_window_exceeded"
-    ]
-
-
 def test_a_refusal_without_a_number_takes_a_tenth_off() -> None:
     llm = strict(numbered=False, limit=11_000)
     agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
@@ -268,57 +188,6 @@ def test_errors_that_are_not_refusals_are_recorded_and_teach_nothing() -> None:
     assert chat.store.outcome(second)["error_code"] is None
     assert first.window == second.window
     assert second.window_mark == ""
-
-
-def test_what_was_learned_outlives_the_process(tmp_path: Path) -> None:
-    """Also where the process ends with the call that failed."""
-    sessions, store = SqliteSessionService(str(tmp_path / "sessions.db")), new_store()
-
-    def process() -> tuple[Chat, Strict]:
-        llm = strict()
-        agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
-        return Chat(agent=agent, sessions=sessions, store=store), llm
-
-    number, failed = 0, list[int]()
-    while not failed:
-        chat, llm = process()
-        failed, number = turns(chat, range(number, number + 1)), number + 1
-    for _ in range(4):
-        chat, llm = process()
-        assert turns(chat, range(number, number + 1)) == []
-        assert llm.refused == []
-        number += 1
-    assert chat.manifests()[-1].window_mark == "learned"
-
-
-def test_callbacks_of_an_agent_learn_too() -> None:
-    llm = strict()
-    store = new_store()
-    agent = LlmAgent(name="clerk", model=llm, instruction="You help.", **context_pack_callbacks(store=store))
-    chat = Chat(agent=agent, store=store, use_plugin=False)
-    assert len(turns(chat, range(16))) == 1
-    assert len(llm.refused) == 1
-
-
-@DEPRECATED
-def test_agents_side_by_side_with_one_model_learn_from_each_other() -> None:
-    llm = strict()
-    agents = [LlmAgent(name=name, model=llm, instruction="You help.") for name in ("one", "two")]
-    chat = Chat(agent=ParallelAgent(name="both", sub_agents=agents))
-    failed = turns(chat, range(12))
-    assert len(failed) == 1
-    assert len(llm.refused) <= 2  # both may have been on their way
-
-
-def test_a_sub_agent_inherits_what_was_learned() -> None:
-    llm = strict()
-    expert = LlmAgent(name="expert", description="Knows more.", instruction="You know more.")
-    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help.", sub_agents=[expert]))
-    failed = turns(chat, range(10))
-    llm.script.append(call("transfer_to_agent", agent_name="expert"))
-    failed += turns(chat, range(10, 16))
-    assert (len(failed), len(llm.refused)) == (1, 1)
-    assert {one.agent for one in chat.sent} == {"clerk", "expert"}
 
 
 def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:

@@ -30,6 +30,7 @@ from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtif
 from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
+from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
@@ -390,6 +391,7 @@ class RequestPacker:
             else:
                 original_of = partial(self._gatherer.original_text, contents=read.history, model=call.model)
                 stored = save_epoch(call.context.state, source.identity, read.epoch, pack.epoch, original_of)
+            mark_prefix(call)
             self._windows.keep(call.invocation.agent, call.model, call.context.state)
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")

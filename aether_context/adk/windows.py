@@ -42,10 +42,12 @@ class Window(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """A model that a call may go to: its name, what stands for it and its endpoint, and its own ``num_ctx``."""
+    """A model that a call may go to: its name, what stands for it and its endpoint, the names of its class and of those
+    that this extends, and its own ``num_ctx``."""
 
     name: str
     key: str
+    kinds: tuple[str, ...]
     context_tokens: int | None = None
 
 
@@ -146,10 +148,11 @@ def _served(llm: object, name: str) -> ServedModel:
     places += [getattr(holder, "base_url", None) for holder in (llm, getattr(llm, "client", None))]
     places.append(getattr(llm, "_proxy_url", None))
     endpoint = tuple(str(place).rstrip("/") for place in places if place)
-    context_tokens = given.get("num_ctx")
+    kinds, context_tokens = _kinds(llm), given.get("num_ctx")
     return ServedModel(
         name,
-        _key(name, _class_of(llm), endpoint),
+        _key(name, kinds[0], endpoint),
+        kinds,
         context_tokens if type(context_tokens) is int and context_tokens > 0 else None,
     )
 
@@ -160,14 +163,13 @@ def _settings(llm: object, attribute: str) -> Mapping[str, Any]:
     return settings if isinstance(settings, Mapping) else {}
 
 
-def _class_of(llm: object) -> str:
-    """The class of a model, or of the one that ADK makes for a name."""
-    if not isinstance(llm, str):
-        return type(llm).__name__
+def _kinds(llm: object) -> tuple[str, ...]:
+    """The names of a model's class, or of the class that ADK has for a name, and of those that it extends."""
     try:
-        return LLMRegistry.resolve(llm).__name__
+        kind = LLMRegistry.resolve(llm) if isinstance(llm, str) else type(llm)
     except (ValueError, ImportError):
-        return ""
+        return ("",)
+    return tuple(base.__name__ for base in kind.__mro__)
 
 
 @lru_cache(maxsize=1_000)
