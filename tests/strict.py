@@ -8,24 +8,31 @@ from typing import Any
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai.errors import ClientError
-from scripted import Chat, Scripted, size
+from scripted import Chat, Reply, Scripted, size
 
 LIMIT = 12_000
 
 
 class Strict(Scripted):
-    """Refuses what is longer than it takes, as Gemini does."""
+    """Refuses what is longer than it takes, as Gemini does.
+
+    It counts so many tokens for one of `size`, and reports the same.
+    """
 
     limit: int = LIMIT
+    counts: float = 1.0
     numbered: bool = True
     streams: bool = False
     says: bool = False
     refused: list[int] = []
 
+    def _response(self, reply: Reply, reported: int) -> LlmResponse:
+        return super()._response(reply, int(self.counts * reported))
+
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        tokens = size(llm_request)
+        tokens = int(self.counts * size(llm_request))
         if tokens <= self.limit:
             async for response in super().generate_content_async(llm_request, stream):
                 yield response

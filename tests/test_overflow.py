@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.models import FallbackModel
 from google.genai.errors import ClientError
 from scripted import Chat, new_store
 from strict import Strict, strict, turns
@@ -107,6 +110,8 @@ OTHERS = [
     "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, Requested 45000.",
     "litellm.RateLimitError: AnthropicException - This request would exceed your organization's rate limit of 50,000 "
     "input tokens per minute: prompt is too long: 60000 tokens > 50000 maximum",
+    "An error occurred (ThrottlingException) when calling the Converse operation (reached max retries: 4): Too many "
+    "tokens, please wait before trying again.",
     "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-3-5-sonnet",
     "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.",
     "The maximum tokens you requested exceeds the model limit of 4096. Try again with a lower maximum tokens value.",
@@ -202,6 +207,19 @@ def test_a_window_belongs_to_a_model_at_an_endpoint() -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=large, instruction="You help."), plugin=plugin, session="s2")
     assert turns(chat, range(3)) == []
     assert [manifest.window_mark for manifest in chat.store.manifests(session="s2")] == [""] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL:UserWarning")
+def test_the_model_of_a_fallback_that_refused_is_the_one_that_is_learned_of() -> None:
+    busy = ClientError(503, {"error": {"message": "overloaded", "status": "UNAVAILABLE"}})
+    first, second = strict(limit=200_000, script=[busy] * 9), strict(model="gemini-2.5-pro")
+    chat = Chat(agent=LlmAgent(name="clerk", model=FallbackModel(models=[first, second]), instruction="You help."))
+    failed = turns(chat, range(14))
+    assert (len(failed), len(second.refused)) == (0, 0)  # the first one answers from turn 10 on
+    first.script[:] = [busy] * 4
+    assert len(turns(chat, range(14, 18))) == 1
+    assert chat.manifests()[-1].window_mark == "learned"
+    assert [key.partition("@")[0] for key in asyncio.run(chat.held()).state[STATE_KEY]] == ["gemini-2.5-pro"]
 
 
 def test_what_a_state_says_of_windows_is_checked() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_NUMBER = r"(\d[\d,_]*)"
+_NUMBER = r"(\d[\d,_]{0,15})"
 _LIMITS = tuple(
     re.compile(pattern.replace("NUMBER", _NUMBER))
     for pattern in (
@@ -87,6 +87,7 @@ _NUMBERLESS = re.compile(
 
 _RATE = re.compile(
     r"^429\b|rate.?limit|\bper (?:min|minute|day|hour)\b|\btpm\b|quota|resource_exhausted|too many requests"
+    r"|throttl|please wait"
 )
 """Refusals of what is asked for in a while: their numbers say nothing of a window."""
 

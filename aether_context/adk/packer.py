@@ -486,7 +486,7 @@ class RequestPacker:
 
         Args:
             refused: what the error says of a request that was too long.
-            model: the one that raised it, by name; None where it is the request's.
+            model: the one that raised it, by name.
         """
         usage, review = reported(response.usage_metadata), None
         metadata: dict[str, Any] = self._failures.guarded(lambda: self.ledgers.track(context, response, usage), {})
@@ -500,7 +500,7 @@ class RequestPacker:
             except Exception as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
-                self._learn(context, last, refused, model or last.pack.source.request.model)
+                self._learn(context, last, refused, model)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
@@ -522,19 +522,10 @@ class RequestPacker:
         }
         self._recorder.outcome(last.pack.identity, outcome)
 
-    def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str) -> None:
+    def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str | None) -> None:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
-        source = last.pack.source
-        self._windows.learn(
-            context.get_invocation_context().agent,
-            model,
-            refused,
-            last.policy,
-            context.state,
-            window=source.window,
-            sent=last.pack.request_tokens,
-            output_tokens=source.output_tokens,
-        )
+        agent = context.get_invocation_context().agent
+        self._windows.learn(agent, last.pack, refused, model, last.policy, context.state)
         with self._lock:
             self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:

@@ -19,7 +19,7 @@ from google.adk.sessions.state import State
 
 from aether_context.adk.overflow import Overflow
 from aether_context.canonical import hash_json, short
-from aether_context.pack import WindowMark
+from aether_context.pack import Pack, WindowMark
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import known_window, model_window
@@ -68,29 +68,25 @@ class Windows:
     def learn(
         self,
         agent: object,
-        model: str,
+        pack: Pack,
         refused: Overflow,
+        model: str | None,
         policy: PackPolicy,
         state: State,
-        *,
-        window: int,
-        sent: int,
-        output_tokens: int | None,
     ) -> None:
-        """Takes in a refusal. One without a number, or whose number is no less, takes a tenth off.
+        """Takes in the refusal of a pack. One without a number, or whose number is no less, takes a tenth off.
 
         Args:
-            model: the one that refused.
-            window: the window that the request was packed for.
-            sent: the request's tokens by the own estimate.
-            output_tokens: what was kept of the window for the answer by its limit; see `PackInput`.
+            model: the one that refused, by name, where several may have been asked.
         """
-        candidates = served_models(agent, model)
+        source = pack.source
+        candidates = served_models(agent, source.request.model)
         served = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
-        tokens = (refused.limit or 0) + min(refused.answer, output_tokens or 0)
-        if not 0 < tokens < window:
-            tokens = min(window, sent) * 9 // 10
-        tokens = min(window, max(LEAST_TOKENS, tokens))
+        # A window has the answer's own limit in it, where it is known to share the window.
+        tokens = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
+        if not 0 < tokens < source.window:
+            tokens = min(source.window, pack.request_tokens) * 9 // 10
+        tokens = max(LEAST_TOKENS, tokens)
         with self._lock:
             before = self._window(served, policy, state).tokens
             if tokens >= before:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
-from scripted import Chat, call, new_store
+from scripted import Chat, big_file, call, new_store
 from strict import Strict, strict, turns
 from teams import DEPRECATED
 
@@ -33,7 +33,7 @@ def take(figure: Figure, chat: Chat, failed: list[int], refused: int = 1) -> Non
     assert over == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"streams": True}, {"says": True}, {"limit": 6_000}])
+@pytest.mark.parametrize("settings", [{}, {"streams": True}, {"says": True}, {"limit": 6_000}, {"counts": 1.3}])
 @pytest.mark.parametrize("window", [None, 60_000])
 def test_a_session_fails_once_at_most(
     settings: dict[str, Any], window: int | None, caplog: pytest.LogCaptureFixture, figure: Figure
@@ -75,6 +75,16 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path, figure: Figure) -
         assert llm.refused == []
     take(figure, chat, failed)
     assert chat.manifests()[-1].window_mark == "learned"
+
+
+def test_a_loop_of_tools_fails_once_at_most(figure: Figure) -> None:
+    llm = strict()
+    chat = Chat(agent=clerk(llm, tools=[big_file]), policy=PackPolicy(offload={"mode": "off"}))
+    failed = list[int]()
+    for number in range(10):
+        llm.script[:] = [call("big_file", name=f"file {number} {at}", lines=60) for at in range(3)]
+        failed += turns(chat, range(number, number + 1))
+    take(figure, chat, failed, len(llm.refused))
 
 
 def test_callbacks_of_an_agent_learn_too(figure: Figure) -> None:
