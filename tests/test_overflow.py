@@ -91,6 +91,11 @@ REFUSALS = [
         "512 `max_new_tokens`",
         Overflow(7_681, None, 512),
     ),
+    (
+        "This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, "
+        "6048 in the completion).",
+        Overflow(6_048),
+    ),
     ("BedrockException - prompt tokens (9000) exceed model maximum (8192)", Overflow(8_192, 9_000)),
     (
         "too many tokens: total number of tokens in this prompt cannot exceed 4081 tokens, received 10000",

@@ -125,7 +125,8 @@ def overflow_of(error: BaseException | str | None) -> Overflow | None:
     if limit is None:
         return Overflow() if _NUMBERLESS.search(text) or _is_overflow(error) else None
     answer = _first(_ANSWER, text) or 0
-    return Overflow(limit - answer, _first(_SENT, text), answer) if limit > answer else Overflow()
+    answer = answer if answer < limit else 0  # an answer that takes all of it leaves nothing to learn but the limit
+    return Overflow(limit - answer, _first(_SENT, text), answer)
 
 
 def status_of(error: BaseException) -> int | None:

@@ -525,9 +525,9 @@ class RequestPacker:
     def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str | None) -> None:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""
         agent = context.get_invocation_context().agent
-        self._windows.learn(agent, last.pack, refused, model, last.policy, context.state)
-        with self._lock:
-            self._refused[context.invocation_id] = context.state.get(WINDOWS)
+        if self._windows.learn(agent, last.pack, refused, model, last.policy, context.state):
+            with self._lock:
+                self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
             self._meters.reported(last.pack, last.counter, refused.sent)
 

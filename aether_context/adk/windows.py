@@ -73,8 +73,8 @@ class Windows:
         model: str | None,
         policy: PackPolicy,
         state: State,
-    ) -> None:
-        """Takes in the refusal of a pack. One without a number, or whose number is no less, takes a tenth off.
+    ) -> bool:
+        """Takes in the refusal of a pack, and says whether the window is another now. One without a number, or whose number is no less, takes a tenth off.
 
         Args:
             model: the one that refused, by name, where several may have been asked.
@@ -90,7 +90,7 @@ class Windows:
         with self._lock:
             before = self._window(served, policy, state).tokens
             if tokens >= before:
-                return
+                return False
             self._learned.put(served.key, tokens)
         self._keep(served.key, tokens, state)
         stated = policy.max_input_tokens or policy.windows.get(served.name)
@@ -102,6 +102,7 @@ class Windows:
             before,
             undercut,
         )
+        return True
 
     def keep(self, agent: object, model: str, state: State) -> None:
         """Puts what this process has learned of an agent's models into a session's state, where it is not there."""
