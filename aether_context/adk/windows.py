@@ -74,7 +74,9 @@ class Windows:
         policy: PackPolicy,
         state: State,
     ) -> bool:
-        """Takes in the refusal of a pack, and says whether the window is another now. One without a number, or whose number is no less, takes a tenth off.
+        """Takes in the refusal of a pack, and says whether the window is another now.
+
+        A refusal without a number, or whose number is no less than the window, takes a tenth off.
 
         Args:
             model: the one that refused, by name, where several may have been asked.
