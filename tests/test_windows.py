@@ -18,6 +18,7 @@ from pydantic import PrivateAttr
 from scripted import Chat, Scripted, new_store
 
 from aether_context import Manifest, PackPolicy
+from aether_context.adk.windows import served_models
 from aether_context.cli import main
 from aether_context.tokens.model_limits import (
     DEFAULT_INPUT_TOKENS,
@@ -222,3 +223,9 @@ def test_no_name_raises(name: str) -> None:
 def test_importing_does_not_load_the_list() -> None:
     program = "import sys, aether_context.tokens.model_limits; assert 'genai_prices' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_model_that_adk_has_no_class_for_has_the_window_of_its_name() -> None:
+    """A callback may answer in its place, so that nothing else of the run needs the class."""
+    agent = LlmAgent(name="clerk", model="no-such-model")
+    assert [served.name for served in served_models(agent, "no-such-model")] == ["no-such-model"]

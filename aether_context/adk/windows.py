@@ -134,7 +134,10 @@ def served_models(agent: object, model: str) -> list[ServedModel]:
     Args:
         model: the request's model, by name.
     """
-    llm = getattr(agent, "canonical_model", None)
+    try:
+        llm = getattr(agent, "canonical_model", None)
+    except (ValueError, ImportError):  # ADK has no class for the name, or its package is not installed
+        llm = None
     tried = getattr(llm, "models", None)
     if isinstance(tried, (list, tuple)) and tried:
         return [_served(entry, entry if isinstance(entry, str) else entry.model) for entry in tried]
