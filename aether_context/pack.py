@@ -40,8 +40,20 @@ RECORDED: Final[Mapping[str, object]] = {"extra": "forbid", "json_schema_extra":
 """The pydantic config of values that manifests and session states hold: unknown fields are errors, the docstring below
 a field describes it in schema and docs, and a `TypeAdapter` is built at its first use, not at import."""
 
+METADATA: Final = "aether_context"
+"""The key of this package in an event's ``custom_metadata``."""
+
 NOTHING: Final[Mapping[str, Any]] = {}
 """The default of a named tuple's mapping; what a value holds is never changed in place."""
+
+
+def pack_of_event(event: Any) -> tuple[int, str]:
+    """The number in its session, and the id, of the pack whose answer an event of the session holds; 0 and empty where
+    it holds none."""
+    noted = (getattr(event, "custom_metadata", None) or {}).get(METADATA)
+    number, pack_id = (noted.get("number"), noted.get("pack_id")) if isinstance(noted, Mapping) else (None, None)
+    return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
+
 
 _Value = TypeVar("_Value")
 

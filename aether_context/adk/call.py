@@ -22,9 +22,6 @@ from aether_context.state import Planned
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
 
-METADATA = "aether_context"
-"""The key of this package in an event's ``custom_metadata``."""
-
 ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"})
 """ADK's own tools, which are never narrowed away."""
 ESSENTIAL_MARK = "aether_context.essential"
@@ -115,6 +112,7 @@ class Last(NamedTuple):
     """The latest pack of one agent in one session; nothing of ADK's is kept with it.
 
     ``stored`` is the epoch as it was put into the session's state; ``counter`` is the identity of the token counter;
+    ``number`` is the pack's number in its session, 0 where it is not recorded;
     ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
     ``summarizer`` is what a model's summaries for it cost: requests and tokens.
     """
@@ -126,6 +124,7 @@ class Last(NamedTuple):
     stored: Mapping[str, Any] | None
     seen: Seen
     counter: str
+    number: int = 0
     cutoff: str = ""
     summarizer: Mapping[str, int] = NOTHING
 

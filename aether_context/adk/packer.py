@@ -27,14 +27,14 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
-from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
+from aether_context.adk.call import AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
 from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
-from aether_context.adk.request.recall import Recall, Shelves
+from aether_context.adk.request.recall import Recall
 from aether_context.adk.request.writer import write
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
@@ -44,7 +44,7 @@ from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge, TokenCountingError
-from aether_context.pack import Calibration, Epoch, Identity, Pack, PackInput
+from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, PackInput
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
 from aether_context.state import Planned
@@ -148,7 +148,7 @@ class RequestPacker:
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
         self._gatherer = Gatherer(self._records)
-        self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
+        self._recall = Recall()
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
@@ -396,6 +396,8 @@ class RequestPacker:
             if source.first_call:
                 self._meters.save(source, read.counter, call.context.state, store=call.policy.record != "off")
         name = pack_id(source.identity, source.step)
+        records = call.policy.record != "off"
+        number = self._recorder.number(call.key[:3], call.context.session.events) if records else 0
         last = Last(
             name=name,
             pack=pack,
@@ -404,13 +406,14 @@ class RequestPacker:
             stored=stored,
             seen=read.seen,
             counter=read.counter,
+            number=number,
             cutoff=cutoff,
             summarizer=read.summary_cost,
         )
         with self._lock:
             self._last[call.key] = last
-        if call.policy.record != "off":
-            self._recorder.pack(pack, call.policy, read.counter, call.span)
+        if records:
+            self._recorder.pack(pack, call.policy, read.counter, call.span, number)
         self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
 
@@ -505,7 +508,7 @@ class RequestPacker:
                 self._meters.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             cutoff = {"cutoff": last.cutoff} if last.cutoff else {}
-            metadata = {"pack_id": last.name, **self._meters.note(pack), **cutoff, **metadata}
+            metadata = {"pack_id": last.name, "number": last.number, **self._meters.note(pack), **cutoff, **metadata}
             if review is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": review.verdict.passed, "missing": list(review.verdict.missing)}
         if metadata:

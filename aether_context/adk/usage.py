@@ -19,10 +19,10 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.call import METADATA, AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
+from aether_context.adk.call import AgentKey, Call, Caller, SessionKey, agent_key, caller_of, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import AetherContextError, BudgetExceededError
-from aether_context.pack import Calibration, Content, Epoch, Identity, Pack, PackInput, valid
+from aether_context.pack import METADATA, Calibration, Content, Epoch, Identity, Pack, PackInput, valid
 from aether_context.policy import LimitSettings, UsageSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for

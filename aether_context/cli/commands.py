@@ -386,52 +386,30 @@ def search(**options: Any) -> None:
     show(**options)
 
 
-@_command("gc", "gc --yes", "gc --store s3://bucket/packs --max-bytes 10GB --yes", "gc --app shop --json")
-@_store_option
-@click.option("--app", help="Users of this application only.")
-@click.option("--user", help="This user only.")
-@click.option("--pack-days", type=_Amount(min=0), default=30.0, show_default=True, help="Age of a pack.")
-@click.option("--evidence-days", type=_Amount(min=0), default=14.0, show_default=True, help="Age of raw evidence.")
-@click.option("--cache-days", type=_Amount(min=0), default=7.0, show_default=True, help="Age of a cache.")
-@click.option(
-    "--max-bytes",
-    type=size,
-    metavar="SIZE",
-    help="The most that one user's packs may take: bytes, or with a unit as in 10GB (thousands) or 500MiB (1,024s).",
+@_command(
+    "forget --app shop --user ann --yes", "forget --app shop --user ann --session s1", "forget --older-than 30 --yes"
 )
-@click.option("--grace-minutes", type=_Amount(min=0), default=60.0, show_default=True, help="Younger files are kept.")
-@_yes_option
-@_json_option("A JSON object with a row per user.")
-def gc(**options: Any) -> int:
-    """Deletes old packs, raw evidence and caches, and texts that no pack names any more.
-
-    A pack is kept while younger packs extend it. With --max-bytes the chains of packs that were written to longest ago
-    are deleted as well. Agents may write to the store meanwhile. Artifacts that an app saved are kept.
-
-    The exit code is 3 where a manifest could not be read; then no text of that user is deleted.
-    """
-    from aether_context.cli.retention import collect
-
-    return collect(**options)
-
-
-@_command("forget --app shop --user ann", "forget --app shop --user ann --session s1 --yes")
 @_store_option
-@click.option("--app", required=True, help="The application.")
-@click.option("--user", required=True, help="The user.")
+@click.option("--app", help="The application.")
+@click.option("--user", help="The user.")
 @click.option("--session", help="This session only.")
+@click.option("--older-than", "days", type=_Amount(min=0), metavar="DAYS", help="What is older, of all or of one user.")
 @_yes_option
 @_json_option("A JSON object with what was found.")
-def forget(**options: Any) -> None:
-    """Deletes all files of a user, or of one session, from a store, whatever their age.
+def forget(**options: Any) -> int:
+    """Deletes all files of a user or of one session from a store, or what is older than some days.
 
-    These are packs, texts, evidence, caches, artifacts in the same store, and writes that wait in this machine's spool.
-    Texts that other sessions of the user name are kept until these are deleted. Memories in a memory service are not
-    touched.
+    These are packs, messages, evidence, summaries, calibration, artifacts in the same store, and what waits on this
+    machine to be written. With a session those of the agents that ran as tools for it go, too; evidence that other
+    sessions name stays. Memories in a memory service are not touched, and neither are files that are not ours.
+
+    With --older-than packs go by chains, from one cut to the next: a chain that goes on stays whole. Artifacts stay.
+
+    The exit code is 3 where a pack could not be read; then no pack of its session goes for its age.
     """
-    from aether_context.cli.retention import forget_all
+    from aether_context.cli.retention import forget_files
 
-    forget_all(**options)
+    return forget_files(**options)
 
 
 @_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")

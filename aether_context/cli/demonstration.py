@@ -14,10 +14,10 @@ from rich.text import Text
 from aether_context.cli.packs import pack_name
 from aether_context.cli.rendering import print_comparison
 from aether_context.cli.terminal import FAILED, WRONG_USAGE, Screen, cell, grid
-from aether_context.cli.verification import Verifier
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
+from aether_context.store.verification import Verifier
 from aether_context.views import Comparison, Unpacked
 
 _PACKAGE = Path(__file__).parent.parent

@@ -48,7 +48,7 @@ def find(store: PackStore, pack_id: str | None) -> str:
     require(store)
     if pack_id not in (None, "latest"):
         return store.find(pack_id)
-    newest = store.places(newest=1)
+    newest = store.places()[-1:]
     if not newest:
         raise PackNotFound(f"no packs in {store.url}")
     return newest[0]
@@ -73,7 +73,7 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
     is_packed = path.name.endswith(ENDING)
     try:
         data = path.read_bytes()
-        fields = fields_of(read_manifest(data) if is_packed else data)
+        fields = read_manifest(data) if is_packed else fields_of(data)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     except ManifestError as error:
@@ -97,7 +97,7 @@ def in_file(url: str, path: Path) -> tuple[PackStore, str] | None:
 def show(url: str, *, app: str | None, user: str | None, session: str | None, limit: int | None, as_json: bool) -> int:
     """Prints the list."""
     store = require(PackStore(url))
-    places = store.places(app=app, user=user, session=session, newest=limit + 1 if limit else None)
+    places = store.places(app=app, user=user, session=session)
     packs: list[tuple[str, Manifest | AetherContextError]] = []
     for place in places[-limit:] if limit else places:
         try:

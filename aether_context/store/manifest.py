@@ -1,9 +1,10 @@
 """The manifest: a pack's receipt. It says what was sent, what was left out and why, and lets the pack be built again.
 
 A manifest is canonical JSON. It is written once and never edited. ``checksum`` is a hash over the request that was
-sent; ``digest`` is a hash over the manifest itself. Within an epoch a manifest names its ``parent`` and holds only
-what is new: contents and rows of the parent that are still valid are not repeated. Texts are not in the manifest: they
-follow it in the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
+sent; ``digest`` is a hash over the manifest itself. From one cut to the next, manifests form a chain: each names the
+one that it ``extends``, and holds what is new: contents, rows, counts and settings of those before it are not repeated.
+The first of a chain holds everything, so that a chain stands alone. Texts are not in the manifest: they follow it in
+the pack's file, under the hash in ``texts``, or are not recorded where the policy records hashes only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from aether_context.pack import (
     WindowMark,
     describe,
 )
-from aether_context.store.pack_file import fields_of
+from aether_context.store.pack_file import check_signature, fields_of, signed
 
 
 class _Record(BaseModel):
@@ -72,14 +73,12 @@ class ToolScope(_Record):
 
 
 class ContentList(_Record):
-    """The contents that this pack was built from, as a difference to the parent's contents that were not dropped."""
+    """The contents that this pack was built from, among all those that its chain has recorded, in their order."""
 
-    head: int = 0
-    """Number of the parent's contents that come first."""
     added: tuple[str, ...] = ()
-    """New contents that follow, by hash."""
-    tail: int = 0
-    """Number of the parent's last contents that follow these."""
+    """Contents that are new in the chain, by hash: they follow those of the packs before."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Index ranges, among the chain's contents, of those that went in."""
 
 
 class Manifest(_Record):
@@ -89,9 +88,13 @@ class Manifest(_Record):
     """Version of this schema."""
     pack_id: str
     """``pack_{time of the last event}_{task}_{step}_{hash}``."""
-    parent: str | None = None
-    """The pack whose contents and rows this one extends; null where it stands alone."""
-    previous: str | None = None
+    number: int = 1
+    """The pack's number in its session, from 1."""
+    before: str = ""
+    """The digest of the pack with the number before, of whatever agent; empty where that is unknown."""
+    extends: str | None = None
+    """The pack before it in its chain; null where the chain begins with this one."""
+    call_before: str | None = None
     """The pack before it for the same agent; null where that is unknown."""
     app: str
     """Application."""
@@ -136,6 +139,8 @@ class Manifest(_Record):
     """The policy's profile."""
     policy: str
     """Hash of the policy."""
+    settings: Mapping[str, Any] | None = None
+    """All settings of the policy; null where a pack before it in the chain holds them."""
     counter: str
     """Identity of the token counter."""
     encoder: str = "none"
@@ -166,7 +171,7 @@ class Manifest(_Record):
     first_call: bool = True
     """Whether this was the invocation's first model call, or the first that answers what another agent handed over."""
     chose: bool = False
-    """Whether candidates were ranked for this pack; where not, the rows of the parent's candidates hold."""
+    """Whether candidates were ranked for this pack; where not, the rows of the candidates before hold."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut or request relied on."""
     cached_price: float = 0.1
@@ -194,7 +199,7 @@ class Manifest(_Record):
     epoch: Epoch
     """The epoch after this pack."""
     epoch_before: Epoch | None = None
-    """The epoch before this pack; null where it is the parent's."""
+    """The epoch before this pack; null where it is that after the pack it extends."""
     epoch_reason: EpochReason | None = None
     """Why an epoch began with this pack; null where none did."""
     prefix: Prefix
@@ -204,6 +209,8 @@ class Manifest(_Record):
     step used and none of whose results the session keeps."""
     artifact_uris: tuple[str, ...] = ()
     """Every ``artifact://`` address in the request, and the addresses of other evidence in the payload."""
+    saved: Mapping[str, str] = {}
+    """Addresses of texts that were taken out of messages, each with the hash of what the store holds of it."""
     superseded: Mapping[str, str] = {}
     """Those of ``artifact_uris`` whose result is out of date, each with the address of the latest: a later result of
     the same call, or a later text from the same source, that differs."""
@@ -223,26 +230,24 @@ class Manifest(_Record):
     """Token counts of texts, by short hash, where no row or ancestor holds them."""
     summaries: Mapping[str, str] = {}
     """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
-    setting: str
-    """Hash of the blob with system instruction, declarations and step."""
-    texts: tuple[str, ...] = ()
+    setting: str = ""
+    """The hash of system instruction, declarations and step, which stand among the texts of the first pack of the chain
+    that had them; empty where no texts are recorded."""
+    texts: str = ""
     """The hash of the texts that are new with this pack; empty where none are recorded."""
     stages: Mapping[str, str]
     """Short hashes of the stages' results."""
     checksum: str
     """Hash over the request that was sent."""
     digest: str = ""
-    """Hash over this manifest without this field."""
+    """Hash over this manifest without this field and the next."""
+    signature: str = ""
+    """HMAC of the digest; empty where no key was set."""
 
     @property
     def session_key(self) -> tuple[str, str, str]:
         """App, user, session."""
         return (self.app, self.user, self.session)
-
-    @property
-    def blobs(self) -> tuple[str, ...]:
-        """The hashes of its blobs."""
-        return (self.policy, *((self.setting, *self.texts) if self.texts else ()))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
@@ -270,21 +275,27 @@ class Manifest(_Record):
 
     def sealed(self) -> tuple[Self, dict[str, JSON]]:
         """This manifest with its digest, and its fields."""
-        fields = self._value()
-        fields.pop("digest", None)
-        fields["digest"] = digest = hash_json(fields)
-        return self.model_copy(update={"digest": digest}), fields
+        fields = self._unsealed()
+        digest = hash_json(fields)
+        seal = {"digest": digest, **signed(digest)}
+        return self.model_copy(update={"signature": "", **seal}), fields | seal
 
     def verify(self) -> None:
-        """Checks the manifest against its digest; `ChecksumMismatch` where a field is not what was written."""
-        value = self._value()
-        value.pop("digest", None)
-        digest = hash_json(value)
+        """Checks the manifest against its digest, and its signature where a key is set.
+
+        Raises:
+            ChecksumMismatch: a field is not what was written, or whoever wrote it did not have the key.
+        """
+        digest = hash_json(self._unsealed())
         if digest != self.digest:
             raise ChecksumMismatch(f"{self.pack_id}: the manifest's hash is {digest}, its digest says {self.digest}")
+        check_signature(digest, self.signature, "the manifest")
 
     def _value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True) | {"schema_version": self.schema_version}
+
+    def _unsealed(self) -> dict[str, Any]:
+        return {name: value for name, value in self._value().items() if name not in ("digest", "signature")}
 
 
 def schema() -> dict[str, Any]:

@@ -187,10 +187,10 @@ def pack_page(replayer: Replayer, manifest: Manifest, line: Sequence[Row]) -> Pa
     """The values of a pack's page, with where its prefix broke."""
     view = read_view(replayer, manifest)
     parting, gap = None, ""
-    if manifest.previous and manifest.prefix.broken_by is not None and view.request is not None:
+    if manifest.call_before and manifest.prefix.broken_by is not None and view.request is not None:
         folder = replayer.store.place(manifest).rpartition("/")[0]
         try:
-            before = read_view(replayer, replayer.store.read(f"{folder}/{manifest.previous}"))
+            before = read_view(replayer, replayer.store.read(f"{folder}/{manifest.call_before}"))
             parting = difference(before, view).parting
         except AetherContextError as error:
             gap = str(error)

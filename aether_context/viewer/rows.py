@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,13 +12,13 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from cachetools import LRUCache
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from aether_context.canonical import JSON, canonical_json, hash_text
+from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, ChecksumMismatch, ManifestError, PackNotFound
 from aether_context.pack import LAYERS
 from aether_context.policy import PackPolicy
-from aether_context.store import Manifest, PackStore
+from aether_context.store import PackStore
 from aether_context.store.files import File
-from aether_context.store.pack_file import ENDING, fields_of
+from aether_context.store.pack_file import ENDING
 from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage
 
@@ -196,19 +195,12 @@ def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> R
     store_place = f"{store.files.root}/{place}"
     fault = ""
     try:
-        lines = store.lines(store_place)
-        if lines is None:
-            return None
-        fields = store.filled(store_place, fields_of(lines[0]))
-        digest = fields.get("digest")
-        if hash_text(canonical_json({name: value for name, value in fields.items() if name != "digest"})) != digest:
-            manifest = Manifest.of(fields)  # so that the fields at least have the right types
-            try:
-                manifest.verify()
-            except ChecksumMismatch as error:
-                fault = str(error)
-            fields = manifest.model_dump(mode="json")
-        row = _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
+        manifest = store.read(store_place)
+        try:
+            manifest.verify()
+        except ChecksumMismatch as error:
+            fault = str(error)
+        row = _row(place, stamp, manifest.model_dump(mode="json"), store.outcome(manifest), fault)
         return _ROW.validate_python(row)
     except ValidationError as error:
         first = error.errors()[0]

@@ -139,7 +139,7 @@ class Unpacked:
         self._store = store
         self._priced_as = priced_as
         self._hosts: dict[tuple[str, ...], _Host] = {}
-        self._settings: dict[str, Setting | None] = {}
+        self._settings: dict[tuple[str, ...], Setting] = {}
         self._wholes: dict[tuple[str, str, str], dict[str, int]] = {}
         self._left_out: dict[str, int] = {}
         self._gone: set[str] = set()
@@ -197,14 +197,14 @@ class Unpacked:
 
     def _setting(self, manifest: Manifest) -> Setting | None:
         """System instruction and declarations as the host gave them; None where they are not recorded."""
-        if manifest.setting not in self._settings:
-            setting = None
-            with suppress(AetherContextError, ValueError):
-                setting = (
-                    SETTING.validate_json(self._store.blob(manifest, manifest.setting)) if manifest.texts else None
-                )
-            self._settings[manifest.setting] = setting
-        return self._settings[manifest.setting]
+        key = (*manifest.session_key, manifest.agent, manifest.branch)
+        if manifest.extends is None:
+            self._settings.pop(key, None)
+        with suppress(AetherContextError, ValueError):
+            recorded = self._store.texts(manifest).get("setting")
+            if recorded is not None:
+                self._settings[key] = SETTING.validate_python(recorded)
+        return self._settings.get(key)
 
     def _read_extracts(self, manifest: Manifest) -> None:
         """Notes how many tokens the extracts among a pack's new texts leave out, by the hashes of their contents."""
@@ -212,7 +212,7 @@ class Unpacked:
             return
         counter = counter_for(manifest.model)
         try:
-            texts = wires(json.loads(self._store.blob(manifest, manifest.texts[0])))
+            texts = wires(self._store.texts(manifest))
         except (AetherContextError, ValueError):
             self._gone.add(manifest.pack_id)
             return

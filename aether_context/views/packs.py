@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -139,13 +138,13 @@ def _window(manifest: Manifest, policy: PackPolicy) -> int:
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutcome]) -> dict[str, str]:
-    """The texts of rows, by the rows' ids, from the recordings of the manifest and its ancestors."""
+    """The texts of rows, by the rows' ids, from the recordings of the manifest and those before it in its chain."""
     hashes = {row.id: row.hash for row in rows}
     texts: dict[str, str] = {}
     for link in replayer.line(manifest):
         if not link.texts or texts.keys() == hashes.keys():
             break
-        recorded = json.loads(replayer.store.blob(link, link.texts[0]))
+        recorded = replayer.store.texts(link)
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
         contents = {hash_text(wire): wire for wire in wires(recorded)}
         for name in hashes.keys() - texts.keys():

@@ -23,64 +23,34 @@ from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, SpokenTurns
 from aether_context.errors import EmbeddingError
 from aether_context.pack import Candidate, Content, Identity
-from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import LEAST_TOKENS
 from aether_context.state import unique
-from aether_context.store import PackStore
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import SessionIndexes
     from aether_context.retrieval.embedders import Embedder, Purpose, Vectors
-    from aether_context.store.vectors import UserVectors
 
-_MOST_VECTORS, _MOST_SHELVES = 50_000, 512
-_MOST_QUERIES = 64
-_SHARE_OF_DEADLINE = 0.25
+_MOST_VECTORS, _MOST_USERS = 10_000, 64
 
 
-class Shelves:
-    """Embedders by user. What one user's texts led to is kept apart from every other user's.
+class UserEmbedders:
+    """Embedders by user: what one user's texts led to is kept apart from every other user's. 64 users' are kept."""
 
-    In memory 50,000 vectors of 512 users are kept, those of the user in use aside; where a policy records texts, the
-    store keeps them, too.
-
-    Args:
-        later: carries out a write to the store, off this path.
-    """
-
-    def __init__(self, store: PackStore, later: Callable[[Callable[[], None]], None]) -> None:
-        self._store = store
-        self._later = later
-        # A shelf counts as many as it holds, within bounds: one user's may fill the cache, which holds at most so many.
-        self._shelves: LRUCache[tuple[str, ...], UserVectors] = LRUCache(
-            _MOST_VECTORS, lambda shelf: min(max(shelf.count, _MOST_VECTORS // _MOST_SHELVES), _MOST_VECTORS)
-        )
+    def __init__(self) -> None:
+        self._by_user: LRUCache[tuple[str, ...], Embedder] = LRUCache(_MOST_USERS)
         self._lock = threading.Lock()
 
-    def of(self, embedder: Embedder, identity: Identity, policy: PackPolicy) -> Embedder:
+    def of(self, embedder: Embedder, identity: Identity) -> Embedder:
         """An embedder as it is where it remembers nothing, else one that remembers for this user alone."""
         from aether_context.retrieval.embedders import CachedEmbedder
-        from aether_context.store.vectors import UserVectors
 
         if not isinstance(embedder, CachedEmbedder):
             return embedder
-        key = (identity.app, identity.user, embedder.name, policy.record)
         with self._lock:
-            # Taken out and put again, since it has grown, and its old size would count as well.
-            shelf = self._shelves.pop(key, None)
-            if shelf is None:
-                shelf = UserVectors(
-                    CachedEmbedder(embedder.embedder, max_texts=_MOST_QUERIES),
-                    identity.app,
-                    identity.user,
-                    self._store if policy.record == "full" else None,
-                    self._later,
-                    wait_seconds=_SHARE_OF_DEADLINE * policy.retrieval.memory_timeout_seconds,
-                )
-            self._shelves[key] = shelf
-        return shelf
+            key = (identity.app, identity.user, embedder.name)
+            return self._by_user.setdefault(key, CachedEmbedder(embedder.embedder, max_texts=_MOST_VECTORS))
 
 
 _INSTANT = ("static", "none")
@@ -94,14 +64,10 @@ _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
 
 class Recall:
-    """Ranks candidates by words and meaning. Safe to share between sessions and event loops.
+    """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
 
-    Args:
-        shelves: keep vectors that are costly to make.
-    """
-
-    def __init__(self, shelves: Shelves) -> None:
-        self._shelves = shelves
+    def __init__(self) -> None:
+        self._embedders = UserEmbedders()
         self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
             _MOST_SAID, lambda said: min(max(len(said), 1), _MOST_SAID)
         )
@@ -247,7 +213,7 @@ class Recall:
             embedder = self._embedder(name)
             if embedder is None or name in _INSTANT:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
-            embedder = self._shelves.of(embedder, read.source.identity, policy)
+            embedder = self._embedders.of(embedder, read.source.identity)
             query = masker(policy.retrieval.redact_before_retrieval)(query_for(read.source))
             if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
                 problem = "is still loading"

@@ -7,22 +7,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import AgentKey, agent_key
+from aether_context.adk.call import AgentKey, SessionKey, agent_key
 from aether_context.adk.tracing import PackSpan
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
-from aether_context.pack import Identity, Pack
+from aether_context.pack import Identity, Pack, pack_of_event
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore, Recording, Tip, record
 from aether_context.store.pack_file import ENDING
@@ -80,29 +82,43 @@ class Recorder:
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
-        self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
+        self._written: LRUCache[CallKey, tuple[Manifest, bytes]] = LRUCache(_MOST_CHAINS)
+        self._numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
+        self._earlier: LRUCache[SessionKey, str] = LRUCache(_MOST_CHAINS)
+        self._digests: LRUCache[SessionKey, tuple[int, str]] = LRUCache(_MOST_CHAINS)
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
         self._fails = False
         self._warned = False
         self._interrupted = 0
 
-    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan) -> None:
-        """Queues a pack; its span is told when it is written."""
-        of_call = _call_key(pack.identity)
+    def number(self, session: SessionKey, events: Sequence[Event]) -> int:
+        """The number of a session's next pack: one more than the last that this process or an event of it knows."""
+        with self._starting:
+            if session not in self._numbers:
+                self._numbers[session], last = max(map(pack_of_event, events), default=(0, ""))
+                self._earlier[session] = last
+            self._numbers[session] += 1
+            return self._numbers[session]
+
+    def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan, number: int) -> None:
+        """Queues a pack, which has a number in its session; its span is told when it is written."""
+        of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
 
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            recording = record(pack, policy, counter, self._tip(pack.identity))
+            before = self._digest_before(session, number)
+            recording = record(pack, policy, counter, self._tip(pack.identity), number=number, before=before)
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
                 logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[key] = pack.identity.invocation, recording.tip
+            self._digests[session] = number, manifest.digest
             if outcome is None:
-                self._written[of_call] = (self.store.place(manifest), recording.data)
+                self._written[of_call] = (manifest, recording.data)
             else:
                 self._outcomes.pop(of_call, None)
             if self._recorded is not None:
@@ -111,15 +127,24 @@ class Recorder:
 
         self.later(write, of_call)
 
+    def _digest_before(self, session: SessionKey, number: int) -> str:
+        """The digest of the pack with the number before; empty where nobody can tell."""
+        if session not in self._digests:
+            with suppress(AetherContextError):
+                earlier = self.store.read(f"{self.store.files.place(*session)}/packs/{self._earlier.get(session)}")
+                self._digests[session] = earlier.number, earlier.digest
+        last, digest = self._digests.get(session, (0, ""))
+        return digest if last == number - 1 else ""
+
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
         of_call = _call_key(identity)
         self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            place, data = self._written.get(of_call, ("", b""))
-            if place and of_call in self._outcomes:
-                self.store.write_outcome(place, self._outcomes[of_call], data)
+            manifest, data = self._written.get(of_call, (None, b""))
+            if manifest is not None and of_call in self._outcomes:
+                self.store.write_outcome(manifest, self._outcomes[of_call], data)
             self._written.pop(of_call, None)
             self._outcomes.pop(of_call, None)
 
