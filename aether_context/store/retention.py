@@ -71,7 +71,9 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Plan
         chains: dict[str, list[Entry]] = defaultdict(list)
         for entry in packs:
             chains[_first(entry.stem, manifests)].append(entry)
-        old = [entry for chain in chains.values() if not damaged and all(map(is_old, chain)) for entry in chain]
+        old = packs if all(map(is_old, packs)) else []
+        if not old and not damaged:
+            old = [entry for chain in chains.values() if all(map(is_old, chain)) for entry in chain]
         gone += old
         if len(old) == len(packs):  # nothing of the session is left to be numbered
             gone += [entry for entry in of_session if session and entry.kind in ("name", "forgotten") and packs]

@@ -148,6 +148,7 @@ def verify(
             entries[entry.session].append(entry)
     for folder, of_folder in sorted(entries.items()):
         manifests: list[Manifest] = []
+        damaged = 0
         faults: dict[str, str] = {}
         for entry in of_folder:
             if entry.kind == "pack":
@@ -155,17 +156,19 @@ def verify(
                 faults[entry.file.path] = verifier.fault(place, replays=replays)
                 found.packs += 1
                 step(entry.file.path)
-                if not faults[entry.file.path]:
-                    manifests.append(manifest := verifier.manifest(place))
-                    if manifest.over_window:
-                        over = f"the request passes the window by {manifest.over_window:,} tokens"
-                        faults[entry.file.path] = over
+                try:
+                    manifests.append(verifier.manifest(place))
+                except AetherContextError:
+                    damaged += 1
+                    continue
+                if over := manifests[-1].over_window:
+                    faults[entry.file.path] += f"the request passes the window by {over:,} tokens"
         saved = {uri.rsplit("/", 1)[-1]: digest for manifest in manifests for uri, digest in manifest.saved.items()}
         for entry in of_folder:
-            if entry.kind != "pack":
+            if entry.kind != "pack" and not (damaged and entry.kind == "message" and entry.file.name not in saved):
                 faults[entry.file.path] = _file_fault(store, entry, saved)
         last = last_number if folder == of_session else 0
-        faults[f"{root}/{folder}"] = _gaps(store, manifests, last)
+        faults[f"{root}/{folder}"] = _gaps(store, manifests, damaged, last)
         found.faults |= {path.removeprefix(f"{root}/"): fault for path, fault in faults.items() if fault}
     if last_number and of_session not in entries:
         found.faults[of_session] = f"none of its {last_number:,} packs is there"
@@ -174,8 +177,13 @@ def verify(
     return found
 
 
-def _gaps(store: PackStore, manifests: Sequence[Manifest], last: int) -> str:
-    """Which packs of a session are not there, or are others than those that were followed; empty where none."""
+def _gaps(store: PackStore, manifests: Sequence[Manifest], damaged: int, last: int) -> str:
+    """Which packs of a session are not there, or are others than those that were followed; empty where none.
+
+    Args:
+        damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
+        last: the number of the session's last pack; 0 where that is unknown.
+    """
     if not manifests:
         return ""
     digests: dict[int, set[str]] = defaultdict(set)
@@ -187,9 +195,9 @@ def _gaps(store: PackStore, manifests: Sequence[Manifest], last: int) -> str:
         return str(error)
     numbers = range(1, max(last, *digests) + 1)
     missing = [number for number in numbers if number not in digests and number not in forgotten]
-    if missing:
+    if len(missing) > damaged:
         shown = ", ".join(f"{number:,}" for number in missing[:10])
-        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(missing) > 10 else ''} is missing or damaged"
+        return f"of its {numbers[-1]:,} packs number {shown}{', …' if len(missing) > 10 else ''} is missing"
     for manifest in manifests:
         before = digests.get(manifest.number - 1)
         if manifest.before and before and manifest.before not in before:
