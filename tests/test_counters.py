@@ -548,7 +548,7 @@ def test_a_failing_counter_costs_a_pack_nothing_but_a_line(offered: Callable[...
     assert methods == ["approximate", "approximate", "anchored", "anchored"], "an anchor holds for one counter"
     told = [sum("the service is down" in line for line in pack.degradations) for pack in packs]
     assert told == [0, 1, 0, 0]
-    assert packs[1].parent is None
+    assert packs[1].extends is None
     assert all(replay(pack, store).matches for pack in packs)
     assert len(chat.sent) == 4
 
@@ -577,7 +577,7 @@ def test_a_model_switch_begins_a_new_chain_that_replays(offered: Callable[..., N
     chat.say("again")
     first, second = store.manifests()
     assert first.counter != second.counter
-    assert second.parent is None
+    assert second.extends is None
     assert all(replay(pack, store).matches for pack in (first, second))
 
 

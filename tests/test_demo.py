@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from unplugged import Witness
 
 from aether_context import Manifest, PackStore
+from aether_context.canonical import JSON
 from aether_context.cli import demonstration, main
 from aether_context.cli.demonstration import WHY
 from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder, research
@@ -214,8 +215,8 @@ def test_every_column_is_explained(demo: Ran) -> None:
 
 def test_a_pack_that_is_not_what_was_written_gives_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(PackStore):
-        def blob(self, manifest: Manifest, digest: str) -> bytes:
-            raise BlobNotFound(f"{digest} is gone")
+        def texts(self, manifest: Manifest) -> dict[str, JSON]:
+            raise BlobNotFound(f"the texts of {manifest.pack_id} are gone")
 
     monkeypatch.setattr(demonstration, "PackStore", Forgetful)
     spoiled = ran(tmp_path, WINDOW)

@@ -169,7 +169,7 @@ def test_packs_after_one_that_the_store_never_takes_stand_without_it(url, refuse
         check(chat.store, 3)
     else:
         check(chat.store, 2)
-        assert [one.parent is None for one in chat.manifests()] == [True, False]
+        assert [one.extends is None for one in chat.manifests()] == [True, False]
 
 
 def test_the_last_of_what_replaces_itself_arrives(url, tmp_path):

@@ -158,7 +158,7 @@ def _print(packs: list[tuple[str, Manifest | AetherContextError]]) -> None:
 def _value(store: PackStore, name: str, manifest: Manifest | AetherContextError) -> JSON:
     if isinstance(manifest, AetherContextError):
         return {"pack_id": name, "error": plain(manifest)}
-    fields = ("pack_id", "parent", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
+    fields = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call", "model", "window")
     tokens = ("request_tokens", "request_tokens_method", "over_window", "last_event_time", "validity", "epoch_reason")
     return {field: getattr(manifest, field) for field in (*fields, *tokens)} | {
         "epoch": manifest.epoch.number,
