@@ -41,16 +41,12 @@ class _Record(BaseModel):
 
 
 class LayerBudget(_Record):
-    """A layer's budget before and after lending. The shares of all layers sum to at most 1."""
+    """A layer's budget after lending; `allocation` has the rest. The shares of all layers sum to at most 1."""
 
     tokens: int
     """Tokens, after lending."""
     share: float
     """``tokens`` as a share of the window, 0 to 1, rounded down."""
-    nominal_tokens: int | None = None
-    """Tokens before lending: the floor, or what the layer needs beyond it, or its share of the rest."""
-    nominal_share: float | None = None
-    """``nominal_tokens`` as a share of the window, 0 to 1, rounded down."""
 
 
 class ToolScope(_Record):
@@ -232,7 +228,7 @@ class Manifest(_Record):
     """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
     setting: str = ""
     """The hash of system instruction, declarations and step, which stand among the texts of the first pack of the chain
-    that had them; empty where no texts are recorded."""
+    that had them; empty where it is that of the pack that this one extends, or no texts are recorded."""
     texts: str = ""
     """The hash of the texts that are new with this pack; empty where none are recorded."""
     stages: Mapping[str, str]

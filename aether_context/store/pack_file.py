@@ -29,7 +29,7 @@ MANIFEST_BYTES, TEXTS_BYTES = 64 * 2**20, 512 * 2**20
 # A member's header (RFC 1952): deflate, a comment follows, no time, no flags of the compressor, no operating system, so
 # that it is the same on every machine.
 _HEADER = b"\x1f\x8b\x08\x10\x00\x00\x00\x00\x00\xff"
-_DIGITS = 16
+_DIGITS = 8
 _BODY = len(_HEADER) + _DIGITS + 1
 _TRAILER = 8
 

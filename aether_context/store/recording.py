@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -22,7 +23,19 @@ from aether_context.canonical import (
     short,
 )
 from aether_context.conversation.turns import as_ranges
-from aether_context.pack import RECORDED, Candidate, CandidateOutcome, Epoch, Identity, Pack, Signals, Step, Tool
+from aether_context.pack import (
+    NOTHING,
+    RECORDED,
+    Candidate,
+    CandidateOutcome,
+    Content,
+    Epoch,
+    Identity,
+    Pack,
+    Signals,
+    Step,
+    Tool,
+)
 from aether_context.policy import PackPolicy
 from aether_context.store.pack_file import file_of
 
@@ -48,18 +61,21 @@ class Tip(NamedTuple):
     """The end of a chain of manifests: what the next one may leave out.
 
     ``counted`` is the counter and the model that tokens were counted for; where either changes, the next manifest
-    begins a new chain. ``log`` are the hashes of all contents that the chain has recorded, each with its number;
-    ``sent`` the numbers of those that are still sent. ``rows`` and ``counts`` are the keys of the rows and token counts
-    that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies.
+    begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
+    among these; ``sent`` are the places of those that are still sent. ``rows`` and ``counts`` are the keys of the rows
+    and token counts that the chain holds, ``held`` the hashes of its epochs' texts, settings and policies; ``setting``
+    is that of the last one.
     """
 
     pack_id: str
     counted: tuple[str, str]
-    log: Mapping[str, int]
+    log: Mapping[str, tuple[int, ...]]
+    logged: int
     sent: tuple[int, ...]
     rows: frozenset[str]
     counts: frozenset[str]
     held: frozenset[str]
+    setting: str
     epoch: Epoch
 
 
@@ -136,17 +152,23 @@ def record(
         if is_content(outcome):
             counts.pop(short(outcome.hash, 16), None)
 
-    log = dict(extended.log) if extended is not None else {}
-    first_new = len(log)
-    new_wires: list[str] = []
-    new_numbers: list[int] = []
-    for content in request.contents if grown is None else request.contents[len(request.contents) - grown :]:
-        if content.digest not in log:
-            log[content.digest] = len(log)
-            new_wires.append(content.wire)
-        new_numbers.append(log[content.digest])
-    numbers = (*extended.sent, *new_numbers) if extended is not None and grown is not None else tuple(new_numbers)
-    contents = ContentList(added=tuple(log)[first_new:], ranges=_ranges(numbers))
+    # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
+    log = extended.log if extended is not None else NOTHING
+    first_free = extended.logged if extended is not None else 0
+    places = list(extended.sent) if extended is not None and grown is not None else []
+    new: list[Content] = []
+    for content in request.contents[len(places) :]:
+        known, after = log.get(content.digest, ()), places[-1] + 1 if places else 0
+        at = bisect_left(known, after)
+        if at == len(known):
+            new.append(content)
+        places.append(known[at] if at < len(known) else first_free + len(new) - 1)
+    contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
+    new_wires = {content.digest: content.wire for content in new if content.digest not in log}.values()
+    if new:
+        log = dict(log)
+        for place, content in enumerate(new, first_free):
+            log[content.digest] = (*log.get(content.digest, ()), place)
 
     epoch, epoch_texts = _without_texts(pack.epoch)
     epoch_before = epoch
@@ -204,8 +226,6 @@ def record(
             layer: LayerBudget(
                 tokens=tokens.final,
                 share=tokens.final * 10_000 // budget_base / 10_000,
-                nominal_tokens=tokens.nominal,
-                nominal_share=tokens.nominal * 10_000 // budget_base / 10_000,
             )
             for layer, tokens in allocation.layers.items()
         },
@@ -236,21 +256,23 @@ def record(
         request_tokens_method=pack.method,
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=setting_digest,
+        setting=setting_digest if extended is None or extended.setting != setting_digest else "",
         texts=hash_bytes(texts) if texts else "",
         stages=stage_hashes(pack),
     ).sealed()
 
-    content_outcomes = pack.outcomes[: len(numbers)] if grown is None else ()
+    content_outcomes = pack.outcomes[: len(places)] if grown is None else ()
     dropped = {at for at, outcome in enumerate(content_outcomes) if outcome.state == "dropped"}
     new_tip = Tip(
         pack_id=manifest.pack_id,
         counted=counted,
         log=log,
-        sent=tuple(number for at, number in enumerate(numbers) if at not in dropped),
+        logged=first_free + len(new),
+        sent=tuple(place for at, place in enumerate(places) if at not in dropped),
         rows=frozenset(keys) if grown is None else known_rows | frozenset(keys),
         counts=frozenset(pack.counts) | (extended.counts if extended is not None else frozenset()),
         held=held,
+        setting=setting_digest,
         epoch=epoch,
     )
     return Recording(manifest=manifest, fields=manifest_fields, texts=texts, tip=new_tip, saved=pack.saved)
@@ -273,7 +295,7 @@ def stage_hashes(pack: Pack) -> dict[str, str]:
         **{stage: pack.stages[stage] for stage in _STAGES},
         "write": pack.checksum,
     }
-    return {stage: short(hash_json(result), 12) for stage, result in results.items()}
+    return {stage: short(hash_json(result)) for stage, result in results.items()}
 
 
 def pack_id(identity: Identity, step: Step) -> str:
@@ -314,17 +336,6 @@ def _plain(candidate: Candidate) -> dict[str, object]:
     """A candidate as a dict. `asdict` would copy every value, and a pack has many candidates."""
     values = {name: getattr(candidate, name) for name in _CANDIDATE_FIELDS} | {"scores": dict(candidate.scores)}
     return values | {name: rare for name in _RARE if (rare := getattr(candidate, name))}
-
-
-def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers in any order as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
-        else:
-            ranges.append((number, number + 1))
-    return tuple(ranges)
 
 
 def is_content(row: CandidateOutcome) -> bool:

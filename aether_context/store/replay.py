@@ -135,12 +135,13 @@ class Replayer:
         resolved = self.resolve(manifest)
         missing: list[str] = []
         recorded: JSON = None
+        wanted = next((link.setting for link in self.line(manifest) if link.setting), "")
         for link in self.line(manifest):
             if not link.texts:
                 missing.append(f"the texts of {link.pack_id}: the policy recorded hashes only")
                 break
             texts = self._read(link, missing)
-            if link.setting == manifest.setting:
+            if link.setting == wanted:
                 recorded = texts.get("setting", recorded)
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if recorded is None:
