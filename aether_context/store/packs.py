@@ -162,6 +162,20 @@ class PackStore:
         except ManifestError as error:
             raise type(error)(f"{error} (pack {_name(place)}, {self._url_of(place)})") from error
 
+    def parts(self, place: str) -> tuple[Manifest, dict[str, JSON], dict[str, JSON] | None]:
+        """Manifest, texts and outcome of the pack at a place, each as it was written; errors as for `read`."""
+        from aether_context.store.manifest import Manifest
+
+        data = self._data(place)
+        manifest = Manifest.of(read_manifest(data))
+        manifest.verify()
+        texts, outcome = read_texts(data)
+        return (
+            manifest,
+            _texts(manifest, texts) if manifest.texts else {},
+            None if outcome is None else read_outcome(outcome, manifest.digest),
+        )
+
     def _data(self, place: str) -> bytes:
         data = self.files.get(f"{place}{ENDING}")
         if data is None:
@@ -193,10 +207,7 @@ class PackStore:
             raise BlobNotFound(f"the texts of {manifest.pack_id} are not in {self.url}") from error
         except ManifestError as error:
             raise ChecksumMismatch(f"the texts in {place}{ENDING} are not what was written: {error}") from error
-        if hash_bytes(line) != manifest.texts:
-            raise ChecksumMismatch(f"the texts in {place}{ENDING} are not {manifest.texts}")
-        texts: dict[str, JSON] = json.loads(line)
-        return texts
+        return _texts(manifest, line)
 
     def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], data: bytes | None = None) -> None:
         """Adds how the model call ended to a pack. A second outcome for the same pack is ignored.
@@ -361,6 +372,13 @@ def unhashed(data: bytes) -> bytes:
     if line != hash_bytes(rest).encode():
         raise ChecksumMismatch("it does not hold what was written")
     return rest
+
+
+def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
+    if hash_bytes(line) != manifest.texts:
+        raise ChecksumMismatch(f"the texts of {manifest.pack_id} are not {manifest.texts}")
+    texts: dict[str, JSON] = json.loads(line)
+    return texts
 
 
 def _checked(data: bytes, digest: str, path: str) -> bytes:

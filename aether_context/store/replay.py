@@ -41,12 +41,16 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request."""
+    """A pack built again; ``matches`` says whether it is the recorded request."""
 
     manifest: Manifest
     pack: Pack
-    request: str
     matches: bool
+
+    @property
+    def request(self) -> str:
+        """The request as canonical JSON."""
+        return request_json(self.pack)
 
 
 class _Chain:
@@ -186,19 +190,21 @@ class Replayer:
 
     def _read(self, manifest: Manifest, missing: list[str]) -> dict[str, JSON]:
         """The texts that are new with a pack, each of which is known from then on."""
-        texts = self._texts.get(manifest.texts)
-        if texts is None:
+        if manifest.texts not in self._texts:
             try:
-                texts = self.store.texts(manifest)
+                self.take(manifest, self.store.texts(manifest))
             except BlobNotFound:
                 missing.append(f"the texts of {manifest.pack_id}")
                 return {}
-            self._texts[manifest.texts] = texts
-            for wire in wires(texts):
-                if (name := hash_text(wire)) not in self._contents:
-                    self._contents[name] = content_from_wire(wire)
-            self._epoch_texts.update(texts.get("epoch", {}))
-        return texts
+        return self._texts[manifest.texts]
+
+    def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
+        """Takes in the texts of a pack, which need not be read again then."""
+        self._texts[manifest.texts] = texts
+        for wire in wires(texts):
+            if (name := hash_text(wire)) not in self._contents:
+                self._contents[name] = content_from_wire(wire)
+        self._epoch_texts.update(texts.get("epoch", {}))
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
@@ -228,7 +234,7 @@ class Replayer:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
-        return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
+        return Replayed(manifest=manifest, pack=pack, matches=matches)
 
 
 def wires(texts: Mapping[str, JSON]) -> list[str]:

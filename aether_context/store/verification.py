@@ -57,6 +57,8 @@ class Verifier:
         self._folder = ""
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
+        self._sound: set[str] = set()
+        """Packs whose chains are sound up to them."""
 
     def fault(self, place: str, *, replays: bool = False, chain: bool = False) -> str:
         """What is wrong with the pack at a place; empty where nothing is.
@@ -68,28 +70,36 @@ class Verifier:
         """
         folder = place.rsplit("/", 1)[0]
         if folder != self._folder:
-            self._folder, self._replayer, self._checked = folder, Replayer(self._store), {}
+            self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
         try:
-            links = [self.manifest(place)]
-            while (extended := links[-1].extends) is not None:
-                try:
-                    links.append(self.manifest(f"{folder}/{extended}"))
-                except PackNotFound:
-                    return f"it extends {extended}, which is not there"
-                except AetherContextError:
-                    if replays or chain:
-                        return f"it extends {extended}, which failed"
-                    break
-                if not (replays or chain):
-                    break
+            manifest = self.manifest(place)
+            if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, replays or chain)):
+                return fault
             if replays:
-                self._replayer.replay(links[0])
+                self._replayer.replay(manifest)
         except ReplayIncomplete as error:
-            if all(link.texts for link in links):
+            if manifest.texts:
                 return str(error)
             self.unrecorded += 1
         except AetherContextError as error:
             return str(error)
+        return ""
+
+    def _chain_fault(self, extended: str | None, whole: bool) -> str:
+        """What is wrong with the pack that another one extends, and where ``whole`` is set with those before it."""
+        below: list[str] = []
+        while extended is not None and extended not in self._sound:
+            try:
+                manifest = self.manifest(f"{self._folder}/{extended}")
+            except PackNotFound:
+                return f"it extends {extended}, which is not there"
+            except AetherContextError:
+                return f"it extends {extended}, which failed" if whole else ""
+            if not whole:
+                return ""
+            below.append(extended)
+            extended = manifest.extends
+        self._sound.update(below)
         return ""
 
     def manifest(self, place: str) -> Manifest:
@@ -105,14 +115,13 @@ class Verifier:
         return checked
 
     def _check(self, place: str) -> Manifest:
-        manifest = self._store.read(place)
-        manifest.verify()
+        manifest, texts, _ = self._store.parts(place)
         if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
-        self._store.texts(manifest)
-        self._store.outcome(manifest)
+        if manifest.texts:
+            self._replayer.take(manifest, texts)
         return manifest
 
 
