@@ -6,11 +6,14 @@ import asyncio
 import json
 import os
 import time
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
 import packs
 import pytest
+from click.testing import CliRunner
 from failing import FailingFileSystem
 from pack_inputs import recording
 from scripted import Chat, call, look_up
@@ -18,7 +21,8 @@ from scripted import Chat, call, look_up
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
-from aether_context.canonical import hash_bytes
+from aether_context.canonical import canonical_json, hash_bytes
+from aether_context.cli.commands import main
 from aether_context.errors import ManifestError, PackNotFound
 from aether_context.store.files import Files
 from aether_context.store.pack_file import ENDING, compressed, read_lines
@@ -113,6 +117,71 @@ def test_a_file_that_holds_more_than_a_pack_can_is_damaged(store: PackStore, mon
     store.files.create(path, compressed(b"x" * 200_000))
     with pytest.raises(ManifestError, match="first line"):
         PackStore(store.url).read(store.place(manifest))
+
+
+def bomb(head: bytes, size: int) -> bytes:
+    """A gzip member of a line that begins with ``head`` and goes on for ``size`` bytes."""
+    stream = zlib.compressobj(9, wbits=zlib.MAX_WBITS + 16)
+    start = stream.compress(head) + stream.flush(zlib.Z_FULL_FLUSH)
+    block = stream.compress(b" " * 2**24) + stream.flush(zlib.Z_FULL_FLUSH)  # it stands for itself, and may be repeated
+    return start + block * (size // 2**24)
+
+
+DAMAGED = {
+    "a bomb": bomb(b"{", 2 * 2**30),
+    "a bomb of texts": bomb(b"{}\n", 2**30),
+    "many members": compressed(b"{}\n") + compressed(b"") * 10_000,
+    "too deep": compressed(b"[" * 100_000 + b"\n\n"),
+    "invalid UTF-8": compressed(b'{"schema_version":1,"app":"\xff"}\n\n'),
+    "a torn file": compressed(b"{}\n\n")[:-9],
+    "text": b"hello",
+    "nothing": b"",
+}
+FIELDS = {
+    "NaN": ("last_event_time", "NaN"),
+    "infinity": ("last_event_time", "1e999"),
+    "many digits": ("window", "9" * 5_000),
+    "a number that no float holds": ("window", "9" * 400),
+    "a key twice": ("app", '"other","app":"app"'),
+    "a deep epoch": ("epoch", '{"number":1,"strategies":' + '{"a":' * 400 + "1" + "}" * 400 + "}"),
+    "white space": ("app", ' "app"'),
+    "another kind": ("rows", '"none"'),
+    "a surrogate": ("agent", '"\\ud800"'),
+}
+
+
+@pytest.mark.parametrize("case", [*DAMAGED, *FIELDS])
+def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: str) -> None:
+    """In little memory and time, whatever its first line would grow to."""
+    store = PackStore(tmp_path)
+    whole_pack = store.write(recording())
+    other = store.write(recording("Another", session="other"))
+    if case in DAMAGED:
+        data = DAMAGED[case]
+    else:
+        line, texts, _ = lines(store, other)
+        name, value = FIELDS[case]
+        old = canonical_json({name: json.loads(line)[name]})[1:-1]
+        assert old in line.decode()
+        data = compressed(b"%b\n%b\n" % (line.decode().replace(old, f'"{name}":{value}', 1).encode(), texts))
+    store.files.replace(f"{store.place(other)}{ENDING}", data)
+    began = time.process_time()
+    tracemalloc.start()
+    runs = {
+        words: CliRunner().invoke(main, [*words.split(), "--store", str(tmp_path)])
+        for words in ("list", "list --json", "verify", "usage", "gc", "forget --app app --user user --session session")
+    }
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for words, result in runs.items():
+        assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
+        assert result.exit_code in (0, 1, 3), words
+    assert whole_pack.pack_id in runs["list --json"].stdout
+    assert runs["verify"].exit_code == 1
+    assert f"failed  {other.pack_id}" in runs["verify"].output
+    assert "1 of 2 packs passed" in runs["verify"].output
+    assert time.process_time() - began < 20
+    assert peak < 1.2 * 2**30
 
 
 def test_a_base_that_is_gone_is_named(store: PackStore) -> None:

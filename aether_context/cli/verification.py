@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from aether_context.canonical import canonical_json
 from aether_context.cli import packs
 from aether_context.cli.terminal import FAILED, Screen, cell, progress
 from aether_context.errors import AetherContextError, ManifestError, PackNotFound, ReplayIncomplete
 from aether_context.store import Manifest, PackStore
+from aether_context.store.pack_file import parsed
 from aether_context.store.replay import Replayer
 
 
@@ -70,6 +72,10 @@ class Verifier:
     def _check(self, place: str) -> Manifest:
         manifest = self._store.read(place)
         manifest.verify()
+        lines = self._store.lines(place)
+        if lines is not None and lines[0] != canonical_json(parsed(lines[0])).encode():
+            raise ManifestError(f"{manifest.pack_id}: its first line is not as it was written")
+        self._store.outcome(manifest)
         if self._store.place(manifest).lstrip("/") != place.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if f"{self._session}/{manifest.parent}" not in self._checked:

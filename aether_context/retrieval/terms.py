@@ -252,7 +252,7 @@ def _names_month(match: re.Match[str]) -> bool:
     word, text = named.get("month") or "", match.string
     if word.lower() not in _ALSO_WORDS or named.get("year") or re.search(r"\d(?:st|nd|rd|th)\b", match[0], re.I):
         return True
-    start, end = match.span("month")
+    start = match.start("month")
     inside = re.fullmatch(r"[\w,][\s-]", text[max(0, start - 2) : start])
     return bool(word.istitle() and inside) or _NO_VERB_NEXT.match(text, match.end()) is not None
 

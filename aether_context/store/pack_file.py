@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,8 +27,10 @@ BY_LAYER = ("allocation", "layer_budgets")
 """Fields that hold a value for each layer."""
 ENDING = ".json.gz"
 BASE = "base"
-_FEW_BYTES, _MOST_BYTES = 8_192, 512 * 2**20
-"""How much of a file's first member is read at first, and the most that all members of a file may hold."""
+_MOST_MANIFEST_BYTES, _MOST_BYTES = 64 * 2**20, 512 * 2**20
+"""The most that the first line of a file may hold, and all of a file or a blob; what holds more is not read on."""
+_FEW_BYTES = 8_192
+_MOST_DIGITS = 100
 
 _OWN = ("rows", "contents", "counts")
 """Long fields whose values differ in every pack."""
@@ -92,8 +95,8 @@ def decompressed(data: bytes) -> bytes:
         except zlib.error as error:
             raise ManifestError(f"damaged: {error}") from error
         remaining -= len(members[-1])
-        if remaining < 0:
-            raise ManifestError(f"damaged: it holds more than {_MOST_BYTES:,} bytes")
+        if remaining < 0 or len(members) > 2:
+            raise ManifestError(f"damaged: it holds more than {_MOST_BYTES:,} bytes, or than two members")
         if not stream.eof:
             raise ManifestError("damaged: it ends too soon")
         data = stream.unused_data
@@ -102,6 +105,7 @@ def decompressed(data: bytes) -> bytes:
 
 def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
     """Manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where damaged."""
+    read_manifest(data)  # so that no more is read where that alone is too large
     lines = decompressed(data).split(b"\n")
     if len(lines) not in (3, 4) or lines[-1]:
         raise ManifestError(f"not a manifest: {len(lines) - 1} lines")
@@ -110,17 +114,35 @@ def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
 
 def read_manifest(data: bytes) -> bytes:
     """The first line of a file; the rest is not read."""
-    stream = zlib.decompressobj(zlib.MAX_WBITS + 16)
+    stream, line, size = zlib.decompressobj(zlib.MAX_WBITS + 16), bytearray(), _FEW_BYTES
+    while True:
+        try:
+            content = stream.decompress(data, size)
+        except zlib.error as error:
+            raise ManifestError(f"damaged: {error}") from error
+        start, end, _ = content.partition(b"\n")
+        line += start
+        if end:
+            return bytes(line)
+        if not content:
+            raise ManifestError("damaged: it ends in its first line")
+        if len(line) > _MOST_MANIFEST_BYTES:
+            raise ManifestError(f"damaged: its first line holds more than {_MOST_MANIFEST_BYTES:,} bytes")
+        data, size = stream.unconsumed_tail, min(2 * size, 2**20)
+
+
+def parsed(text: str | bytes) -> JSON:
+    """The value of a line; `ManifestError` where it is not JSON, or holds a number that no pack has."""
     try:
-        content = stream.decompress(data, _FEW_BYTES)
-        while b"\n" not in content and stream.unconsumed_tail and len(content) < _MOST_BYTES:
-            content += stream.decompress(stream.unconsumed_tail, 16 * _FEW_BYTES)
-    except zlib.error as error:
-        raise ManifestError(f"damaged: {error}") from error
-    line, end, _ = content.partition(b"\n")
-    if not end:
-        raise ManifestError("damaged: it ends in its first line")
-    return line
+        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"not a manifest: {error}") from error
+
+
+def _number(text: str) -> float:
+    if len(text) > _MOST_DIGITS or not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:_MOST_DIGITS]} is no number of a pack")
+    return int(text) if text.lstrip("-").isdecimal() else value
 
 
 def merged(fields: Mapping[str, JSON], base: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -142,10 +164,7 @@ def fields_of(text: str | bytes) -> dict[str, JSON]:
         SchemaVersionError: it was written by a later version.
         ManifestError: it is not a manifest.
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"not a manifest: {error}") from error
+    value = parsed(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is not int or version < 1:
         raise ManifestError("not a manifest: it has no schema_version")

@@ -42,6 +42,7 @@ from aether_context.store.pack_file import (
     decompressed,
     fields_of,
     merged,
+    parsed,
     read_lines,
     read_manifest,
     with_outcome,
@@ -310,10 +311,10 @@ class PackStore:
         place = self.place(manifest)
         try:
             lines = self.lines(place)
-            outcome: JSON = None if lines is None or lines[2] is None else json.loads(lines[2])
+            outcome: JSON = None if lines is None or lines[2] is None else parsed(lines[2])
             if not isinstance(outcome, dict | None):
                 raise ManifestError(f"it is a {type(outcome).__name__}")
-        except (ValueError, RecursionError, ManifestError) as error:
+        except ManifestError as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error
         return outcome
 

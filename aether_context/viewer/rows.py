@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from aether_context.pack import LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.files import File
-from aether_context.store.pack_file import ENDING, fields_of
+from aether_context.store.pack_file import ENDING, fields_of, parsed
 from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage
 
@@ -208,7 +207,7 @@ def read_row(store: PackStore, place: str, stamp: tuple[int, float | None]) -> R
             except ChecksumMismatch as error:
                 fault = str(error)
             fields = manifest.model_dump(mode="json")
-        row = _row(place, stamp, fields, json.loads(lines[2]) if lines[2] else None, fault)
+        row = _row(place, stamp, fields, parsed(lines[2]) if lines[2] else None, fault)
         return _ROW.validate_python(row)
     except ValidationError as error:
         first = error.errors()[0]
