@@ -19,6 +19,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.cli.commands import main, size
 from aether_context.store.replay import Replayer
 from aether_context.store.retention import DAY_SECONDS, Rules, carry_out, carry_out_forgetting, forget, plan
+from aether_context.usage.calibration import RATIO, TokenRatio
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_what_is_old_goes_and_leaves_nothing(store):
     store.write(recording())
     manifest = store.write(recording("Another", session="Odd Session", call=2))
     store.write_outcome(manifest, {"input_tokens": 1})
-    store.write_calibration("app", "user", "model", {})
+    store.write_calibration("app", "user", "model", RATIO.dump_python(TokenRatio()))
     (owner,) = store.owners()
     before = paths(store)
     found = plan(store, owner, Rules(), days(31))
@@ -138,12 +139,12 @@ def test_bytes_of_evidence_stay_while_a_session_speaks_of_them(store, monkeypatc
     base = f"{store.files.root}/app/user"
     for digest in ("a" * 64, "b" * 64):
         store.files.create(f"{base}/evidence/{digest[0]}/{digest}.bin", b"raw output")
-    store.files.create(f"{base}/s1/evidence/old.json", json.dumps({"digest": "sha256:" + "a" * 64}).encode())
-    store.files.create(f"{base}/s2/evidence/new.json", json.dumps({"digest": "sha256:" + "b" * 64}).encode())
+    store.files.create(f"{base}/s1/evidence/{'1' * 16}.json", json.dumps({"digest": "sha256:" + "a" * 64}).encode())
+    store.files.create(f"{base}/s2/evidence/{'2' * 16}.json", json.dumps({"digest": "sha256:" + "b" * 64}).encode())
     (owner,) = store.owners()
     age(store, monkeypatch, {"/user/evidence/": 20.0, "/s1/": 20.0})
     carry_out(store, plan(store, owner, Rules(), time.time()))
-    assert paths(store) == {f"/app/user/evidence/b/{'b' * 64}.bin", "/app/user/s2/evidence/new.json"}
+    assert paths(store) == {f"/app/user/evidence/b/{'b' * 64}.bin", f"/app/user/s2/evidence/{'2' * 16}.json"}
     carry_out_forgetting(store, forget(store, "app", "user", "s2"))
     assert paths(store) == set()
 

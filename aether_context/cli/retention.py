@@ -35,6 +35,7 @@ def collect(
     )
     store = packs.require(PackStore(url))
     plans = [plan(store, owner, rules, time.time()) for owner in store.owners(app, user)]
+    plans = [planned for planned in plans if planned.files or planned.kept_bytes]  # the others are not of this package
     if delete:
         with progress("deleting", sum(len(planned.files) for planned in plans)) as step:
             plans = [carry_out(store, planned, step) for planned in plans]
@@ -49,9 +50,10 @@ def collect(
         }
         for planned in plans
     ]
+    strays = sum(planned.strays for planned in plans)
     unreadable = [path for row in rows for path in row["unreadable"]]
     if as_json:
-        print_json({"store": store.url, "deleted": delete, "users": rows})
+        print_json({"store": store.url, "deleted": delete, "strays": strays, "users": rows})
     else:
         out = Screen()
         table = grid("app / user", *(f">{kind}" for kind in kinds), ">bytes", ">kept bytes")
@@ -61,6 +63,7 @@ def collect(
         for path in unreadable:
             out.print_line(f"unreadable: {path}: no text of this user is deleted", "red")
         _print_done(sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete)
+        _print_strays(strays)
     return NOT_THERE if unreadable else 0
 
 
@@ -75,11 +78,21 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
         with progress("deleting", len(files)) as step:
             carry_out_forgetting(store, files, step)
     size = sum(file.size for file in files)
+    folder = store.files.place(*(name for name in (app, user, session) if name is not None))
+    strays = len({file.path for file in store.files.below(folder)} - {file.path for file in files})
     if as_json:
         owner = {"app": app, "user": user, "session": session}
-        print_json({"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size})
+        print_json(
+            {"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size, "strays": strays}
+        )
     else:
         _print_done(len(files), size, whose, delete)
+        _print_strays(strays)
+
+
+def _print_strays(strays: int) -> None:
+    if strays:
+        Screen().print(f"{strays:,} files that are not of this package are left")
 
 
 def _print_done(files: int, size: int, whose: str, delete: bool) -> None:

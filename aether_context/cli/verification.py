@@ -12,6 +12,7 @@ from aether_context.errors import AetherContextError, ManifestError, PackNotFoun
 from aether_context.store import Manifest, PackStore
 from aether_context.store.pack_file import parsed
 from aether_context.store.replay import Replayer
+from aether_context.store.retention import strays
 
 
 class Verifier:
@@ -112,6 +113,8 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
     what = "manifests, texts and replays" if replays else "manifests and texts"
     passed = f"{len(faults) - len(failed):,} of {len(faults):,} packs passed ({what})"
     out.print(cell(passed, "red" if failed else "green"))
+    for path in () if pack_ids else strays(store):
+        out.print_line(f"not of this package, and left alone: {path}", "dim")
     if verifier.unrecorded:
         out.print(f"{verifier.unrecorded:,} could not be replayed: hashes only were recorded")
     return FAILED if failed else 0

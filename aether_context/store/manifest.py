@@ -111,6 +111,8 @@ class Manifest(_Record):
     """The session's last event when the pack was built."""
     last_event_time: float = 0.0
     """Its time, seconds since 1970 UTC."""
+    caller: tuple[str, str, str] | None = None
+    """App, user and session whose tool this session runs in, as that of an agent that is a tool; null for none."""
     task_id: str = ""
     """The plan's task."""
     step_id: str = ""

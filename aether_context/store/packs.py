@@ -60,6 +60,20 @@ DEFAULT_STORE = "artifacts"
 HOUR = re.compile(r"pack_(\d{8})T(\d{2})")
 """How a pack's id begins: with the day and the hour of the session's last event, in UTC."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
+_STUB = r"[a-z0-9-]{0,40}~[0-9a-f]{16}"
+_RESERVED = "blobs|packs|messages|summaries|vectors|calibration|evidence|artifacts|hours"
+_SEGMENT = rf"(?:(?!(?:{_RESERVED})/)[a-z0-9][a-z0-9._-]{{0,63}}|{_STUB})"
+_HASH = r"[0-9a-f]/[0-9a-f]{64}"
+_FORMS = re.compile(
+    rf"(?P<hours>hours/\d{{8}}/\d\d(?:/{_SEGMENT}){{3}})|(?P<names>(?:{_SEGMENT}/){{0,2}}{_STUB}/name\.json)"
+    rf"|{_SEGMENT}/{_SEGMENT}/(?:(?P<blobs>blobs/{_HASH}\.json\.gz)|(?P<raw>evidence/{_HASH}\.bin)"
+    rf"|(?P<caches>summaries/{_HASH}\.txt|vectors/{_SEGMENT}/[0-9a-f]{{64}}\.bin)"
+    rf"|(?P<calibration>calibration/{_SEGMENT}\.json)"
+    rf"|(?P<artifacts>(?:{_SEGMENT}/)?artifacts/(?:{_SEGMENT}/(?:0|[1-9]\d{{0,17}})|{_STUB}/name\.json))"
+    rf"|{_SEGMENT}/(?:(?P<packs>packs/pack_\d{{8}}T\d{{6}}\.\d{{6}}Z_[A-Za-z0-9_-]{{1,80}}\.json\.gz)"
+    rf"|(?P<evidence>{_MESSAGE.pattern}|evidence/[0-9a-f]{{16}}\.json)))"
+)
+_HOUR = re.compile(r"/\d{8}/\d\d$")
 _MOST_KNOWN = 10_000
 _KNOWN_SECONDS = 900.0
 _MOST_BASES = 64
@@ -333,7 +347,7 @@ class PackStore:
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
         """The records of a session's evidence, the oldest first."""
         folder = f"{self.files.place(app, user, session)}/evidence"
-        paths = [file.path for file in self.files.files(folder)]
+        paths = [file.path for file in self.files.files(folder) if self.kind(file.path)]
         try:
             records = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
         except (FileNotFoundError, ValueError) as error:
@@ -352,7 +366,7 @@ class PackStore:
         """The hashes of a user's evidence that begin with the digits in an ``artifact://`` address."""
         folder = self.evidence_path(app, user, digits).rsplit("/", 1)[0]
         names = sorted(file.name.removesuffix(".bin") for file in self.files.files(folder))
-        return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
+        return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits) and len(name) == 64]
 
     # caches
 
@@ -437,6 +451,14 @@ class PackStore:
         session = self.files.place(*manifest.session_key)
         return self.hour_of(manifest.pack_id) + session.removeprefix(self.files.root)
 
+    def kind(self, path: str) -> str:
+        """What a file is, by the form of its path; empty where this package writes no such file.
+
+        ``raw`` are the bytes of evidence, ``evidence`` its records and the texts that were cut out of messages.
+        """
+        match = _FORMS.fullmatch(path.removeprefix(f"{self.files.root}/"))
+        return match.lastgroup or "" if match else ""
+
     def owners(self, app: str | None = None, user: str | None = None) -> list[str]:
         """The folders of users."""
         return self._inside(self._inside([self.files.root], app, (_HOURS,)), user)
@@ -490,7 +512,7 @@ class PackStore:
     def _hours(self) -> Iterator[str]:
         """The folders of hours in which packs were built, the last one first."""
         for day in sorted(self.files.folders(f"{self.files.root}/{_HOURS}"), reverse=True):
-            yield from sorted(self.files.folders(day), reverse=True)
+            yield from sorted((hour for hour in self.files.folders(day) if _HOUR.search(hour)), reverse=True)
 
     def sessions(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The folders of sessions."""
@@ -498,18 +520,19 @@ class PackStore:
 
     def pack_files(self, session: str) -> list[File]:
         """The files of the packs in a session's folder. A file's path without the ending is the pack's place."""
-        return self.files.files(f"{session}/packs")
+        return [file for file in self.files.files(f"{session}/packs") if self.kind(file.path)]
 
     def _packs_of(self, sessions: list[str]) -> list[str]:
         listings = self.files.at_once(self.pack_files, sessions)
         return [file.path.removesuffix(ENDING) for files in listings for file in files]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
-        """In each folder the one that a name leads to, or all but those excluded."""
+        """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
         if name is not None:
             return [f"{folder}/{segment(name)}" for folder in folders]
         listings = self.files.at_once(self.files.folders, folders)
-        return [inner for listing in listings for inner in listing if _name(inner) not in excluded]
+        inner = (folder for listing in listings for folder in listing if _name(folder) not in excluded)
+        return [folder for folder in inner if re.fullmatch(_SEGMENT, _name(folder))]
 
 
 _compressed = lru_cache(maxsize=64)(compressed)

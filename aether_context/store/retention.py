@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from aether_context.canonical import JSON
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import File
-from aether_context.store.pack_file import BASE, ENDING, SCHEMA_VERSION
+from aether_context.store.pack_file import BASE, ENDING, SCHEMA_VERSION, parsed, read_lines
 from aether_context.store.packs import PackStore
-from aether_context.store.spool import spool_of
+from aether_context.store.spool import Spool, spool_of
+from aether_context.usage.calibration import TokenRatio
 
 DAY_SECONDS = 86_400.0
 _BATCH_BYTES = 64 * 2**20
+_WAITING = "SELECT data FROM waiting WHERE path = ?1 UNION ALL SELECT data FROM aside WHERE path = ?1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,15 @@ class Rules:
 class Link:
     """What a pack refers to: the place of the pack that it extends, if any, and the hashes of its blobs.
 
-    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. A pack that is not
-    readable may refer to more; so may a foreign one, which has a schema version that this version does not know.
+    ``base`` is the place of the first pack of its chain, without which its manifest cannot be read. ``caller`` is the
+    folder of the session whose tool its session ran in; None where it is that of the base. A pack that is not readable
+    may refer to more; so may a foreign one, which has a schema version that this version does not know.
     """
 
     parent: str = ""
     base: str = ""
     blobs: frozenset[str] = frozenset()
+    caller: str | None = ""
     is_readable: bool = True
     is_foreign: bool = False
 
@@ -58,7 +63,7 @@ class Plan:
     """What would be deleted of one user, whose folder is ``owner``."""
 
     owner: str
-    packs: Mapping[str, tuple[File, ...]]
+    packs: Mapping[str, File]
     """The files of packs, by place; a pack comes before those that it extends."""
     blobs: tuple[File, ...]
     evidence: tuple[File, ...]
@@ -66,13 +71,15 @@ class Plan:
     unreadable: tuple[str, ...]
     """Manifests that could not be read. Which texts they need is unknown, so no text of the user is deleted."""
     kept_bytes: int
+    strays: int
+    """How many files in the folder are not of this package; they are left."""
     links: Mapping[str, Link]
     """What each pack referred to when the plan was made, by place."""
 
     @property
     def files(self) -> tuple[File, ...]:
         """All files that would be deleted."""
-        return (*chain(*self.packs.values()), *self.blobs, *self.evidence, *self.caches)
+        return (*self.packs.values(), *self.blobs, *self.evidence, *self.caches)
 
     @property
     def size(self) -> int:
@@ -90,22 +97,24 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
         owner: the user's folder.
         now: seconds since 1970 UTC.
     """
-    packs, kinds = _by_kind(owner, store.files.below(owner))
+    packs, kinds = _by_kind(store, _below(store, owner))
     links = _links(store, packs)
 
+    def age(file: File) -> float:
+        return now - (file.modified if file.modified is not None else now)
+
     def is_old(file: File, seconds: float) -> bool:
-        return _age([file], now) >= max(seconds, rules.grace_seconds)
+        return age(file) >= max(seconds, rules.grace_seconds)
 
     records = [file for file in kinds["evidence"] if is_old(file, rules.evidence_seconds)]
     proven = _evidence_of(store, set(kinds["evidence"]) - set(records))
     raw = [file for file in kinds["raw"] if is_old(file, rules.evidence_seconds) and _digest(file) not in proven]
-    caches = [file for file in kinds["caches"] if is_old(file, rules.caches_seconds)]
-    kept_bytes = sum(
-        file.size for file in {*kinds["evidence"], *kinds["raw"], *kinds["caches"]} - {*records, *raw, *caches}
-    )
+    caches = [file for file in (*kinds["caches"], *kinds["calibration"]) if is_old(file, rules.caches_seconds)]
+    others = chain(*(kinds[kind] for kind in ("evidence", "raw", "caches", "calibration")))
+    kept_bytes = sum(file.size for file in {*others} - {*records, *raw, *caches})
 
-    ages = {pack: _age(files, now) for pack, files in packs.items()}
-    sizes = {pack: sum(file.size for file in files) for pack, files in packs.items()}
+    ages = {pack: age(file) for pack, file in packs.items()}
+    sizes = {pack: file.size for pack, file in packs.items()}
     limit = max(rules.packs_seconds, rules.grace_seconds)
     kept = _with_ancestors((pack for pack in packs if links[pack].is_foreign or ages[pack] < limit), links)
     unreadable = tuple(sorted(pack for pack in kept if not links[pack].is_readable))
@@ -121,12 +130,13 @@ def plan(store: PackStore, owner: str, rules: Rules, now: float) -> Plan:
     kept_bytes += sum(file.size for file in set(kinds["blobs"]) - set(blobs))
     return Plan(
         owner=owner,
-        packs={pack: tuple(files) for pack, files in sorted(packs.items(), reverse=True) if pack not in kept},
+        packs={pack: file for pack, file in sorted(packs.items(), reverse=True) if pack not in kept},
         blobs=tuple(blobs),
         evidence=(*records, *raw),
         caches=tuple(caches),
         unreadable=unreadable,
         kept_bytes=kept_bytes,
+        strays=len(kinds["strays"]),
         links=links,
     )
 
@@ -137,7 +147,7 @@ def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] =
     Returns the plan without the files that packs written meanwhile need.
     """
     planned = _without_needed(store, planned)
-    for file in (*chain(*planned.packs.values()), *planned.evidence, *planned.caches):
+    for file in (*planned.packs.values(), *planned.evidence, *planned.caches):
         store.files.delete(file.path)
         deleted(file)
     # Blobs go in batches. After each, those that a pack written in the same moment names are put back.
@@ -159,39 +169,56 @@ def carry_out(store: PackStore, planned: Plan, deleted: Callable[[File], None] =
 
 
 def forget(store: PackStore, app: str, user: str, session: str | None = None) -> tuple[File, ...]:
-    """All files of a user or of one session: packs, texts, evidence, caches, artifacts and names.
+    """All files of a user or of one session that this package wrote: packs, texts, evidence, caches, artifacts, names.
 
-    Those that wait on this machine to be written are among them. A session's texts that other sessions of the user name
-    are not. The user's summaries and vectors are, since nobody knows which session they came from.
+    Those that wait on this machine to be written are among them. With a session go those of the user that ran only as
+    tools of it, or of one that goes. A session's texts that other sessions of the user name are not among them. The
+    user's summaries and vectors are, since nobody knows which session they came from.
     """
     owner = store.files.place(app, user)
     folder = owner if session is None else store.files.place(app, user, session)
-    files = store.files.below(owner)
-    own_files = [file for file in files if file.path.startswith(f"{folder}/")]
-    hours = f"{store.files.root}/hours"
-    entry_of_folder = re.compile(rf"/\d+/\d+{re.escape(folder.removeprefix(store.files.root))}(/|$)")
-    entries = [file for file in store.files.below(hours) if entry_of_folder.match(file.path.removeprefix(hours))]
-    spool, listed = spool_of(store.files), {file.path for file in (*files, *entries)}
-    for path, size in (spool.paths() if spool is not None else {}).items():
-        if path not in listed and (path.startswith(f"{folder}/") or entry_of_folder.match(path.removeprefix(hours))):
-            entries.append(File(path=path, size=size, modified=None))
+    packs, kinds = _by_kind(store, store.files.below(owner))
+    kinds.pop("strays", None)
+    files = [*packs.values(), *chain(*kinds.values())]
+    files += [file for file in store.files.below(f"{store.files.root}/hours") if store.kind(file.path)]
+    spool, listed = spool_of(store.files), {file.path for file in files}
+    waiting = spool.paths().items() if spool is not None else ()
+    files += [File(path=path, size=size, modified=None) for path, size in waiting if path not in listed]
     if session is None:
-        return (*own_files, *entries)
-    packs, kinds = _by_kind(owner, own_files)
-    other_packs, others = _by_kind(owner, [file for file in files if not file.path.startswith(f"{folder}/")])
-    links = _links(store, other_packs)
-    if not all(link.is_readable for link in links.values()):
+        return tuple(file for file in files if f"{_subject(store, file.path)}/".startswith(f"{owner}/"))
+    begins = f"{owner}/"
+    unwritten = [
+        file.path.removesuffix(ENDING)
+        for file in files
+        if file.path.startswith(begins) and store.kind(file.path) == "packs"
+    ]
+    links = _links(store, unwritten, spool)
+    folders = _with_called(folder, links)
+
+    def is_theirs(path: str) -> bool:
+        return "/".join(_subject(store, path).split("/")[: folder.count("/") + 1]) in folders
+
+    others = {pack: link for pack, link in links.items() if not is_theirs(pack)}
+    if not all(others[pack].is_readable for pack in others.keys() & packs.keys()):
         raise StoreError(
             f"{owner} holds manifests that cannot be read, so nobody knows whose texts are: "
             f"`{store.command('verify')}` names them"
         )
-    digests = {digest for link in _links(store, packs).values() for digest in link.blobs}
-    digests |= _evidence_of(store, kinds["evidence"])
-    digests -= {digest for link in links.values() for digest in link.blobs}
-    digests -= _evidence_of(store, others["evidence"])
-    texts = [file for file in (*others["blobs"], *others["raw"]) if _digest(file) in digests]
-    caches = [file for file in others["caches"] if file.path.startswith((f"{owner}/summaries/", f"{owner}/vectors/"))]
-    return (*own_files, *texts, *caches, *entries)
+    digests = {digest for pack in links.keys() - others.keys() for digest in links[pack].blobs}
+    digests |= _evidence_of(store, [file for file in kinds["evidence"] if is_theirs(file.path)])
+    digests -= {digest for link in others.values() for digest in link.blobs}
+    digests -= _evidence_of(store, [file for file in kinds["evidence"] if not is_theirs(file.path)])
+    texts = {file for file in (*kinds["blobs"], *kinds["raw"]) if _digest(file) in digests} | {*kinds["caches"]}
+    return tuple(file for file in files if is_theirs(file.path) or file in texts)
+
+
+def strays(store: PackStore) -> list[str]:
+    """The files in the folders of this package that it did not write: of users, of their apps, and of hours."""
+    files = store.files.below(f"{store.files.root}/hours")
+    owners = {owner: inside for owner in store.owners() if _by_kind(store, inside := _below(store, owner))[0]}
+    files += [*chain(*owners.values())]
+    files += [*chain(*map(store.files.files, sorted({owner.rpartition("/")[0] for owner in owners})))]
+    return [file.path for file in _by_kind(store, files)[1]["strays"]]
 
 
 def carry_out_forgetting(
@@ -207,30 +234,59 @@ def carry_out_forgetting(
         deleted(file)
 
 
-_KINDS = {"blobs": "blobs", "evidence": "raw", "summaries": "caches", "vectors": "caches", "calibration": "caches"}
+def _below(store: PackStore, owner: str) -> list[File]:
+    """All files of a user; none where no folder is one of this package's, so that other programs' are not read."""
+    folders = store.files.folders(owner)
+    is_ours = any(folder.rsplit("/", 1)[-1] in _OF_USER for folder in folders) or any(map(store.pack_files, folders))
+    return store.files.below(owner) if is_ours else []
 
 
-def _by_kind(owner: str, files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """The files of a user's packs by place, and the other files by kind.
+_OF_USER = frozenset({"blobs", "evidence", "summaries", "vectors", "calibration"})
 
-    The kind ``raw`` are the bytes of evidence, ``evidence`` its records and the texts that were cut out of messages.
-    """
-    packs: dict[str, list[File]] = defaultdict(list)
+
+def _by_kind(store: PackStore, files: Iterable[File]) -> tuple[dict[str, File], dict[str, list[File]]]:
+    """The files of packs by place, and the other files by kind: those of `PackStore.kind`, or ``strays``."""
+    packs: dict[str, File] = {}
     kinds: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        segments = file.path.removeprefix(f"{owner}/").split("/")
-        if segments[0] in _KINDS:
-            kinds[_KINDS[segments[0]]].append(file)
-        elif len(segments) > 2 and segments[1] == "packs":
-            packs["/".join([owner, *segments[:3]]).removesuffix(ENDING)].append(file)
-        elif len(segments) > 2 and segments[1] in ("messages", "evidence"):
-            kinds["evidence"].append(file)
+        kind = store.kind(file.path)
+        if kind == "calibration":  # the only kind that has no hash in its name
+            kind = kind if _fields(store, file.path).keys() == _CALIBRATION else ""
+        if kind == "packs":
+            packs[file.path.removesuffix(ENDING)] = file
+        else:
+            kinds[kind or "strays"].append(file)
     return packs, kinds
 
 
-def _age(files: Iterable[File], now: float) -> float:
-    """Seconds since the newest of some files was written; 0 where that is unknown."""
-    return min((now - (file.modified if file.modified is not None else now) for file in files), default=0.0)
+_CALIBRATION = TokenRatio.__dataclass_fields__.keys()
+
+
+def _fields(store: PackStore, path: str) -> dict[str, JSON]:
+    """The fields in a JSON file; none where it cannot be read as that."""
+    try:
+        value = json.loads(store.files.read(path))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _subject(store: PackStore, path: str) -> str:
+    """The path of a file, or for the entry of an hour the folder of its session."""
+    hour = re.match(r"/hours/\d+/\d+(/.*)", path.removeprefix(store.files.root))
+    return f"{store.files.root}{hour[1]}" if hour else path
+
+
+def _with_called(folder: str, links: Mapping[str, Link]) -> set[str]:
+    """A session's folder, and those of sessions all of whose packs ran in tools of it, or of one of these."""
+    callers: dict[str, set[str]] = defaultdict(set)
+    for pack, link in links.items():
+        caller = link.caller if link.caller is not None else links.get(link.base, Link()).caller
+        callers[pack.rsplit("/", 2)[0]].add(caller or "")
+    folders = {folder}
+    while called := {session for session in callers.keys() - folders if callers[session] <= folders}:
+        folders |= called
+    return folders
 
 
 def _digest(file: File) -> str:
@@ -241,35 +297,43 @@ def _evidence_of(store: PackStore, files: Iterable[File]) -> set[str]:
     """The hashes of the bytes that records of evidence name."""
 
     def named_in(path: str) -> str:
-        try:
-            return str(json.loads(store.files.read(path))["digest"]).rsplit(":", 1)[-1]
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
-            return ""
+        return str(_fields(store, path).get("digest", "")).rsplit(":", 1)[-1]
 
     paths = sorted(file.path for file in files if file.path.endswith(".json"))
     return set(store.files.at_once(named_in, paths)) - {""}
 
 
-def _links(store: PackStore, packs: Iterable[str]) -> dict[str, Link]:
-    """What packs refer to, by place. A pack may leave out policy and setting, which its base then names."""
+def _links(store: PackStore, packs: Iterable[str], spool: Spool | None = None) -> dict[str, Link]:
+    """What packs refer to, by place, those that wait in a spool, too. A pack may leave out what its base then names."""
 
     def link(pack: str) -> Link:
         try:
-            lines = store.lines(pack)
-            if lines is None:  # a deletion was interrupted here
+            data = store.files.get(f"{pack}{ENDING}")
+            if data is None and spool is not None:
+                data = next((held for (held,) in spool.ask(_WAITING, f"{pack}{ENDING}")), None)
+            if data is None:  # a deletion was interrupted here
                 return Link()
-            value = json.loads(lines[0])
+            value = parsed(read_lines(data)[0])
             parent, base, version = value.get("parent"), value.get(BASE), value.get("schema_version")
             is_foreign = type(version) is not int or not 1 <= version <= SCHEMA_VERSION
             required = (
                 [] if is_foreign else [name for name in ("policy", "setting") if name in value or BASE not in value]
             )
             digests = [*(value[name] for name in required), *(() if is_foreign else value.get("texts") or ())]
+            is_of_base = BASE in value and "caller" not in value
+            caller = None if is_of_base else store.files.place(*(value.get("caller") or ()))
             names = frozenset(str(digest).rsplit(":", 1)[-1] for digest in digests)
         except (ManifestError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Link(is_readable=False)
         places = [f"{pack.rsplit('/', 1)[0]}/{name}" if isinstance(name, str) else "" for name in (parent, base)]
-        return Link(parent=places[0], base=places[1], blobs=names, is_readable=not is_foreign, is_foreign=is_foreign)
+        return Link(
+            parent=places[0],
+            base=places[1],
+            blobs=names,
+            caller=caller,
+            is_readable=not is_foreign,
+            is_foreign=is_foreign,
+        )
 
     packs = list(packs)
     return dict(zip(packs, store.files.at_once(link, packs), strict=True))
@@ -314,14 +378,14 @@ def _within(
 
 def _without_needed(store: PackStore, planned: Plan) -> Plan:
     """The plan without what packs need that were written since the plan was made."""
-    pack_files, _ = _by_kind(planned.owner, store.files.below(planned.owner))
+    pack_files, _ = _by_kind(store, store.files.below(planned.owner))
     links = {**planned.links, **_links(store, [pack for pack in pack_files if pack not in planned.links])}
     needed = _with_ancestors(links.keys() - planned.links.keys(), links)
     unreadable = sorted(pack for pack in needed if not links[pack].is_readable)
     needed_blobs = {digest for pack in needed for digest in links[pack].blobs}
     return replace(
         planned,
-        packs={pack: files for pack, files in planned.packs.items() if pack not in needed},
+        packs={pack: file for pack, file in planned.packs.items() if pack not in needed},
         blobs=() if unreadable else tuple(file for file in planned.blobs if _digest(file) not in needed_blobs),
         unreadable=(*planned.unreadable, *unreadable),
     )
@@ -334,7 +398,7 @@ def _forget_hours(store: PackStore, packs: Iterable[str]) -> None:
         sessions[pack.rsplit("/", 2)[0]].append(pack)
     for session, deleted_packs in sessions.items():
         files = store.files.below(session)
-        hours_left = {store.hour_of(pack) for pack in _by_kind(session.rpartition("/")[0], files)[0]}
+        hours_left = {store.hour_of(pack) for pack in _by_kind(store, files)[0]}
         for hour in sorted({store.hour_of(pack) for pack in deleted_packs} - hours_left):
             store.files.delete(hour + session.removeprefix(store.files.root))
         if all(file.path == f"{session}/name.json" for file in files):
