@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 from aether_context.canonical import JSON
@@ -259,7 +259,7 @@ def _by_kind(store: PackStore, files: Iterable[File]) -> tuple[dict[str, File], 
     return packs, kinds
 
 
-_CALIBRATION = TokenRatio.__dataclass_fields__.keys()
+_CALIBRATION = {field.name for field in fields(TokenRatio)}
 
 
 def _fields(store: PackStore, path: str) -> dict[str, JSON]:
