@@ -74,6 +74,8 @@ _FORMS = re.compile(
     rf"|(?P<evidence>{_MESSAGE.pattern}|evidence/[0-9a-f]{{16}}\.json)))"
 )
 _HOUR = re.compile(r"/\d{8}/\d\d$")
+HOUR_ENTRY = b"{}"
+"""What stands in the entry of a session in the folder of an hour."""
 _MOST_KNOWN = 10_000
 _KNOWN_SECONDS = 900.0
 _MOST_BASES = 64
@@ -139,7 +141,7 @@ class PackStore:
             self.files.create(path, text.encode("utf-8", "surrogatepass"))
         for path, data in self.files.name_files(*manifest.session_key).items():
             self.files.create(path, data)
-        self._create_known(self.hour_entry(manifest), b"{}")
+        self._create_known(self.hour_entry(manifest), HOUR_ENTRY)
         while not self._create(recording, outcome):
             if self._has_equal(recording.manifest):
                 if outcome is not None:

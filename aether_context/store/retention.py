@@ -17,7 +17,7 @@ from aether_context.canonical import JSON
 from aether_context.errors import ManifestError, StoreError
 from aether_context.store.files import File
 from aether_context.store.pack_file import BASE, ENDING, SCHEMA_VERSION, parsed, read_lines
-from aether_context.store.packs import PackStore
+from aether_context.store.packs import HOUR_ENTRY, PackStore
 from aether_context.store.spool import Spool, spool_of
 from aether_context.usage.calibration import TokenRatio
 
@@ -180,7 +180,7 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     packs, kinds = _by_kind(store, store.files.below(owner))
     kinds.pop("strays", None)
     files = [*packs.values(), *chain(*kinds.values())]
-    files += [file for file in store.files.below(f"{store.files.root}/hours") if store.kind(file.path)]
+    files += _by_kind(store, store.files.below(f"{store.files.root}/hours"))[1]["hours"]
     spool, listed = spool_of(store.files), {file.path for file in files}
     waiting = spool.paths().items() if spool is not None else ()
     files += [File(path=path, size=size, modified=None) for path, size in waiting if path not in listed]
@@ -250,8 +250,9 @@ def _by_kind(store: PackStore, files: Iterable[File]) -> tuple[dict[str, File], 
     kinds: dict[str, list[File]] = defaultdict(list)
     for file in files:
         kind = store.kind(file.path)
-        if kind == "calibration":  # the only kind that has no hash in its name
-            kind = kind if _fields(store, file.path).keys() == _CALIBRATION else ""
+        is_another = kind == "hours" and file.size != len(HOUR_ENTRY)
+        if is_another or (kind == "calibration" and _fields(store, file.path).keys() != _CALIBRATION):
+            kind = ""  # names without a hash could be anybody's
         if kind == "packs":
             packs[file.path.removesuffix(ENDING)] = file
         else:
