@@ -7,6 +7,7 @@ Every field's docstring gives its unit and the value that turns it off. ``PackPo
 from __future__ import annotations
 
 import math
+import os
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
@@ -643,8 +644,8 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {"preset": source}, None
     import tomllib
 
-    path = Path(source).expanduser()
-    if path.suffix != ".toml" and not path.is_file():
+    path = Path(os.path.expanduser(source))
+    if path.suffix != ".toml" and not os.path.isfile(path):
         hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(
             f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",

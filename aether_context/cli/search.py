@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 
 from aether_context.cli.terminal import Screen, cell, grid, moment, print_json, tell
@@ -25,7 +26,7 @@ def show(
         from aether_context.adk.models.gemini import register_embedders
 
         register_embedders()
-    if not is_postgres(path) and not located(path).is_file():
+    if not is_postgres(path) and not os.path.isfile(located(path)):
         raise SearchIndexError(f"there is no file of memories at {located(path)}")
     hits, count = _search_memories(query, path, app, user, embedder, limit)
     if as_json:

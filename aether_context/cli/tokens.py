@@ -99,11 +99,11 @@ def _counters(model: str, names: Sequence[str], settings: TokenSettings) -> Iter
 
 
 def _read_source(source: str, model: str | None, url: str) -> _Source:
-    path = Path(source)
+    path, is_file = Path(source), os.path.isfile(source)
     try:
-        located = packs.in_file(url, path) if path.is_file() else packs.locate(url, source)
+        located = packs.in_file(url, path) if is_file else packs.locate(url, source)
     except StoreError as error:
-        if path.is_file():
+        if is_file:
             raise
         raise type(error)(f"{source!r} is neither a file nor a pack: {error}") from error
     if located is not None:
