@@ -134,7 +134,7 @@ def _changed(draw: st.DrawFn, data: bytes, way: str) -> bytes:
 
 
 ODD_WORDS = st.sampled_from([
-    "", " ", "-", "--", "../..", "/", "\ud800", "\x1b[2J", "pack_", "pack_2025", "x" * 5_000, "ä/ö", "~nobody/x", "a\x00b", "nan", "-1",
+    "", " ", "-", "--", "../..", "/", "\ud800", "\x1b[2J", "pack_", "x" * 5_000, "ä/ö", "~nobody/x", "a\x00b", "-1",
     "latest", "0", "shop", "ada", "s1", "memory://", "nothing://x", "s3:/", "/dev/null", "C:\\x", "[bold]", "9" * 5_000,
     *NAMES[:2], NAMES[0][:20], NAMES[-1].rsplit("_", 1)[-1],
 ])  # fmt: skip
