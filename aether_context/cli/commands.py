@@ -202,8 +202,8 @@ def diff(**options: Any) -> int:
 def verify(**options: Any) -> int:
     """Checks that packs are what was written: digests of manifests, their texts, and the packs that they extend.
 
-    A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
-    is 1 where any failed.
+    A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked, and files in
+    between that are not of this package are named; these fail nothing. The exit code is 1 where any pack failed.
     """
     from aether_context.cli.verification import show_verification
 
@@ -406,7 +406,8 @@ def gc(**options: Any) -> int:
     """Deletes old packs, raw evidence and caches, and texts that no pack names any more.
 
     A pack is kept while younger packs extend it. With --max-bytes the chains of packs that were written to longest ago
-    are deleted as well. Agents may write to the store meanwhile. Artifacts that an app saved are kept.
+    are deleted as well. Agents may write to the store meanwhile. Artifacts that an app saved are kept, and so are files
+    that are not of this package.
 
     The exit code is 3 where a manifest could not be read; then no text of that user is deleted.
     """
@@ -425,7 +426,8 @@ def gc(**options: Any) -> int:
 def forget(**options: Any) -> None:
     """Deletes all files of a user, or of one session, from a store, whatever their age.
 
-    These are packs, texts, evidence, caches, artifacts in the same store, and writes that wait in this machine's spool.
+    These are packs, texts, evidence, caches, artifacts in the same store, and writes that wait in this machine's spool;
+    with a session those of agents that ran as its tools, too. Files that are not of this package are left.
     Texts that other sessions of the user name are kept until these are deleted. Memories in a memory service are not
     touched.
     """

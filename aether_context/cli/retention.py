@@ -62,8 +62,9 @@ def collect(
         out.print(table)
         for path in unreadable:
             out.print_line(f"unreadable: {path}: no text of this user is deleted", "red")
-        _print_done(sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete)
-        _print_strays(strays)
+        _print_done(
+            sum(len(planned.files) for planned in plans), sum(planned.size for planned in plans), "", delete, strays
+        )
     return NOT_THERE if unreadable else 0
 
 
@@ -86,17 +87,13 @@ def forget_all(url: str, *, app: str, user: str, session: str | None, delete: bo
             {"store": store.url, "deleted": delete, **owner, "files": len(files), "bytes": size, "strays": strays}
         )
     else:
-        _print_done(len(files), size, whose, delete)
-        _print_strays(strays)
+        _print_done(len(files), size, whose, delete, strays)
 
 
-def _print_strays(strays: int) -> None:
-    if strays:
-        Screen().print(f"{strays:,} files that are not of this package are left")
-
-
-def _print_done(files: int, size: int, whose: str, delete: bool) -> None:
+def _print_done(files: int, size: int, whose: str, delete: bool, strays: int) -> None:
     done = "deleted" if delete else "would be deleted"
     Screen().print(cell(f"{files:,} files, {size:,} bytes{whose} {done}"))
+    if strays:
+        Screen().print(f"{strays:,} files that are not of this package are left")
     if not delete:
         tell("nothing was deleted: add --yes")

@@ -73,7 +73,6 @@ _FORMS = re.compile(
     rf"|{_SEGMENT}/(?:(?P<packs>packs/pack_\d{{8}}T\d{{6}}\.\d{{6}}Z_[A-Za-z0-9_-]{{1,80}}\.json\.gz)"
     rf"|(?P<evidence>{_MESSAGE.pattern}|evidence/[0-9a-f]{{16}}\.json)))"
 )
-_HOUR = re.compile(r"/\d{8}/\d\d$")
 HOUR_ENTRY = b"{}"
 """What stands in the entry of a session in the folder of an hour."""
 _MOST_KNOWN = 10_000
@@ -514,7 +513,7 @@ class PackStore:
     def _hours(self) -> Iterator[str]:
         """The folders of hours in which packs were built, the last one first."""
         for day in sorted(self.files.folders(f"{self.files.root}/{_HOURS}"), reverse=True):
-            yield from sorted((hour for hour in self.files.folders(day) if _HOUR.search(hour)), reverse=True)
+            yield from sorted(self.files.folders(day), reverse=True)
 
     def sessions(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The folders of sessions."""

@@ -23,6 +23,8 @@ from aether_context.usage.calibration import TokenRatio
 
 DAY_SECONDS = 86_400.0
 _BATCH_BYTES = 64 * 2**20
+_OF_USER = frozenset({"blobs", "evidence", "summaries", "vectors", "calibration"})
+_CALIBRATION = {field.name for field in fields(TokenRatio)}
 _WAITING = "SELECT data FROM waiting WHERE path = ?1 UNION ALL SELECT data FROM aside WHERE path = ?1"
 
 
@@ -176,7 +178,8 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     user's summaries and vectors are, since nobody knows which session they came from.
     """
     owner = store.files.place(app, user)
-    folder = owner if session is None else store.files.place(app, user, session)
+    folders = {owner if session is None else store.files.place(app, user, session)}
+    depth = 3 if session is None else 4
     packs, kinds = _by_kind(store, store.files.below(owner))
     kinds.pop("strays", None)
     files = [*packs.values(), *chain(*kinds.values())]
@@ -184,20 +187,16 @@ def forget(store: PackStore, app: str, user: str, session: str | None = None) ->
     spool, listed = spool_of(store.files), {file.path for file in files}
     waiting = spool.paths().items() if spool is not None else ()
     files += [File(path=path, size=size, modified=None) for path, size in waiting if path not in listed]
-    if session is None:
-        return tuple(file for file in files if f"{_subject(store, file.path)}/".startswith(f"{owner}/"))
-    begins = f"{owner}/"
-    unwritten = [
-        file.path.removesuffix(ENDING)
-        for file in files
-        if file.path.startswith(begins) and store.kind(file.path) == "packs"
-    ]
-    links = _links(store, unwritten, spool)
-    folders = _with_called(folder, links)
 
     def is_theirs(path: str) -> bool:
-        return "/".join(_subject(store, path).split("/")[: folder.count("/") + 1]) in folders
+        names = re.sub(r"^/hours/\d+/\d+/", "/", path.removeprefix(store.files.root)).split("/")
+        return store.files.root + "/".join(names[:depth]) in folders
 
+    if session is None:
+        return tuple(file for file in files if is_theirs(file.path))
+    of_owner = [file.path for file in files if file.path.startswith(f"{owner}/")]
+    links = _links(store, [path.removesuffix(ENDING) for path in of_owner if store.kind(path) == "packs"], spool)
+    _add_called(folders, links)
     others = {pack: link for pack, link in links.items() if not is_theirs(pack)}
     if not all(others[pack].is_readable for pack in others.keys() & packs.keys()):
         raise StoreError(
@@ -241,9 +240,6 @@ def _below(store: PackStore, owner: str) -> list[File]:
     return store.files.below(owner) if is_ours else []
 
 
-_OF_USER = frozenset({"blobs", "evidence", "summaries", "vectors", "calibration"})
-
-
 def _by_kind(store: PackStore, files: Iterable[File]) -> tuple[dict[str, File], dict[str, list[File]]]:
     """The files of packs by place, and the other files by kind: those of `PackStore.kind`, or ``strays``."""
     packs: dict[str, File] = {}
@@ -260,9 +256,6 @@ def _by_kind(store: PackStore, files: Iterable[File]) -> tuple[dict[str, File], 
     return packs, kinds
 
 
-_CALIBRATION = {field.name for field in fields(TokenRatio)}
-
-
 def _fields(store: PackStore, path: str) -> dict[str, JSON]:
     """The fields in a JSON file; none where it cannot be read as that."""
     try:
@@ -272,22 +265,14 @@ def _fields(store: PackStore, path: str) -> dict[str, JSON]:
     return value if isinstance(value, dict) else {}
 
 
-def _subject(store: PackStore, path: str) -> str:
-    """The path of a file, or for the entry of an hour the folder of its session."""
-    hour = re.match(r"/hours/\d+/\d+(/.*)", path.removeprefix(store.files.root))
-    return f"{store.files.root}{hour[1]}" if hour else path
-
-
-def _with_called(folder: str, links: Mapping[str, Link]) -> set[str]:
-    """A session's folder, and those of sessions all of whose packs ran in tools of it, or of one of these."""
-    callers: dict[str, set[str]] = defaultdict(set)
+def _add_called(folders: set[str], links: Mapping[str, Link]) -> None:
+    """Adds to a session's folder those of sessions all of whose packs ran in tools of it, or of one that is added."""
+    callers: dict[str, set[str | None]] = defaultdict(set)
     for pack, link in links.items():
         caller = link.caller if link.caller is not None else links.get(link.base, Link()).caller
-        callers[pack.rsplit("/", 2)[0]].add(caller or "")
-    folders = {folder}
+        callers[pack.rsplit("/", 2)[0]].add(caller)
     while called := {session for session in callers.keys() - folders if callers[session] <= folders}:
         folders |= called
-    return folders
 
 
 def _digest(file: File) -> str:
