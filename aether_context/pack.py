@@ -559,7 +559,11 @@ class Epoch:
 
 
 class Identity(NamedTuple):
-    """Whose model call a pack is for. ``call`` counts the model calls of one agent in one invocation from 1."""
+    """Whose model call a pack is for.
+
+    ``call`` counts the model calls of one agent in one invocation from 1. ``caller`` is the session whose tool this one
+    runs in: app, user, session.
+    """
 
     app: str
     user: str
@@ -570,6 +574,7 @@ class Identity(NamedTuple):
     call: int = 1
     last_event_id: str = ""
     last_event_time: float = 0.0
+    caller: tuple[str, str, str] | None = None
 
 
 class Block(NamedTuple):

@@ -7,12 +7,13 @@ Every field's docstring gives its unit and the value that turns it off. ``PackPo
 from __future__ import annotations
 
 import math
+import os
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -32,6 +33,18 @@ class _Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False, defer_build=True
     )
+    _most: ClassVar[int] = 100_000_000
+    """The largest number that a field takes."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: object, info: Any) -> object:
+        if cls.model_fields[info.field_name].annotation in (int, float, int | None, float | None):
+            if isinstance(value, (bool, str, bytes)):
+                raise ValueError("give a number, without quotes")
+            if isinstance(value, (int, float)) and value > cls._most:
+                raise ValueError(f"give at most {cls._most:,}")
+        return value
 
 
 class Range(_Settings):
@@ -273,7 +286,10 @@ class RetrievalSettings(_Settings):
     @field_validator("redact_before_retrieval")
     @classmethod
     def _known(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        masker(patterns)
+        try:
+            masker(patterns)
+        except (RecursionError, OverflowError) as error:
+            raise ValueError(f"a regular expression is too deep or too large: {error}") from error
         return patterns
 
 
@@ -393,6 +409,8 @@ class TokenSettings(_Settings):
 class Limit(_Settings):
     """Limits of what may be used; None is no limit."""
 
+    _most: ClassVar[int] = 10**12
+
     input_tokens: int | None = Field(default=None, ge=1)
     """Input tokens, those from a cache included."""
     output_tokens: int | None = Field(default=None, ge=1)
@@ -450,7 +468,7 @@ class PackPolicy(_Settings):
     (``cost_first``). Combines with any profile."""
     max_input_tokens: int | None = Field(default=None, ge=256)
     """The window in tokens, for any model. None takes the model's own."""
-    windows: Mapping[str, int] = {}
+    windows: Mapping[str, Annotated[int, Field(ge=256, le=100_000_000, strict=True)]] = {}
     """Windows in tokens by model name; they override the known window of a model."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"]] = {}
     """The profile of single agents, by agent name."""
@@ -477,8 +495,11 @@ class PackPolicy(_Settings):
     def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**_with_profile(settings))
+            self.canonical  # noqa: B018 - settings of registered strategies may be of any form
         except ValidationError as error:
             raise _policy_error(error, type(self), None) from error
+        except (ValueError, RecursionError) as error:
+            raise PolicyError(f"conversation.custom is no JSON: {error}", field="conversation.custom") from error
 
     @classmethod
     def load(cls, source: str | Path | None = None, **overrides: Any) -> PackPolicy:
@@ -623,8 +644,8 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         return {"preset": source}, None
     import tomllib
 
-    path = Path(source).expanduser()
-    if path.suffix != ".toml" and not path.is_file():
+    path = Path(os.path.expanduser(source))
+    if path.suffix != ".toml" and not os.path.isfile(path):
         hint = near_names(str(source), [*PROFILES, *PRESETS])
         raise PolicyError(
             f"{str(source)!r} is neither a profile nor a preset nor a TOML file: {hint}",
@@ -637,7 +658,7 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(
             f"policy file {path} does not exist: give the path of a TOML file", source=str(path)
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"policy file {path} cannot be read: {error}", source=str(path)) from error
 
 
@@ -652,7 +673,10 @@ def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | 
         hint = near_names(location[-1], names)
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name, source=origin)
     message = first["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r}"
+    try:
+        value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
+    except (ValueError, RecursionError):
+        value = " (too long to be shown)"
     return PolicyError(f"{name}{value}{where}: {message}", field=name, source=origin)
 
 

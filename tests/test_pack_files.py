@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
+import tracemalloc
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import packs
 import pytest
+from click.testing import CliRunner
 from failing import FailingFileSystem
 from pack_inputs import recording
 from scripted import Chat
@@ -18,7 +22,8 @@ from scripted import Chat
 from aether_context import Manifest, PackPolicy, PackStore, build_pack
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.services.recorder import Recorder
-from aether_context.canonical import hash_bytes
+from aether_context.canonical import canonical_json, hash_bytes
+from aether_context.cli import main
 from aether_context.errors import ManifestError, PackNotFound
 from aether_context.pack import Content, Tool
 from aether_context.store import record
@@ -138,6 +143,71 @@ def test_a_file_that_holds_more_than_a_pack_can_is_damaged(store: PackStore) -> 
         store.files.replace(path, data)
         with pytest.raises(ManifestError, match=fault):
             store.texts(store.read(store.place(manifest)))
+
+
+def bomb(size: int) -> bytes:
+    """A member of a line that begins like a manifest and goes on for ``size`` bytes."""
+    stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    start = stream.compress(b"{") + stream.flush(zlib.Z_FULL_FLUSH)
+    block = stream.compress(b" " * 2**24) + stream.flush(zlib.Z_FULL_FLUSH)  # it stands for itself, and may be repeated
+    return member(b"{}")[:27] + start + block * (size // 2**24)
+
+
+DAMAGED = {
+    "a bomb": bomb(2 * 2**30),
+    "a bomb of texts": member(b"{}") + bomb(2**30),
+    "many members": member(b"{}") * 10_000,
+    "too deep": member(b"[" * 100_000),
+    "invalid UTF-8": member(b'{"schema_version":1,"app":"\xff"}'),
+    "a torn file": member(b"{}")[:-9],
+    "text": b"hello",
+    "nothing": b"",
+}
+FIELDS = {
+    "NaN": ("last_event_time", "NaN"),
+    "infinity": ("last_event_time", "1e999"),
+    "many digits": ("window", "9" * 5_000),
+    "a number that no float holds": ("window", "9" * 400),
+    "a key twice": ("app", '"other","app":"app"'),
+    "a deep epoch": ("epoch", '{"number":1,"strategies":' + '{"a":' * 400 + "1" + "}" * 400 + "}"),
+    "white space": ("app", ' "app"'),
+    "another kind": ("rows", '"none"'),
+    "a surrogate": ("agent", '"\\ud800"'),
+}
+
+
+@pytest.mark.parametrize("case", [*DAMAGED, *FIELDS])
+def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: str) -> None:
+    """In little memory and time, whatever its first line would grow to."""
+    store = PackStore(tmp_path)
+    whole_pack = store.write(recording())
+    other = store.write(recording("Another", session="other"))
+    if case in DAMAGED:
+        data = DAMAGED[case]
+    else:
+        line, texts = packs.lines_of(store, other)
+        name, value = FIELDS[case]
+        old = canonical_json({name: json.loads(line)[name]})[1:-1]
+        assert old in line.decode()
+        data = member(line.decode().replace(old, f'"{name}":{value}', 1).encode()) + member(texts)
+    store.files.replace(f"{store.place(other)}{ENDING}", data)
+    began = time.process_time()
+    tracemalloc.start()
+    runs = {
+        words: CliRunner().invoke(main, [*words.split(), "--store", str(tmp_path)])
+        for words in ("list", "list --json", "verify", "usage", "forget --older-than 9", "forget --app app --user user")
+    }
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    for words, result in runs.items():
+        assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
+        assert result.exit_code in (0, 1, 3), words
+    assert whole_pack.pack_id in runs["list --json"].stdout
+    assert runs["verify"].exit_code == 1
+    assert f"failed  {other.pack_id}" in runs["verify"].output
+    assert "1 of 2 packs passed" in runs["verify"].output
+    assert time.process_time() - began < 20
+    assert peak < 1.2 * 2**30
 
 
 def test_a_pack_that_is_gone_is_named_by_those_that_extend_it(store: PackStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -9,14 +10,18 @@ from collections.abc import Callable
 import packs
 import pytest
 from click.testing import CliRunner
+from failing import FailingFileSystem
+from google.adk.agents import LlmAgent
+from google.adk.tools.agent_tool import AgentTool
 from pack_inputs import recording
-from scripted import Chat, call
+from scripted import Chat, Scripted, call
 
 from aether_context import Manifest, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
 from aether_context.store.pack_file import ENDING
 from aether_context.store.retention import DAY_SECONDS, all_of, carry_out, older_than
+from aether_context.store.spool import spool_of
 from aether_context.store.verification import verify
 
 
@@ -186,6 +191,71 @@ def test_forgetting_a_session_leaves_the_others_whole(store):
     held = [line for one in store.manifests() for line in packs.lines_of(store, one)]
     assert not [line for line in held if b"secret of 1" in line]
     assert [line for line in held if b"secret of 2" in line]
+
+
+# sessions of agents that run as tools
+
+
+def team(depth: int, plugin: ContextPackPlugin | None = None, **settings) -> Chat:
+    """An agent with an agent as a tool, which has one too, ``depth`` deep, all asked once for each message."""
+    agent = LlmAgent(name="agent0", model=Scripted(model="m", script=["the secret of 0"] * 9, sent=[]))
+    for at in range(1, depth):
+        script = [call(agent.name, request="go on"), f"the secret of {at}"] * 4
+        agent = LlmAgent(name=f"agent{at}", model=Scripted(model="m", script=script, sent=[]), tools=[AgentTool(agent)])
+    return Chat(agent=agent, plugin=plugin, **settings)
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_forgetting_a_session_takes_those_of_agents_that_ran_as_its_tools(store, depth):
+    chat = team(depth, ContextPackPlugin(store=store, on_error="raise"))
+    chat.say("one", "two")
+    chat.say("mine", session="s2")
+    sessions = {one.session: one.caller for one in store.manifests()}
+    assert len(sessions) == 3 * (depth - 1) + 2
+    assert sessions["s1"] is sessions["s2"] is None
+    carry_out(store, all_of(store, "shop", "ann", "s1"))
+    left = list(store.manifests())
+    assert len({one.session for one in left}) == depth
+    assert sound(store) == len(left)
+    carry_out(store, all_of(store, "shop", "ann", "s2"))
+    assert not [file for file in store.files.below(store.files.root) if b"secret" in store.files.read(file.path)]
+    assert list(store.manifests()) == []
+
+
+def test_forgetting_a_session_finds_its_tools_sessions_that_wait_on_this_machine():
+    FailingFileSystem.down = True
+    store = PackStore("failing://tools")
+    try:
+        team(3, ContextPackPlugin(store=store, on_error="raise")).say("one")
+    finally:
+        FailingFileSystem.down = False
+    spool = spool_of(store.files)
+    assert len([path for path in spool.paths() if "/packs/" in path]) == 5
+    carry_out(store, all_of(store, "shop", "ann", "s1"))
+    assert not [path for path in spool.paths() if "/packs/" in path]
+
+
+def test_a_session_of_its_own_that_a_tool_also_talks_to_stays(store):
+    """A tool runs an agent in a session that goes on without it; after the tool, no session is anybody's tool."""
+    plugin = ContextPackPlugin(store=store, on_error="raise")
+    other = Chat(plugin=plugin, script=["noted"] * 4)
+
+    async def tell_the_other() -> str:
+        await other.tell("from a tool", session="diary")
+        return "told"
+
+    chat = Chat(plugin=plugin, script=[call("tell_the_other"), "done"] * 2, tools=[tell_the_other])
+
+    async def all_in_one_task() -> None:
+        await other.tell("my own words", session="diary")
+        await chat.tell("go", session="s1")
+        await other.tell("later", session="after")
+
+    asyncio.run(all_in_one_task())
+    assert {one.session for one in store.manifests() if one.caller} == {"diary"}
+    carry_out(store, all_of(store, "shop", "ann", "s1"))
+    assert {one.session for one in store.manifests()} == {"diary", "after"}
+    assert sound(store) == 3
 
 
 # on the command line

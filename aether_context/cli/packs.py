@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.text import Text
@@ -56,8 +57,8 @@ def find(store: PackStore, pack_id: str | None) -> str:
 
 def locate(url: str, pack: str | None) -> tuple[PackStore, str]:
     """The store and the place of a pack, given what `find` takes, or the path of a file with its manifest."""
-    if pack is not None and (path := Path(pack)).is_file():
-        located = in_file(url, path)
+    if pack is not None and os.path.isfile(pack):
+        located = in_file(url, Path(pack))
         if located is None:
             raise ManifestError(f"{pack} is no pack: it holds no manifest")
         return located

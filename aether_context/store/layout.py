@@ -19,7 +19,8 @@ Kind: TypeAlias = Literal[
 deleted for their age, ``name`` which name a folder stands for."""
 
 FORGOTTEN = "forgotten.json"
-_NAME = r"[a-z0-9~][a-z0-9._~-]{0,63}"
+_STUB = "[a-z0-9-]{0,40}~[0-9a-f]{16}"
+_NAME = f"(?:[a-z0-9][a-z0-9._-]{{0,63}}|{_STUB})"
 _SESSION = f"{_NAME}/{_NAME}/{_NAME}"
 _USER = f"{_NAME}/{_NAME}"
 _WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
@@ -32,9 +33,9 @@ _FORMS: dict[Kind, re.Pattern[str]] = {
     "forgotten": re.compile(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),
     "evidence": re.compile(rf"{_USER}/evidence/([0-9a-f])/\1[0-9a-f]{{63}}\.bin"),
     "summary": re.compile(rf"{_USER}/summaries/([0-9a-f])/\1[0-9a-f]{{63}}\.txt"),
-    "calibration": re.compile(rf"{_USER}/calibration/{_NAME}\.json"),
+    "calibration": re.compile(rf"{_USER}/calibration/{_NAME}-[0-9a-f]{{8}}\.json"),
     "artifact": re.compile(rf"{_USER}/({_NAME}/)?artifacts/{_NAME}/(0|[1-9]\d{{0,17}})"),
-    "name": re.compile(rf"{_NAME}/({_NAME}/){{0,2}}(artifacts/{_NAME}/)?name\.json"),
+    "name": re.compile(rf"(?:{_NAME}/){{0,2}}{_STUB}/name\.json|{_USER}/(?:{_NAME}/)?artifacts/{_STUB}/name\.json"),
 }
 
 
@@ -62,6 +63,11 @@ def entry_of(file: File, root: str) -> Entry | None:
     names = path.split("/")
     shared = kind in ("evidence", "summary", "calibration") or names[2] in ("artifacts", "name.json")
     return Entry(kind, file, "/".join(names[:2]), "" if shared else "/".join(names[:3]))
+
+
+def is_segment(folder: str) -> bool:
+    """Whether a name could lead to a folder that is called so."""
+    return re.fullmatch(_NAME, folder) is not None
 
 
 def is_named(folder: str, name: object) -> bool:

@@ -110,6 +110,8 @@ class Manifest(_Record):
     """The session's last event when the pack was built."""
     last_event_time: float = 0.0
     """Its time, seconds since 1970 UTC."""
+    caller: tuple[str, str, str] | None = None
+    """App, user and session whose tool this session runs in, as that of an agent that is a tool; null for none."""
     task_id: str = ""
     """The plan's task."""
     step_id: str = ""
@@ -259,11 +261,15 @@ class Manifest(_Record):
     def of(cls, fields: Mapping[str, JSON]) -> Self:
         """A manifest from its fields; `ManifestError` where they are not those of a manifest."""
         try:
-            return cls.model_validate(fields)
+            manifest = cls.model_validate(fields)
+            manifest.model_dump(mode="json", include={"epoch", "epoch_before"})
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(piece) for piece in first["loc"])
             raise ManifestError(f"not a manifest: {path}: {first['msg']}") from error
+        except ValueError as error:
+            raise ManifestError(f"not a manifest: epoch: {error}") from error  # it is nested too deep
+        return manifest
 
     def to_json(self) -> str:
         """Canonical JSON without optional fields that have their default."""

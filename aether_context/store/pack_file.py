@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import struct
 import zlib
@@ -25,6 +26,7 @@ SCHEMA_VERSION = 1
 ENDING = ".json.gz"
 MANIFEST_BYTES, TEXTS_BYTES = 64 * 2**20, 512 * 2**20
 """The most bytes that a manifest, and any other member of a file, may hold."""
+_MOST_DIGITS = 100
 
 # A member's header (RFC 1952): deflate, a comment follows, no time, no flags of the compressor, no operating system, so
 # that it is the same on every machine.
@@ -80,11 +82,10 @@ def with_outcome(data: bytes, digest: str, outcome: Mapping[str, JSON]) -> bytes
 
 def read_outcome(line: bytes, digest: str) -> dict[str, JSON]:
     """The outcome in a file's third line; `ManifestError` where it is none, or that of another manifest."""
-    try:
-        value = json.loads(line)
-        outcome, pack = value["outcome"], value["pack"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ManifestError(f"not an outcome: {error}") from error
+    value = parsed(line)
+    if not isinstance(value, dict) or not value.keys() >= {"outcome", "pack"}:
+        raise ManifestError("not an outcome")
+    outcome, pack = value["outcome"], value["pack"]
     if pack != digest or not isinstance(outcome, dict):
         raise ChecksumMismatch(f"the outcome is that of another pack, {pack}")
     check_signature(hash_json({"outcome": outcome, "pack": pack}), value.get("signature"), "the outcome")
@@ -107,6 +108,20 @@ def check_signature(digest: str, signature: JSON, what: str) -> None:
     if expected and not hmac.compare_digest(expected, str(signature)):
         fault = "is not signed" if not signature else "was signed with another key, or forged"
         raise ChecksumMismatch(f"{what} {fault}: {KEY} is set")
+
+
+def parsed(text: str | bytes) -> JSON:
+    """The value of a line; `ManifestError` where it is not JSON, or holds a number that no pack has."""
+    try:
+        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"not a manifest: {error}") from error
+
+
+def _number(text: str) -> float:
+    if len(text) > _MOST_DIGITS or not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:_MOST_DIGITS]} is no number of a pack")
+    return int(text) if text.lstrip("-").isdecimal() else value
 
 
 def read_manifest(data: bytes) -> dict[str, JSON]:
@@ -133,10 +148,7 @@ def fields_of(text: str | bytes) -> dict[str, JSON]:
         SchemaVersionError: it was written by a later version.
         ManifestError: it is not a manifest.
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"not a manifest: {error}") from error
+    value = parsed(text)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is not int or version < 1:
         raise ManifestError("not a manifest: it has no schema_version")

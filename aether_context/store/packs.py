@@ -4,7 +4,7 @@
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
     {base}/{app}/{user}/evidence/{h}/{hash}.bin              the result itself, by content
-    {base}/{app}/{user}/calibration/{model}.json             how counted tokens relate to those a provider reports
+    {base}/{app}/{user}/calibration/{model}-{hash}.json      how counted tokens relate to those a provider reports
     {base}/{app}/{user}/summaries/{h}/{hash}.txt             summaries by a model, by the hash of its prompt
 
 A path segment is the name itself where that is safe in a path, else a readable stub with a hash; ``name.json`` in the
@@ -25,12 +25,20 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, short
+from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, short
 from aether_context.errors import BlobNotFound, ChecksumMismatch, ManifestError, PackNotFound, StoreError
 from aether_context.evidence import EvidenceRecord
 from aether_context.store.files import File, Files, segment
-from aether_context.store.layout import FORGOTTEN
-from aether_context.store.pack_file import ENDING, read_manifest, read_outcome, read_texts, with_outcome
+from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
+from aether_context.store.pack_file import (
+    ENDING,
+    parsed,
+    read_manifest,
+    read_member,
+    read_outcome,
+    read_texts,
+    with_outcome,
+)
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -167,7 +175,10 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
-        manifest = Manifest.of(read_manifest(data))
+        fields = read_manifest(data)
+        if read_member(data)[0] != canonical_json(fields).encode():
+            raise ManifestError("the manifest is not as it was written")
+        manifest = Manifest.of(fields)
         manifest.verify()
         texts, outcome = read_texts(data)
         return (
@@ -250,7 +261,8 @@ class PackStore:
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
         """The records of a session's evidence, the oldest first."""
         folder = f"{self.files.place(app, user, session)}/evidence"
-        paths = [file.path for file in self.files.files(folder)]
+        entries = (entry_of(file, self.files.root) for file in self.files.files(folder))
+        paths = [entry.file.path for entry in entries if entry is not None]
         try:
             records = [EvidenceRecord.model_validate_json(data) for data in self.files.at_once(self.files.read, paths)]
         except (FileNotFoundError, ValueError) as error:
@@ -269,7 +281,7 @@ class PackStore:
         """The hashes of a user's evidence that begin with the digits in an ``artifact://`` address."""
         folder = self.evidence_path(app, user, digits).rsplit("/", 1)[0]
         names = sorted(file.name.removesuffix(".bin") for file in self.files.files(folder))
-        return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits)]
+        return [f"{HASH_TAG}{name}" for name in names if name.startswith(digits) and len(name) == 64]
 
     # caches
 
@@ -287,12 +299,12 @@ class PackStore:
 
     def write_calibration(self, app: str, user: str, model: str, value: JSON) -> None:
         """Writes the calibration of a model's token counts for a user, in the place of the one before."""
-        path = f"{self.files.place(app, user)}/calibration/{segment(model)}.json"
+        path = self._calibration_path(app, user, model)
         self.files.replace(path, hashed(canonical_json(value).encode()))
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
         """The calibration that `write_calibration` wrote last, None where there is none, or it cannot be read."""
-        data = self.files.get(f"{self.files.place(app, user)}/calibration/{segment(model)}.json")
+        data = self.files.get(self._calibration_path(app, user, model))
         with suppress(ChecksumMismatch, ValueError):
             return None if data is None else json.loads(unhashed(data))
         return None
@@ -331,6 +343,9 @@ class PackStore:
         """The path of a piece of a user's evidence."""
         return self._by_hash(app, user, "evidence", digest, ".bin")
 
+    def _calibration_path(self, app: str, user: str, model: str) -> str:
+        return f"{self.files.place(app, user)}/calibration/{segment(model)}-{short(hash_text(model))}.json"
+
     def _by_hash(self, app: str, user: str, folder: str, digest: str, ending: str) -> str:
         name = short(digest, 64)
         return f"{self.files.place(app, user)}/{folder}/{name[0]}/{name}{ending}"
@@ -351,14 +366,16 @@ class PackStore:
 
     def pack_files(self, session: str) -> list[File]:
         """The files of the packs in a session's folder. A file's path without the ending is the pack's place."""
-        return self.files.files(f"{session}/packs")
+        entries = (entry_of(file, self.files.root) for file in self.files.files(f"{session}/packs"))
+        return [entry.file for entry in entries if entry is not None]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
-        """In each folder the one that a name leads to, or all but those excluded."""
+        """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
         if name is not None:
             return [f"{folder}/{segment(name)}" for folder in folders]
         listings = self.files.at_once(self.files.folders, folders)
-        return [inner for listing in listings for inner in listing if _name(inner) not in excluded]
+        inner = (folder for listing in listings for folder in listing if _name(folder) not in excluded)
+        return [folder for folder in inner if is_segment(_name(folder))]
 
 
 def hashed(data: bytes) -> bytes:
@@ -377,7 +394,7 @@ def unhashed(data: bytes) -> bytes:
 def _texts(manifest: Manifest, line: bytes) -> dict[str, JSON]:
     if hash_bytes(line) != manifest.texts:
         raise ChecksumMismatch(f"the texts of {manifest.pack_id} are not {manifest.texts}")
-    texts: dict[str, JSON] = json.loads(line)
+    texts: dict[str, JSON] = parsed(line)
     return texts
 
 

@@ -17,7 +17,7 @@ from aether_context.store.layout import Entry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import ENDING
 from aether_context.store.packs import PackStore
-from aether_context.store.spool import spool_of
+from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
 
@@ -104,6 +104,8 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
     nobody knows which one they came from; evidence stays that other sessions of the user name.
     """
     owner = store.files.place(app, user)
+    spool = spool_of(store.files)
+    store = store if spool is None else store.through(SpooledFiles(store.files, spool))
     entries, foreign = _entries(store, owner)
     if session is not None:
         sessions = _with_called(store, entries, store.files.place(app, user, session))
@@ -141,8 +143,16 @@ def _entries(store: PackStore, owner: str) -> tuple[list[Entry], int]:
 
 
 def _with_called(store: PackStore, entries: Sequence[Entry], session: str) -> set[str]:
-    """A session's folder, and those of the sessions of agents that ran as tools for it, or for one of these."""
-    return {session.removeprefix(f"{store.files.root}/")}
+    """A session's folder, and those of the sessions that ran only as tools of it, or of one of these."""
+    found = {session.removeprefix(f"{store.files.root}/")}
+    manifests, _ = _manifests(store, [entry for entry in entries if entry.kind == "pack"])
+    callers: dict[str, set[str]] = defaultdict(set)
+    for manifest in manifests.values():
+        caller = store.files.place(*manifest.caller).removeprefix(f"{store.files.root}/") if manifest.caller else ""
+        callers[store.files.place(*manifest.session_key).removeprefix(f"{store.files.root}/")].add(caller)
+    while more := {folder for folder, of_folder in callers.items() if of_folder <= found} - found:
+        found |= more
+    return found
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[File, ...]:

@@ -91,7 +91,7 @@ class Links:
 
 def _query(query: Mapping[str, Any]) -> str:
     parameters = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"?{urlencode(parameters)}" if parameters else ""
+    return f"?{urlencode(parameters, errors='replace')}" if parameters else ""
 
 
 def anchor(name: str, prefix: str = "") -> str:

@@ -14,7 +14,7 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import Call, Known, ReadCall, Seen, words_of
+from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Preloaded,
@@ -385,6 +385,7 @@ def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Ide
             break
         number += _is_answer(event, agent, branch)
     last = events[-1] if events else None
+    caller = caller_of((app, user, session))
     return Identity(
         app=app,
         user=user,
@@ -395,6 +396,7 @@ def _identity(call: Call, before: Identity | None = None, known: int = 0) -> Ide
         call=number,
         last_event_id=last.id if last is not None else "",
         last_event_time=last.timestamp if last is not None else 0.0,
+        caller=caller.session if caller is not None else None,
     )
 
 
