@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from aether_context import PackStore
 from aether_context.canonical import canonical_json
 from aether_context.cli.commands import main
-from aether_context.store.pack_file import ENDING, member
+from aether_context.store.pack_file import ENDING, member, read_member
 from aether_context.viewer import create_app
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
