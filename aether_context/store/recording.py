@@ -97,10 +97,11 @@ OF_REQUEST = ("system", "system_is_text", "tools", "other_tools")
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
-def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Recording:
+def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, sent: Pack | None = None) -> Recording:
     """The recording of a pack.
 
     Args:
+        sent: the pack whose masked form it is; None where nothing in it is masked.
         counter: identity of the token counter.
         tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
             counted by another counter or for another model.
@@ -155,6 +156,8 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         wires = {content.digest: content.wire for content in new_contents if content.digest not in held}
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
         members = {"contents": f"[{','.join(wires.values())}]"} if wires else {}
+        if wires and policy.redact:
+            members["digests"] = canonical_json(list(wires))
         other_texts = {
             "candidates": [_plain(candidate) for candidate in source.candidates] if pack.chose else [],
             "epoch": new_epoch,
@@ -178,7 +181,9 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None) -> Rec
         previous=source.previous_pack or None,
         **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
-        **{name: getattr(pack, name) for name in _FROM_PACK},
+        **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
+        checksum=pack.checksum if sent is None else sent.checksum,
+        masked_checksum="" if sent is None else pack.checksum,
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,

@@ -38,7 +38,8 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request."""
+    """A pack built again. ``request`` is its canonical JSON; ``matches`` says whether it is the recorded request, which
+    is the masked form of what was sent where the manifest has a ``masked_checksum``."""
 
     manifest: Manifest
     pack: Pack
@@ -166,9 +167,9 @@ class Replayer:
                 if digest in self._texts:
                     continue
                 texts = self._texts[digest] = self._json(link, digest, f"texts of {link.pack_id}", missing)
-                for wire in wires(texts):
-                    if (name := hash_text(wire)) not in self._contents:
-                        self._contents[name] = content_from_wire(wire)
+                for name, wire in contents_of(texts).items():
+                    if name not in self._contents:
+                        self._contents[name] = replace(content_from_wire(wire), digest=name)
                 self._epoch_texts.update(texts.get("epoch", {}))
         missing += [f"content {digest}" for digest in resolved.contents if digest not in self._contents]
         if missing:
@@ -236,7 +237,7 @@ class Replayer:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
-        matches = pack.checksum == manifest.checksum
+        matches = pack.checksum == manifest.recorded_checksum
         if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
@@ -244,9 +245,10 @@ class Replayer:
         return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
 
 
-def wires(texts: Mapping[str, JSON]) -> list[str]:
-    """The wires of the contents among a pack's texts."""
-    return [canonical_json(value) for value in texts.get("contents", ())]
+def contents_of(texts: Mapping[str, JSON]) -> dict[str, str]:
+    """The wires of the contents among a pack's texts, by the hashes of what was sent."""
+    wires = [canonical_json(value) for value in texts.get("contents", ())]
+    return dict(zip(texts.get("digests") or map(hash_text, wires), wires, strict=True))
 
 
 def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:

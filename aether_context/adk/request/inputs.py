@@ -122,13 +122,13 @@ class Gatherer:
         last, raw = call.last, call.request.contents
         if last is None:
             return None
-        before, source = last.seen, last.pack.source
+        before, source, policy = last.seen, last.pack.source, call.policy
         previous = source.request
         if (
-            last.policy is not call.policy
+            last.policy is not policy
             or last.planned != call.planned
             or previous.model != call.model
-            or previous.system != system_text(call.request.config)[0]
+            or previous.system != (policy.mask if policy.redact_prompt else str)(system_text(call.request.config)[0])
             or call.passthrough_reason
             or source.window != call.window.tokens
             or not holds_epoch(call.state, source.identity, last.stored)
@@ -533,6 +533,7 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
+    query = call.policy.mask(query)
     if preloaded or not query:
         return tuple(candidates), ""
     room = call.window.tokens * _TOKEN_CHARACTERS

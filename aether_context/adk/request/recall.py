@@ -137,7 +137,7 @@ class Recall:
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import ranked
 
-            asked, redact = source.identity.last_event_time, read.call.policy.retrieval.redact_before_retrieval
+            asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
         candidates, encoder, problems = await self._compared(read, rank)
@@ -180,7 +180,7 @@ class Recall:
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
             return read
-        asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
+        asked, redact = source.identity.last_event_time, read.call.policy.redact
         limit = settings.most_memories(source.window)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -248,7 +248,7 @@ class Recall:
             if embedder is None or name in _INSTANT:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
             embedder = self._shelves.of(embedder, read.source.identity, policy)
-            query = masker(policy.retrieval.redact_before_retrieval)(query_for(read.source))
+            query = policy.mask(query_for(read.source))
             if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
                 problem = "is still loading"
             else:

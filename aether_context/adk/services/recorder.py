@@ -24,7 +24,8 @@ from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import Identity, Pack
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore, Recording, Tip, record
+from aether_context.store import PackStore, Recording, Tip, pack_id, record
+from aether_context.store.masking import MaskedPacks
 from aether_context.store.pack_file import ENDING
 from aether_context.store.spool import SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
@@ -81,6 +82,7 @@ class Recorder:
         self._flushes: set[Future[bool | None]] = set()
         self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[CallKey, tuple[str, bytes]] = LRUCache(_MOST_CHAINS)
+        self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
         self._fails = False
@@ -94,7 +96,9 @@ class Recorder:
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            recording = record(pack, policy, counter, self._tip(pack.identity))
+            form = self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step))
+            sent = pack if form is not pack else None
+            recording = record(form, policy, counter, self._tip(pack.identity), sent)
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
