@@ -28,6 +28,7 @@ from aether_context.adk.call import (
     AgentKey,
     Call,
     SessionKey,
+    masked_aside,
     session_key,
     time_of,
     words_of,
@@ -170,7 +171,8 @@ class Offloader:
             window: the window in tokens by which it is judged; 0 where that is done alike for all.
         """
         arguments = plain(dict(given.arguments))
-        asked = (self._mask(words_of(context.user_content)), canonical_json(self._mask.json(arguments)))
+        words = await masked_aside(self._mask, words_of(context.user_content))
+        asked = (words, canonical_json(self._mask.json(arguments)))
         query = "\n".join(text[:_ASKED_CHARACTERS] for text in asked)
         origin = {
             "source": given.tool,

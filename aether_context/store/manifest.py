@@ -232,15 +232,10 @@ class Manifest(_Record):
     checksum: str
     """Hash over the request that was sent."""
     masked_checksum: str = ""
-    """Hash over the request with what ``redact`` masks in it, which is what is recorded; empty where nothing is masked
-    in it."""
+    """Hash over the canonical JSON of the request with what ``redact`` masks in it, which is what is recorded and what
+    a replay gives; empty where nothing is masked in it."""
     digest: str = ""
     """Hash over this manifest without this field."""
-
-    @property
-    def recorded_checksum(self) -> str:
-        """Hash over the request as it is recorded, which a replay gives."""
-        return self.masked_checksum or self.checksum
 
     @property
     def session_key(self) -> tuple[str, str, str]:

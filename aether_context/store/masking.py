@@ -17,8 +17,8 @@ from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed
 from aether_context.pack import Candidate, Content, Epoch, Pack, PackInput, Step, Tool
-from aether_context.packing import build_pack, extend_pack
-from aether_context.packing.carryover import plan_digest
+from aether_context.packing import build_pack, extend_pack, payload
+from aether_context.packing.selection import render_line
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.tokens import counter_for
@@ -34,7 +34,8 @@ class MaskedPacks:
 
     def __init__(self) -> None:
         self._contents = MaskedContents()
-        self._last: LRUCache[str, Pack] = LRUCache(_MOST_LAST)
+        self._last: LRUCache[str, tuple[Pack, Pack]] = LRUCache(_MOST_LAST)
+        """Packs by their ids, with their masked forms."""
 
     def of(self, pack: Pack, policy: PackPolicy, name: str) -> Pack:
         """The masked form of a pack; itself where nothing in it is masked.
@@ -47,35 +48,36 @@ class MaskedPacks:
         last = self._last.pop(pack.source.previous_pack, None)
         form = self._form(pack, policy, last)
         if form is not pack:
-            states = [[outcome.state for outcome in one.outcomes] for one in (form, pack)]
+            states = [{outcome.id: outcome.state for outcome in one.outcomes} for one in (form, pack)]
             told = form.degradations if states[0] == states[1] else (*form.degradations, OTHERWISE)
             form = form._replace(prefix=pack.prefix, method=pack.method, degradations=told)
-        self._last[name] = form
+        self._last[name] = pack, form
         return form
 
-    def _form(self, pack: Pack, policy: PackPolicy, last: Pack | None) -> Pack:
+    def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
         mask, source = policy.mask, pack.source
         counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.outcomes} | dict(pack.counts)
 
-        def masked(text: str) -> str:
-            """The masked text, which counts what the text does."""
-            after = mask(text)
-            tokens = counts.get(short(hash_text(text), 16)) if after != text else None
-            if tokens is not None:
-                counts[short(hash_text(after), 16)] = tokens
-            return after
-
-        changed = masked_input(source, mask, self._contents, masked)
+        epochs = None if last is None else (last[0].epoch, last[1].epoch)
+        changed = masked_input(source, mask, self._contents)
+        if not policy.redact_prompt:
+            changed = changed._replace(epoch=_epoch(source.epoch, epochs))
         if changed == source:
             return pack
+        # What is masked counts what it stands for.
+        pairs = [(payload.step_text(source.step), payload.step_text(changed.step))]
+        for before, after in zip(source.candidates, changed.candidates, strict=True):
+            pairs += [(text(before), text(after)) for text in (_text, render_line, payload.undated)]
+        for whole, masked in pairs:
+            if (tokens := counts.get(_key(whole))) is not None:
+                counts[_key(masked)] = tokens
         for at in pack.made:
             made = pack.contents[at]
-            counts[short(hash_text(self._contents.of(made.content, mask).wire), 16)] = made.tokens
+            counts[_key(self._contents.of(made.content, mask).wire)] = made.tokens
         changed = changed._replace(tool_scores=pack.tool_scores, tool_encoder=pack.tool_encoder, previous=None)
         counter = counter_for(source.request.model)
         if pack.appended is not None and last is not None:
-            changed = changed._replace(epoch=last.epoch)
-            form = extend_pack(last, changed, policy, counter=counter, recorded=counts)
+            form = extend_pack(last[1], changed, policy, counter=counter, recorded=counts)
             if form is not None:
                 return form
 
@@ -84,15 +86,7 @@ class MaskedPacks:
 
         if source.summaries:
             changed = changed._replace(summaries=_summaries(source, changed, build, mask))
-        form = build(changed)
-        # An epoch is known by short hashes of instruction and step. Those that still hold for what was sent hold here.
-        marks = {
-            mark: form.epoch.marks.get(mark, value) if pack.epoch.marks.get(mark) == value else value
-            for mark, value in source.epoch.marks.items()
-        }
-        if marks != source.epoch.marks:
-            form = build(changed._replace(epoch=replace(changed.epoch, marks=marks)))
-        return form
+        return build(changed)
 
 
 class MaskedContents:
@@ -125,32 +119,22 @@ class MaskedContents:
         return content if known.wire == content.wire else known
 
 
-def masked_input(
-    source: PackInput, mask: Masker, contents: MaskedContents, masked: Callable[[str], str] | None = None
-) -> PackInput:
-    """The input of a pack with its texts masked, but for what a model wrote.
-
-    Args:
-        masked: masks single texts, as ``mask`` does.
-    """
-    masked = masked or mask
+def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> PackInput:
+    """The input of a pack with its texts masked, but for what a model wrote, and for its epoch."""
     request = source.request
-    step = _step(source.step, masked)
-    changed = source._replace(
+    return source._replace(
         request=request._replace(
-            system=masked(request.system),
+            system=mask(request.system),
             tools=tuple(_tool(tool, mask) for tool in request.tools),
             other_tools=tuple(canonical_json(mask.json(json.loads(wire))) for wire in request.other_tools),
             contents=tuple(contents.of(content, mask) for content in request.contents),
         ),
-        step=step,
+        step=_step(source.step, mask),
         invalid_reason=mask(source.invalid_reason),
-        candidates=tuple(_candidate(candidate, masked) for candidate in source.candidates),
+        candidates=tuple(_candidate(candidate, mask) for candidate in source.candidates),
         problems=tuple(map(mask, source.problems)),
         anchors=tuple(replace(anchor, description=mask(anchor.description)) for anchor in source.anchors),
     )
-    plans = {plan_digest(source): plan_digest(changed)} if step != source.step else {}
-    return changed._replace(epoch=_epoch(source.epoch, masked, plans))
 
 
 def _part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
@@ -171,42 +155,53 @@ def _tool(tool: Tool, mask: Masker) -> Tool:
     return tool if wire == tool.wire else replace(tool, wire=wire, signature=mask(tool.signature))
 
 
-def _step(step: Step, masked: Callable[[str], str]) -> Step:
-    def all_of(texts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(masked, texts))
-
-    return replace(
-        step,
-        task=masked(step.task),
-        goal=masked(step.goal),
-        text=masked(step.text),
-        role=masked(step.role),
-        acceptance=tuple(replace(item, text=masked(item.text)) for item in step.acceptance),
-        constraints=all_of(step.constraints),
-        open_questions=None if step.open_questions is None else all_of(step.open_questions),
-        next=all_of(step.next),
-        stop_when=all_of(step.stop_when),
-    )
+def _step(step: Step, mask: Masker) -> Step:
+    texts: dict[str, Any] = {name: mask(getattr(step, name)) for name in ("task", "goal", "text", "role")}
+    lists: dict[str, Any] = {
+        name: None if (items := getattr(step, name)) is None else tuple(map(mask, items))
+        for name in ("constraints", "open_questions", "next", "stop_when")
+    }
+    acceptance = tuple(replace(item, text=mask(item.text)) for item in step.acceptance)
+    return replace(step, acceptance=acceptance, **texts, **lists)
 
 
-def _candidate(candidate: Candidate, masked: Callable[[str], str]) -> Candidate:
-    return replace(
-        candidate,
-        text=masked(candidate.text),
-        line=masked(candidate.line),
-        speaker=masked(candidate.speaker),
-        source=masked(candidate.source),
-        uri=masked(candidate.uri),
-    )
+def _candidate(candidate: Candidate, mask: Masker) -> Candidate:
+    names = ("text", "line", "speaker", "source", "uri")
+    texts: dict[str, Any] = {name: mask(getattr(candidate, name)) for name in names}
+    return replace(candidate, **texts)
 
 
-def _epoch(epoch: Epoch, masked: Callable[[str], str], plans: Mapping[str, str]) -> Epoch:
+def _text(candidate: Candidate) -> str:
+    return candidate.text
+
+
+def _key(text: str) -> str:
+    return short(hash_text(text), 16)
+
+
+def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
+    """An epoch with masked texts: those that the masked form of the pack before made.
+
+    To mask a text that was put together does not do, since a piece of a secret may stand in it. So what nothing is
+    known of, like what an earlier process made, is left out.
+
+    Args:
+        last: the epoch after the pack before, and after its masked form.
+    """
+    before, after = last or (Epoch(number=0), Epoch(number=0))
+    texts = {(packed.of, packed.invocation): packed.text for packed in before.payloads}
+    masked = {(packed.of, packed.invocation): packed for packed in after.payloads}
     payloads = []
     for packed in epoch.payloads:
-        before = masked(packed.before)
-        text, plan = before + masked(packed.after), plans.get(packed.plan, packed.plan)
-        payloads.append(replace(packed, text=text, split=len(before), plan=plan))
-    return replace(epoch, summary=masked(epoch.summary), payloads=tuple(payloads))
+        key = (packed.of, packed.invocation)
+        known = masked.get(key) if texts.get(key) == packed.text else None
+        payloads.append(replace(known or replace(packed, text="", split=0), place=packed.place))
+    return replace(
+        epoch,
+        payloads=tuple(payloads),
+        summary=after.summary if epoch.summary == before.summary else "",
+        marks=after.marks if epoch.marks == before.marks else epoch.marks,
+    )
 
 
 def _summaries(

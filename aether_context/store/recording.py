@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -183,7 +184,7 @@ def record(pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, sent: 
         **{name: getattr(source, name) for name in GIVEN},
         **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
         checksum=pack.checksum if sent is None else sent.checksum,
-        masked_checksum="" if sent is None else pack.checksum,
+        masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
@@ -315,3 +316,17 @@ def _plain(candidate: Candidate) -> dict[str, object]:
 def is_content(row: CandidateOutcome) -> bool:
     """Whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
+
+
+def request_json(pack: Pack) -> str:
+    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
+    return canonical_json(
+        {
+            "system": pack.system,
+            "tools": [
+                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
+            ],
+            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+            "allowed_tools": pack.allowed_tools,
+        }
+    )

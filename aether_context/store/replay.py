@@ -19,7 +19,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, stage_hashes
+from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_RESOLVED = 16
@@ -237,12 +237,13 @@ class Replayer:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
-        matches = pack.checksum == manifest.recorded_checksum
+        request, masked = request_json(pack), manifest.masked_checksum
+        matches = hash_text(request) == masked if masked else pack.checksum == manifest.checksum
         if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
             raise ReplayMismatch(stage, manifest.stages.get(stage, "nothing"), hashes[stage])
-        return Replayed(manifest=manifest, pack=pack, request=request_json(pack), matches=matches)
+        return Replayed(manifest=manifest, pack=pack, request=request, matches=matches)
 
 
 def contents_of(texts: Mapping[str, JSON]) -> dict[str, str]:
@@ -271,17 +272,3 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
     return Replayer(store).replay(manifest, policy)
-
-
-def request_json(pack: Pack) -> str:
-    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
-    return canonical_json(
-        {
-            "system": pack.system,
-            "tools": [
-                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
-            ],
-            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.allowed_tools,
-        }
-    )

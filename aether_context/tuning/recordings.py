@@ -129,7 +129,7 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
                 length=total,
                 human=None if request.human is None else request.positions[request.human],
                 answer=(),
-                checksum=manifest.recorded_checksum,
+                checksum=manifest.checksum,
                 counted=manifest.counted_tokens,
                 price=manifest.cached_price,
             )

@@ -14,7 +14,7 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import Call, Known, ReadCall, Seen, words_of
+from aether_context.adk.call import Call, Known, ReadCall, Seen, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Preloaded,
@@ -533,9 +533,9 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
-    query = call.policy.mask(query)
     if preloaded or not query:
         return tuple(candidates), ""
+    query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:

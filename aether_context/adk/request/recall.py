@@ -18,7 +18,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key
+from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key, masked_aside
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, SpokenTurns
 from aether_context.errors import EmbeddingError
@@ -217,7 +217,7 @@ class Recall:
             # While it is out, nobody else reads on in it; what fails on the way is not put back.
             said = self._said.pop(agent, None)
         if said is None:
-            said = SpokenTurns()
+            said = SpokenTurns(read.call.policy.mask)
         said.read(read.history, source.request.positions)
         room = said.room(read.history, end, source.window - source.kept_free)
         turns = said.turns(read.call.context.session.events, end) if room else ()
@@ -248,7 +248,7 @@ class Recall:
             if embedder is None or name in _INSTANT:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
             embedder = self._shelves.of(embedder, read.source.identity, policy)
-            query = policy.mask(query_for(read.source))
+            query = await masked_aside(policy.mask, query_for(read.source))
             if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
                 problem = "is still loading"
             else:

@@ -92,13 +92,16 @@ class Recorder:
     def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan) -> None:
         """Queues a pack; its span is told when it is written."""
         of_call = _call_key(pack.identity)
+        forms: list[Pack] = []
+        """The masked form, made once, however often it is tried to write it."""
 
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            form = self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step))
-            sent = pack if form is not pack else None
-            recording = record(form, policy, counter, self._tip(pack.identity), sent)
+            if not forms:
+                forms.append(self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step)))
+            sent = pack if forms[0] is not pack else None
+            recording = record(forms[0], policy, counter, self._tip(pack.identity), sent)
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
