@@ -324,9 +324,12 @@ class RequestPacker:
         grown = self._gatherer.grown(call, pick.counter.name, partial(self._calibration, call, pick))
         if grown is None:
             return None
-        source = self._sent_input(grown.source, call.policy)
-        extend = partial(extend_pack, last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
-        pack = await asyncio.to_thread(extend) if pick.remote else extend()
+
+        def extend() -> Pack | None:
+            source = self._sent_input(grown.source, call.policy)
+            return extend_pack(last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
+
+        pack = await asyncio.to_thread(extend) if pick.remote or call.policy.redact_prompt else extend()
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:

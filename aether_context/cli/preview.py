@@ -14,7 +14,7 @@ from aether_context.cli.terminal import Screen, grid, print_json
 from aether_context.conversation import Conversation, select_strategy
 from aether_context.policy import PackPolicy
 from aether_context.store import PackStore
-from aether_context.store.replay import request_json
+from aether_context.store.recording import request_json
 from aether_context.views import view_of
 
 if TYPE_CHECKING:
