@@ -13,7 +13,6 @@ import logging
 import operator
 import re
 import threading
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -92,6 +91,8 @@ class _Rule:
 
 @cache
 def _data() -> Mapping[str, Any]:
+    import tomllib
+
     return tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
 
 
