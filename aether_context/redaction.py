@@ -106,7 +106,8 @@ def _rules() -> Mapping[str, Sequence[_Rule]]:
         rules[rule["name"]].append(_Rule(rule["name"], rule["pattern"], near, needs=rule.get("needs", ""), check=check))
     tokens: dict[str, list[str]] = {}
     own = _data()["tokens"]
-    for begins, pattern in [*own.pop("betterleaks").values(), *own.values()]:
+    kept = own["betterleaks"].values()
+    for begins, pattern in [*kept, *(token for name, token in own.items() if name != "betterleaks")]:
         for begin in begins:
             tokens.setdefault(begin, []).append(pattern)
     # A longer beginning has the patterns of the shorter ones that it begins with, too.

@@ -57,7 +57,6 @@ class MaskedPacks:
     def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
         mask, source = policy.mask, pack.source
         counts = {short(outcome.hash, 16): outcome.tokens for outcome in pack.outcomes} | dict(pack.counts)
-
         epochs = None if last is None else (last[0].epoch, last[1].epoch)
         changed = masked_input(source, mask, self._contents)
         if not policy.redact_prompt:
