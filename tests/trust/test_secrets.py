@@ -209,7 +209,7 @@ def converse(folder: Path, settings: dict[str, Any], *, url: str = "") -> Chat:
     noted = [types.Part(text=text) for text in TEXTS]
     entry = MemoryEntry(content=types.Content(role="user", parts=noted), custom_metadata={"from": TEXTS[20]})
     asyncio.run(service.add_memory(app_name="shop", user_id="ann", memories=[entry]))
-    chat.say(f"What of {ALL}?", *(f"And {text}? " + "word " * 150 for text in TEXTS[::3]))
+    chat.say(f"What of {ALL}?", *(f"And {text}? " + "word " * 150 for text in TEXTS[::7]))
     chat.say(f"{ALL}\n" + "\n".join(f"line {at} of what I have read of it" for at in range(1_500)), "Go on.")
     chat.llm.script = [call("fails", name="it")]
     with pytest.raises(Failure):
@@ -282,7 +282,7 @@ def shown(chat: Chat) -> Iterator[tuple[str, bytes]]:
     yield "report", report(store, "shop/ann/s1", whole=True).encode()
     client = TestClient(create_app(store))
     waiting, seen = ["/"], {"/"}
-    while waiting and len(seen) < 60:
+    while waiting and len(seen) < 24:
         page = client.get(waiting.pop(0)).text
         yield "page", page.encode()
         for link in page.split('href="')[1:]:
@@ -319,7 +319,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+LONG = ("on, results replaced in the session", "on, hashes alone")
+
+
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow if mode in LONG else ()) for mode in MODES])
 def test_no_secret_is_written(
     mode: str, tmp_path: Path, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, figure: Figure
 ) -> None:
