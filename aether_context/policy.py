@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from aether_context.canonical import canonical_json, hash_text
+from aether_context.canonical import HASH_TAG, canonical_json, hash_text
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import FLEXIBLE_LAYERS, describe
-from aether_context.redaction import masker
+from aether_context.redaction import GROUPS, RULES, Masker, masker
 
 Measure: TypeAlias = Literal["input", "output", "total", "cost"]
 """What a limit is on: tokens of the input, of the output, of both, or US dollars."""
@@ -272,9 +272,6 @@ class RetrievalSettings(_Settings):
     """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
     """Deadline for the app's memory service, and for an embedder other than ``static``."""
-    redact_before_retrieval: tuple[str, ...] = ()
-    """What is masked in texts that are searched, embedded or sent to an embedding service: ``email``, ``key``,
-    ``iban``, ``card``, ``ip``, ``phone``, or regular expressions. Nothing is masked in what the model is sent."""
 
     def most_memories(self, window: int) -> int:
         """The most memories that are ranked for a window: as many as would fill it if all were short."""
@@ -282,15 +279,6 @@ class RetrievalSettings(_Settings):
             return 0
         fitting = self.memory_k + window // _SHORT_MEMORY_TOKENS
         return max(self.memory_k, min(self.memory_fill_k, fitting))
-
-    @field_validator("redact_before_retrieval")
-    @classmethod
-    def _known(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            masker(patterns)
-        except (RecursionError, OverflowError) as error:
-            raise ValueError(f"a regular expression is too deep or too large: {error}") from error
-        return patterns
 
 
 class CompressSettings(_Settings):
@@ -491,6 +479,19 @@ class PackPolicy(_Settings):
     warning, raise, or answer in the model's place."""
     record: Literal["full", "hashes", "off"] = "full"
     """``full`` records the texts, so that packs can be replayed; ``hashes`` records none; ``off`` writes nothing."""
+    redact: tuple[str, ...] = ()
+    """What is masked in all that is recorded and searched: rules (``key``, ``authorization``, ``password``, ``email``,
+    ``iban``, ``card``, ``ip``, ``phone``), their groups ``secrets`` and ``personal``, or regular expressions. By
+    default everything is recorded as it is."""
+    redact_prompt: bool = False
+    """Whether the same is masked in what the model is sent, too."""
+
+    @model_validator(mode="after")
+    def _masks(self) -> Self:
+        self.mask  # noqa: B018 - what is wrong with a pattern is said where it is given
+        if self.redact_prompt and not self.redact:
+            raise ValueError("redact_prompt = true needs redact: name what is masked, as in redact = ['secrets']")
+        return self
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -567,10 +568,19 @@ class PackPolicy(_Settings):
         }
         return PackPolicy(**merged(self.model_dump(), tighter))
 
+    @property
+    def mask(self) -> Masker:
+        """Masks what ``redact`` names; false where that is nothing."""
+        return masker(self.redact)
+
     @cached_property
     def canonical(self) -> str:
-        """Every setting as canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
+        """Every setting as canonical JSON; regular expressions of ``redact``, in which a secret can stand, by hash."""
+        named = [
+            name if name in RULES or name in GROUPS or name.startswith(HASH_TAG) else hash_text(name)
+            for name in self.redact
+        ]
+        return canonical_json(self.model_dump(mode="json") | {"redact": named})
 
     @cached_property
     def digest(self) -> str:

@@ -35,7 +35,8 @@ from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Pack
 from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
-from aether_context.store.replay import Replayer, request_json
+from aether_context.store.recording import request_json
+from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.framing import argument_count

@@ -90,14 +90,12 @@ def test_a_file_of_something_else_is_left_alone(tmp_path):
 
 
 def test_what_is_masked_is_neither_searched_nor_embedded(tmp_path):
-    memories = Memories(tmp_path, redact=lambda text: text.replace("hunter2", "[masked]"))
-    memories.add("app", "ann", [Memory(name="m", text="My password is hunter2.")])
-    assert memories.search("app", "ann", "hunter2")[0].scores["lexical"] > 0
-    assert memories.search("app", "ann", "password")[0].memory.text == "My password is hunter2."
-    (index,) = memories._indexes.values()
-    pool = index.pool
-    hunter, password = (pool.answers(word, [None])[1]["bm25"].max() for word in ("hunter2", "password"))
-    assert hunter == 0 < password
+    memories = Memories(tmp_path, redact=["password"])
+    memories.add("app", "ann", [Memory(name="m", text="My password is hunter2")])
+    assert memories.search("app", "ann", "hunter2") == []
+    assert memories.search("app", "ann", "password")[0].memory.text == "My password is [password]"
+    memories.close()
+    assert not any(b"hunter2" in path.read_bytes() for path in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("deletes", [False, True])
@@ -326,7 +324,7 @@ def test_the_packaged_models_vectors_are_kept_too(tmp_path):
 
 
 def test_a_mask_holds_for_what_is_written_from_then_on(tmp_path):
-    for redact, embedded in ((None, 100), (str.upper, 0)):
+    for redact, embedded in (((), 100), ([r"number\d+"], 0)):
         embedder = Letters()
         with closing(Memories(tmp_path, embedder=embedder, redact=redact)) as memories:
             memories.add("app", "ann", badges(*range(100)))

@@ -130,8 +130,8 @@ def test_a_policy_of_ones_own_has_a_schema_wherever_it_is_defined():
         ({"offload": {"threshold_tokens": 10**12}}, "offload.threshold_tokens"),
         ({"limits": {"session": {"total_tokens": 10**13}}}, "limits.session.total_tokens"),
         ({"limits": {"agents": {"a": {"cost_usd": "5"}}}}, "limits.agents.a.cost_usd"),
-        ({"retrieval": {"redact_before_retrieval": ("(" * 3_000 + ")" * 3_000,)}}, "retrieval.redact_before_retrieval"),
-        ({"retrieval": {"redact_before_retrieval": ("a{99999999999}",)}}, "retrieval.redact_before_retrieval"),
+        ({"redact": ("(" * 3_000 + ")" * 3_000,)}, "redact"),
+        ({"redact": ("a{99999999999}",)}, "redact"),
     ],
 )
 def test_numbers_and_patterns_have_bounds(settings, field):

@@ -29,7 +29,8 @@ from aether_context.conversation import (
     unregister_strategy,
 )
 from aether_context.errors import PolicyError, SessionError
-from aether_context.store.replay import Replayer, request_json
+from aether_context.store.recording import request_json
+from aether_context.store.replay import Replayer
 
 PLAN = {
     "task": "Write the guide",

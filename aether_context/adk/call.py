@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,6 +18,7 @@ from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Window, Windows
 from aether_context.pack import NOTHING, Content, Epoch, Identity, Pack, PackInput
 from aether_context.policy import PackPolicy
+from aether_context.redaction import Masker
 from aether_context.state import Planned
 
 if TYPE_CHECKING:
@@ -71,6 +73,15 @@ def agent_key_of(context: CallbackContext) -> AgentKey:
 def words_of(content: types.Content | None) -> str:
     """The texts of a message, in one line."""
     return " ".join(part.text for part in (content.parts if content is not None else None) or () if part.text)
+
+
+_INSTANT_MASK = 20_000
+"""Characters that are masked in no time."""
+
+
+async def masked_aside(mask: Masker, text: str) -> str:
+    """A masked text; off the event loop where a long one would be felt."""
+    return mask(text) if len(text) <= _INSTANT_MASK else await asyncio.to_thread(mask, text)
 
 
 def time_of(context: CallbackContext) -> float | None:

@@ -35,7 +35,8 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.inputs import Gatherer, last_unread
 from aether_context.adk.request.recall import Recall
-from aether_context.adk.request.writer import write
+from aether_context.adk.request.writer import rewritten, write
+from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan, count_cached
@@ -47,8 +48,10 @@ from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
 from aether_context.pack import METADATA, Calibration, Epoch, Identity, Pack, PackInput
 from aether_context.packing import build_pack, extend_pack
 from aether_context.policy import PackPolicy
+from aether_context.redaction import MaskedLogs
 from aether_context.state import Planned
 from aether_context.store import PackStore, pack_id
+from aether_context.store.masking import MaskedContents, masked_input
 from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, Pick, counter_for
 from aether_context.tokens.cache import TokenCache
@@ -141,7 +144,14 @@ class RequestPacker:
         self._recorder = recorder or Recorder(store, self._mirror.put if self._mirror is not None else None)
         self._meters = Meters(self._recorder.store, self._recorder.calibration)
         self._asks_models = asks_models
-        self._summarizer = ModelSummarizer(self._recorder.store, self._recorder.summary, summarizer)
+        self._sent_contents = MaskedContents(thoughts=False)
+        if policy.redact and not any(getattr(known, "mask", None) is policy.mask for known in logger.filters):
+            logger.addFilter(MaskedLogs(policy.mask))
+
+        def write_summary(identity: Identity, key: str, text: str) -> None:
+            self._recorder.summary(identity, key, policy.mask(text))
+
+        self._summarizer = ModelSummarizer(self._recorder.store, write_summary, summarizer)
         self._summarizer.check(policy.compress.summarizer)
         self._reviewer = Reviewer(checks, critic)
         self._reviewer.check(policy.acceptance)
@@ -153,7 +163,7 @@ class RequestPacker:
         self._offloader = Offloader(
             policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
         )
-        library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
+        library = Library(self._recorder.store, self._records, policy.redact)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
         register_counters()
         self._counters = Counters(policy.tokens, clock=time.monotonic)
@@ -285,6 +295,9 @@ class RequestPacker:
         economical one, with a note, where a limit is near.
         """
         call = call_of(context, request, self.policy, span, self._windows)
+        memories = call.invocation.memory_service
+        if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
+            memories.memories.mask = self.policy.mask
         planned = self._gatherer.planned(call)
         for problem in planned.problems:
             if problem.startswith("state "):
@@ -311,8 +324,12 @@ class RequestPacker:
         grown = self._gatherer.grown(call, pick.counter.name, partial(self._calibration, call, pick))
         if grown is None:
             return None
-        extend = partial(extend_pack, last.pack, grown.source, call.policy, counter=pick.counter, cache=self._cache)
-        pack = await asyncio.to_thread(extend) if pick.remote else extend()
+
+        def extend() -> Pack | None:
+            source = self._sent_input(grown.source, call.policy)
+            return extend_pack(last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
+
+        pack = await asyncio.to_thread(extend) if pick.remote or call.policy.redact_prompt else extend()
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
@@ -341,8 +358,13 @@ class RequestPacker:
             for the first time, or with a provider that is asked."""
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-            made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
-            return await asyncio.to_thread(made) if large > _INSTANT_CHARACTERS or many or pick.remote else made()
+            aside = large > _INSTANT_CHARACTERS or many or pick.remote
+
+            def made() -> Pack:
+                sent = self._sent_input(source, policy)
+                return build_pack(sent, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
+
+            return await asyncio.to_thread(made) if aside or policy.redact_prompt else made()
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
@@ -385,7 +407,10 @@ class RequestPacker:
             cutoff = self._failures.guarded(partial(self._cutoff, call, pack), "")
         if not source.passthrough_reason:
             contents = [read.history[at] for at in read.source.request.positions]
-            write(pack, call.request, contents, call.policy.retrieval.redact_before_retrieval)
+            if call.policy.redact_prompt:
+                known = (self._gatherer.reader.content(content, call.model) for content in contents)
+                contents = list(map(rewritten, contents, known, source.request.contents))
+            write(pack, call.request, contents, call.policy.redact)
             if pack.appended is not None and call.last is not None:
                 stored = call.last.stored
             else:
@@ -416,6 +441,10 @@ class RequestPacker:
             self._recorder.pack(pack, call.policy, read.counter, call.span, number)
         self._failures.guarded(partial(self._report, pack, name, call.span), None)
         return None
+
+    def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
+        """What a pack is built from: masked where the policy masks what the model is sent."""
+        return masked_input(source, policy.mask, self._sent_contents) if policy.redact_prompt else source
 
     def _cutoff(self, call: Call, pack: Pack) -> str:
         """The id of the last event that the model does not read."""
@@ -453,7 +482,7 @@ class RequestPacker:
             call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
             read = await Gatherer(SessionRecords()).gather(call)
             counter = counter_for("")
-            pack = build_pack(read.source, call.policy, counter=counter)
+            pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
             return self._settle(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
@@ -523,7 +552,7 @@ class RequestPacker:
             **({"summarizer": last.summarizer} if last.summarizer else {}),
             **({ACCEPTANCE: review.to_json()} if review is not None else {}),
         }
-        self._recorder.outcome(last.pack.identity, outcome)
+        self._recorder.outcome(last.pack.identity, self.policy.mask.json(outcome))
 
     def _learn(self, context: CallbackContext, last: Last, refused: Overflow, model: str | None) -> None:
         """The window that a refusal tells of, and by how much the estimate of the request was wrong."""

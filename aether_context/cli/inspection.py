@@ -65,7 +65,9 @@ def show_replay(url: str, pack: str, *, policy: str | None, everything: bool, as
     else:
         print_request(view, everything=everything)
         if not fault:
-            checked = f"{manifest.request_tokens:,} tokens; the request is the recorded one: {manifest.checksum}"
+            what = "recorded one, in which secrets are masked" if manifest.masked_checksum else "recorded one"
+            digest = manifest.masked_checksum or manifest.checksum
+            checked = f"{manifest.request_tokens:,} tokens; the request is the {what}: {digest}"
             Screen().print(Text(checked, style="green"))
     if fault:
         problem = "nobody can tell whether this is what was sent, since the pack does not verify"

@@ -237,6 +237,9 @@ class Manifest(_Record):
     """Short hashes of the stages' results."""
     checksum: str
     """Hash over the request that was sent."""
+    masked_checksum: str = ""
+    """Hash over the canonical JSON of the request with what ``redact`` masks in it, which is what is recorded and what
+    a replay gives; empty where nothing is masked in it."""
     digest: str = ""
     """Hash over this manifest without this field and the next."""
     signature: str = ""

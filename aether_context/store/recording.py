@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -122,11 +123,19 @@ _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
 def record(
-    pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, *, number: int = 1, before: str = ""
+    pack: Pack,
+    policy: PackPolicy,
+    counter: str,
+    tip: Tip | None,
+    *,
+    number: int = 1,
+    before: str = "",
+    sent: Pack | None = None,
 ) -> Recording:
     """The recording of a pack.
 
     Args:
+        sent: the pack whose masked form it is; None where nothing in it is masked.
         counter: identity of the token counter.
         tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
             counted by another counter or for another model.
@@ -164,7 +173,7 @@ def record(
             new.append(content)
         places.append(known[at] if at < len(known) else first_free + len(new) - 1)
     contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
-    new_wires = {content.digest: content.wire for content in new if content.digest not in log}.values()
+    new_wires = {content.digest: content.wire for content in new if content.digest not in log}
     if new:
         log = dict(log)
         for place, content in enumerate(new, first_free):
@@ -177,14 +186,16 @@ def record(
         epoch_texts |= texts_before
 
     held = extended.held if extended is not None else frozenset()
-    settings = None if policy.digest in held else policy.model_dump(mode="json")
+    settings = None if policy.digest in held else json.loads(policy.canonical)
     held |= {policy.digest}
     texts, setting_digest = b"", ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
         setting, setting_digest = _written(Setting(step=step, **{name: getattr(request, name) for name in OF_REQUEST}))
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in held}
-        members = {"contents": f"[{','.join(new_wires)}]"} if new_wires else {}
+        members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
+        if new_wires and policy.redact:
+            members["digests"] = canonical_json(list(new_wires))
         if setting_digest not in held:
             members["setting"] = setting
         other_texts = {
@@ -212,7 +223,9 @@ def record(
         call_before=source.previous_pack or None,
         **{name: getattr(identity, name) for name in Identity._fields},
         **{name: getattr(source, name) for name in GIVEN},
-        **{name: getattr(pack, name) for name in _FROM_PACK},
+        **{name: getattr(pack, name) for name in _FROM_PACK if name != "checksum"},
+        checksum=pack.checksum if sent is None else sent.checksum,
+        masked_checksum="" if sent is None else hash_text(request_json(pack)),
         task_id=step.task_id,
         step_id=step.step_id,
         role=step.role,
@@ -341,3 +354,17 @@ def _plain(candidate: Candidate) -> dict[str, object]:
 def is_content(row: CandidateOutcome) -> bool:
     """Whether a row is one of the host's own contents."""
     return row.layer in ("conversation", "task")
+
+
+def request_json(pack: Pack) -> str:
+    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
+    return canonical_json(
+        {
+            "system": pack.system,
+            "tools": [
+                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
+            ],
+            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+            "allowed_tools": pack.allowed_tools,
+        }
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, stage_hashes
+from aether_context.store.recording import GIVEN, OF_REQUEST, SETTING, is_content, request_json, stage_hashes
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
@@ -41,7 +40,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A pack built again; ``matches`` says whether it is the recorded request."""
+    """A pack built again; ``matches`` says whether it is the recorded request.
+
+    That is the masked form of what was sent where the manifest has a ``masked_checksum``.
+    """
 
     manifest: Manifest
     pack: Pack
@@ -201,9 +203,9 @@ class Replayer:
     def take(self, manifest: Manifest, texts: dict[str, JSON]) -> None:
         """Takes in the texts of a pack, which need not be read again then."""
         self._texts[manifest.texts] = texts
-        for wire in wires(texts):
-            if (name := hash_text(wire)) not in self._contents:
-                self._contents[name] = content_from_wire(wire)
+        for name, wire in contents_of(texts).items():
+            if name not in self._contents:
+                self._contents[name] = replace(content_from_wire(wire), digest=name)
         self._epoch_texts.update(texts.get("epoch", {}))
 
     def policy(self, manifest: Manifest) -> PackPolicy:
@@ -229,7 +231,8 @@ class Replayer:
             # A value that cannot be read was changed since it was written, or written by another version.
             problem = f"{type(error).__name__}: {error}"
             raise ReplayError(f"{manifest.pack_id} could not be replayed: {problem}") from error
-        matches = pack.checksum == manifest.checksum
+        masked = manifest.masked_checksum
+        matches = hash_text(request_json(pack)) == masked if masked else pack.checksum == manifest.checksum
         if policy is None and window is None and not matches:
             hashes = stage_hashes(pack)
             stage = next((name for name, digest in hashes.items() if manifest.stages.get(name) != digest), "write")
@@ -237,9 +240,10 @@ class Replayer:
         return Replayed(manifest=manifest, pack=pack, matches=matches)
 
 
-def wires(texts: Mapping[str, JSON]) -> list[str]:
-    """The wires of the contents among a pack's texts."""
-    return [canonical_json(value) for value in texts.get("contents", ())]
+def contents_of(texts: Mapping[str, JSON]) -> dict[str, str]:
+    """The wires of the contents among a pack's texts, by the hashes of what was sent."""
+    wires = [canonical_json(value) for value in texts.get("contents", ())]
+    return dict(zip(texts.get("digests") or map(hash_text, wires), wires, strict=True))
 
 
 def _indices(ranges: Sequence[tuple[int, int]], limit: int) -> list[int]:
@@ -262,17 +266,3 @@ def replay(manifest: Manifest, store: PackStore, policy: PackPolicy | None = Non
         ReplayMismatch: with the recorded policy, a stage gave another result; it is named.
     """
     return Replayer(store).replay(manifest, policy)
-
-
-def request_json(pack: Pack) -> str:
-    """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
-    return canonical_json(
-        {
-            "system": pack.system,
-            "tools": [
-                json.loads(wire) for wire in (*(tool.wire for tool in pack.tools), *pack.source.request.other_tools)
-            ],
-            "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
-            "allowed_tools": pack.allowed_tools,
-        }
-    )

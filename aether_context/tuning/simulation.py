@@ -241,7 +241,7 @@ class _Turns:
         entries = [entry for _, _, turns in sizes_and_turns for entry in turns] if room else []
         if all(place in sent for _, place, turns in sizes_and_turns if turns) or not entries:
             return source
-        limit, redact = settings.most_memories(source.window), settings.redact_before_retrieval
+        limit, redact = settings.most_memories(source.window), policy.redact
         embedder = settings.embedder if settings.embedder in ("static", "none") else "static"
         hits = self._indexes.search(
             (id(call.history), redact, embedder),

@@ -16,7 +16,7 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.packing.payload import SYSTEM_CONTRACT
 from aether_context.store import Manifest, PackStore
 from aether_context.store.recording import SETTING, Setting
-from aether_context.store.replay import wires
+from aether_context.store.replay import contents_of
 from aether_context.text.entities import artifact_uris
 from aether_context.tokens import TokenCounter, counter_for, framing_of
 from aether_context.tokens.cache import PackCounter
@@ -212,12 +212,12 @@ class Unpacked:
             return
         counter = counter_for(manifest.model)
         try:
-            texts = wires(self._store.texts(manifest))
+            texts = contents_of(self._store.texts(manifest))
         except (AetherContextError, ValueError):
             self._gone.add(manifest.pack_id)
             return
-        for content in map(content_from_wire, texts):
-            left_out = 0
+        for name, wire in texts.items():
+            content, left_out = content_from_wire(wire), 0
             for part in content.responses:
                 for uri in _extracted(part.text):
                     whole_tokens = self._whole(manifest, uri)
@@ -226,7 +226,7 @@ class Unpacked:
                     else:
                         left_out += max(0, int(whole_tokens * _escaping(part.text, counter)) - counter.count(part.text))
             if left_out:
-                self._left_out[content.digest] = left_out
+                self._left_out[name] = left_out
 
     def _whole(self, manifest: Manifest, uri: str) -> int | None:
         """Tokens of the whole result behind an extract; None where its record is gone."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from aether_context.canonical import JSON, hash_text
+from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
 from aether_context.pack import CandidateOutcome, Content, Outcome, Pack, Part, content_name
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, record
-from aether_context.store.replay import Replayer, wires
+from aether_context.store.replay import Replayer, contents_of
 
 PiecePart: TypeAlias = Literal["system", "tool", "content"]
 
@@ -146,7 +146,7 @@ def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[CandidateOutco
             break
         recorded = replayer.store.texts(link)
         candidates = {candidate["id"]: candidate["text"] for candidate in recorded.get("candidates", ())}
-        contents = {hash_text(wire): wire for wire in wires(recorded)}
+        contents = contents_of(recorded)
         for name in hashes.keys() - texts.keys():
             if name in candidates:
                 texts[name] = candidates[name]

@@ -214,8 +214,8 @@ SESSION = {"id": "s1", "app_name": "shop", "user_id": "ada", "state": {}, "event
 DEEP = st.sampled_from([
     "[" * 9_000, '{"a":' * 5_000 + "1" + "}" * 5_000, '{"id":"s","id":"t"}', '{"id":NaN}', "\ufeff{}", "null", "",
     '{"id":' + "9" * 5_000 + "}", "[table", "a = " + "[" * 5_000 + "]" * 5_000, ".".join("a" * 3_000) + " = 1",
-    "max_input_tokens = 1e400", "max_input_tokens = " + "9" * 30, 'retrieval.redact_before_retrieval = ["((((("]',
-    'retrieval.redact_before_retrieval = ["' + "(" * 5_000 + ")" * 5_000 + '"]', "profile = 1", "windows.x = -1",
+    "max_input_tokens = 1e400", "max_input_tokens = " + "9" * 30, 'redact = ["((((("]',
+    'redact = ["' + "(" * 5_000 + ")" * 5_000 + '"]', "profile = 1", "windows.x = -1",
 ])  # fmt: skip
 
 

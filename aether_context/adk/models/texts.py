@@ -211,9 +211,9 @@ class ModelSummarizer:
                 "id": number,
                 "kind": request.kind,
                 "max_words": max(4, int(request.max_tokens * 0.6)),
-                "query": request.query,
-                "earlier": request.earlier,
-                "text": request.text,
+                "query": policy.mask(request.query),
+                "earlier": policy.mask(request.earlier),
+                "text": policy.mask(request.text),
             }
             for number, request in enumerate(batch, start=1)
         ]

@@ -14,7 +14,7 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, words_of
+from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
     Preloaded,
@@ -122,13 +122,13 @@ class Gatherer:
         last, raw = call.last, call.request.contents
         if last is None:
             return None
-        before, source = last.seen, last.pack.source
+        before, source, policy = last.seen, last.pack.source, call.policy
         previous = source.request
         if (
-            last.policy is not call.policy
+            last.policy is not policy
             or last.planned != call.planned
             or previous.model != call.model
-            or previous.system != system_text(call.request.config)[0]
+            or previous.system != (policy.mask if policy.redact_prompt else str)(system_text(call.request.config)[0])
             or call.passthrough_reason
             or source.window != call.window.tokens
             or not holds_epoch(call.state, source.identity, last.stored)
@@ -537,6 +537,7 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     query = " ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text)))
     if preloaded or not query:
         return tuple(candidates), ""
+    query = await masked_aside(call.policy.mask, query)
     room = call.window.tokens * _TOKEN_CHARACTERS
     found: list[Candidate] = []
     try:

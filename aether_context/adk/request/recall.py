@@ -18,7 +18,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
-from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key
+from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key, masked_aside
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, SpokenTurns
 from aether_context.errors import EmbeddingError
@@ -103,7 +103,7 @@ class Recall:
         def rank(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import ranked
 
-            asked, redact = source.identity.last_event_time, read.call.policy.retrieval.redact_before_retrieval
+            asked, redact = source.identity.last_event_time, read.call.policy.redact
             return ranked(source.candidates, query, asked=asked, embedder=embedder, redact=redact)
 
         candidates, encoder, problems = await self._compared(read, rank)
@@ -146,7 +146,7 @@ class Recall:
         memories = [memory for memory in unique(loaded(gone)) if memory.id not in known]
         if not entries and not memories:
             return read
-        asked, redact = source.identity.last_event_time, settings.redact_before_retrieval
+        asked, redact = source.identity.last_event_time, read.call.policy.redact
         limit = settings.most_memories(source.window)
 
         def found(embedder: Embedder | None) -> tuple[Candidate, ...]:
@@ -183,7 +183,7 @@ class Recall:
             # While it is out, nobody else reads on in it; what fails on the way is not put back.
             said = self._said.pop(agent, None)
         if said is None:
-            said = SpokenTurns()
+            said = SpokenTurns(read.call.policy.mask)
         said.read(read.history, source.request.positions)
         room = said.room(read.history, end, source.window - source.kept_free)
         turns = said.turns(read.call.context.session.events, end) if room else ()
@@ -214,7 +214,7 @@ class Recall:
             if embedder is None or name in _INSTANT:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
             embedder = self._embedders.of(embedder, read.source.identity)
-            query = masker(policy.retrieval.redact_before_retrieval)(query_for(read.source))
+            query = await masked_aside(policy.mask, query_for(read.source))
             if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
                 problem = "is still loading"
             else:

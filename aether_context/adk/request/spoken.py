@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +46,8 @@ class SpokenTurns:
     the history and the session's events, so that any process comes to the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mask: Callable[[str], str] = str) -> None:
+        self._mask = mask
         # By place in the history. A length that nothing has asked for yet is None.
         self._glances: list[object] = []
         self._outlines: list[Outline] = []
@@ -214,7 +215,7 @@ class SpokenTurns:
             return before
         from aether_context.retrieval import Entry
 
-        pieces = passages(text)
+        pieces = passages(self._mask(text))
         names = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
         return tuple(
             Entry(id=name, text=piece, time=source.time, speaker=source.author, thread="")

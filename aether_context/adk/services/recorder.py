@@ -26,7 +26,8 @@ from aether_context.errors import AetherContextError
 from aether_context.evidence import EvidenceRecord
 from aether_context.pack import Identity, Pack, pack_of_event
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore, Recording, Tip, record
+from aether_context.store import PackStore, Recording, Tip, pack_id, record
+from aether_context.store.masking import MaskedPacks
 from aether_context.store.pack_file import ENDING
 from aether_context.store.spool import SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
@@ -86,6 +87,7 @@ class Recorder:
         self._numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
         self._earlier: LRUCache[SessionKey, str] = LRUCache(_MOST_CHAINS)
         self._digests: LRUCache[SessionKey, tuple[int, str]] = LRUCache(_MOST_CHAINS)
+        self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._set_aside = self._spooled.set_aside() if self._spooled is not None else 0
         self._fails = False
@@ -104,12 +106,23 @@ class Recorder:
     def pack(self, pack: Pack, policy: PackPolicy, counter: str, span: PackSpan, number: int) -> None:
         """Queues a pack, which has a number in its session; its span is told when it is written."""
         of_call, session = _call_key(pack.identity), (pack.identity.app, pack.identity.user, pack.identity.session)
+        forms: list[Pack] = []
+        """The masked form, made once, however often it is tried to write it."""
 
         def write() -> None:
             began = time.time_ns()
             key = agent_key(pack.identity)
-            before = self._digest_before(session, number)
-            recording = record(pack, policy, counter, self._tip(pack.identity), number=number, before=before)
+            if not forms:
+                forms.append(self._masked.of(pack, policy, pack_id(pack.identity, pack.source.step)))
+            recording = record(
+                forms[0],
+                policy,
+                counter,
+                self._tip(pack.identity),
+                number=number,
+                before=self._digest_before(session, number),
+                sent=pack if forms[0] is not pack else None,
+            )
             outcome = self._outcomes.get(of_call)
             manifest = self.store.write(recording, outcome)
             if manifest.pack_id != recording.manifest.pack_id:
