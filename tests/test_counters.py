@@ -444,7 +444,7 @@ def test_a_counter_that_fails_rests_and_is_tried_again(offered: Callable[..., No
     counters = Counters(TokenSettings(counter="words"), clock=clock)
     assert counters.ready("gpt-4o") is None
     first = counters.pick("gpt-4o")
-    assert (first.counter, first.offer, first.problems) == (words, "words", ())
+    assert (first.counter.name, first.offer, first.problems) == (words.name, "words", ())
     assert counters.ready("gpt-4o") == first
     counters.fail("gpt-4o", first, TokenCountingError("words", "no words"))
     second = counters.pick("gpt-4o")

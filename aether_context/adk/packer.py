@@ -27,6 +27,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
+from aether_context.adk.bounds import Waits, failure, in_thread, within
 from aether_context.adk.call import METADATA, AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
@@ -64,6 +65,7 @@ _MOST_TOLD = 8
 _MOST_WARNINGS = 1_000
 _INSTANT_CHARACTERS = 500_000
 _INSTANT_TOOLS = 50
+_COUNTING_SECONDS = 10.0
 _MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
@@ -83,8 +85,9 @@ class Failures:
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
 
-    def caught(self, error: Exception, about: str = "") -> None:
+    def caught(self, raised: BaseException, about: str = "") -> None:
         """Reports an error that was caught, or raises it again; called where it is handled."""
+        error = failure(raised)
         if self._raises:
             raise error
         self.report(f"{about}{type(error).__name__}: {error}", error)
@@ -147,8 +150,9 @@ class RequestPacker:
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
-        self._gatherer = Gatherer(self._records)
-        self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
+        waits = Waits()
+        self._gatherer = Gatherer(self._records, waits)
+        self._recall = Recall(Shelves(self._recorder.store, self._recorder.later), waits)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
@@ -199,7 +203,7 @@ class RequestPacker:
                     raise
                 span.error = "step_too_large"
                 return _answer(span.error, f"This step does not fit the model's window: {error}.")
-            except Exception as error:
+            except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
                 return await self._pack_plainly(callback_context, llm_request, span)
@@ -213,7 +217,7 @@ class RequestPacker:
                 code, said = llm_response.error_code, llm_response.error_message
                 refused = overflow_of(f"{code} {said}") if code is not None else None
                 await self._after(callback_context, llm_response, refused)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
 
     async def on_model_error(
@@ -225,8 +229,8 @@ class RequestPacker:
             code = "context_window_exceeded" if refused is not None else type(error).__name__
             response = LlmResponse(error_code=code, error_message=str(error))
             await self._after(callback_context, response, refused, llm_request.model)
-        except Exception as failure:
-            self._failures.caught(failure)
+        except BaseException as raised:
+            self._failures.caught(raised)
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
@@ -237,8 +241,8 @@ class RequestPacker:
                 actions = EventActions(state_delta={WINDOWS: learned})
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
-        except Exception as failure:  # the next call keeps it, then
-            logger.info("a learned window is not in the session yet: %s", type(failure).__name__)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
         await self.flush(invocation=invocation)
 
     async def after_tool(
@@ -248,7 +252,7 @@ class RequestPacker:
         try:
             step = self._step(tool_context)
             return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
             return None
 
@@ -312,7 +316,7 @@ class RequestPacker:
         if grown is None:
             return None
         extend = partial(extend_pack, last.pack, grown.source, call.policy, counter=pick.counter, cache=self._cache)
-        pack = await asyncio.to_thread(extend) if pick.remote else extend()
+        pack = await _counted(pick, extend)
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
@@ -342,7 +346,7 @@ class RequestPacker:
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
             made = partial(build_pack, source, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
-            return await asyncio.to_thread(made) if large > _INSTANT_CHARACTERS or many or pick.remote else made()
+            return await _counted(pick, made, is_instant=large <= _INSTANT_CHARACTERS and not many)
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
@@ -426,6 +430,9 @@ class RequestPacker:
         if (logs or span.recording) and self.policy.record != "off":
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
         span.packed(pack, name, place)
+        for problem in pack.degradations:
+            if problem.startswith("strategy "):
+                self._failures.report(problem)
         if pack.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
@@ -448,13 +455,14 @@ class RequestPacker:
             )
             planned = Planned(problems=(f"packed plainly after {span.error}",))
             call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
-            read = await Gatherer(SessionRecords()).gather(call)
+            read = await Gatherer(SessionRecords(), Waits()).gather(call)
             counter = counter_for("")
             pack = build_pack(read.source, call.policy, counter=counter)
             return self._settle(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
-        except Exception as error:
+        except BaseException as raised:
+            error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
@@ -497,7 +505,7 @@ class RequestPacker:
             pack = last.pack
             try:
                 review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
-            except Exception as error:  # the rest is recorded all the same
+            except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
                 self._learn(context, last, refused, model)
@@ -530,6 +538,20 @@ class RequestPacker:
                 self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
             self._meters.reported(last.pack, last.counter, refused.sent)
+
+
+async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool = True) -> _T:
+    """What an act gives that counts tokens, off the event loop where that is asked to, or is not instant.
+
+    Raises:
+        TokenCountingError: a counter that uses the network is late.
+    """
+    if not pick.remote:
+        return act() if is_instant else await asyncio.to_thread(act)
+    try:
+        return await within(_COUNTING_SECONDS, in_thread(act))
+    except TimeoutError as error:
+        raise TokenCountingError(pick.offer, f"it takes longer than {_COUNTING_SECONDS:g} s") from error
 
 
 def _own_policy(
