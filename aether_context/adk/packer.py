@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +70,8 @@ _COUNTING_SECONDS = 10.0
 _MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_FIRST: ContextVar[tuple[tuple[str, ...], RequestPacker | None]] = ContextVar("first", default=((), None))
+"""Whose agent's calls are being made, in which invocation, and the packer that came to them first."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -184,11 +187,28 @@ class RequestPacker:
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
+    def _stands_back(self, context: CallbackContext) -> bool:
+        """Whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
+        they keep in the same session state."""
+        key = (*agent_key_of(context), context.invocation_id)
+        known, first = _FIRST.get()
+        if known != key:
+            _FIRST.set((key, self))
+        elif first is not None and first is not self:
+            self._failures.warn_once(
+                f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
+                f"one for {self.store.url} stands back behind that for {first.store.url}; remove one of the two"
+            )
+            return True
+        return False
+
     # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
+        if self._stands_back(callback_context):
+            return None
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
@@ -210,6 +230,8 @@ class RequestPacker:
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
+        if self._stands_back(callback_context):
+            return
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
@@ -224,6 +246,8 @@ class RequestPacker:
         self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> None:
         """Records a call whose model raised, and learns from a refusal of what was too long."""
+        if self._stands_back(callback_context):
+            return
         try:
             refused = overflow_of(error)
             code = "context_window_exceeded" if refused is not None else type(error).__name__
@@ -249,6 +273,8 @@ class RequestPacker:
         self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
+        if self._stands_back(tool_context):
+            return None
         try:
             step = self._step(tool_context)
             return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
