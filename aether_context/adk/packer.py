@@ -70,8 +70,9 @@ _COUNTING_SECONDS = 10.0
 _MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
-_FIRST: ContextVar[tuple[tuple[str, ...], RequestPacker | None]] = ContextVar("first", default=((), None))
-"""Whose agent's calls are being made, in which invocation, and the packer that came to them first."""
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "RequestPacker | None"]
+_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -187,13 +188,13 @@ class RequestPacker:
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
-    def _stands_back(self, context: CallbackContext) -> bool:
+    def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
         """Whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
         they keep in the same session state."""
         key = (*agent_key_of(context), context.invocation_id)
-        known, first = _FIRST.get()
-        if known != key:
-            _FIRST.set((key, self))
+        known, packed, first = _FIRST.get()
+        if known != key or (request is not None and packed is not request):
+            _FIRST.set((key, request, self))
         elif first is not None and first is not self:
             self._failures.warn_once(
                 f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
@@ -207,7 +208,7 @@ class RequestPacker:
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
-        if self._stands_back(callback_context):
+        if self._stands_back(callback_context, llm_request):
             return None
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
