@@ -544,7 +544,7 @@ class Epoch:
     """Tokens that the responses or parts of a content were shortened to, by the content's hash. Where contents have the
     same hash, ``#`` and a number follow it from the second on."""
     parts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    """Ranges of the parts that are still sent, by the hash of a content of which not all are."""
+    """Ranges of the parts that are still sent of a content of which not all are, by its hash as in ``extracts``."""
     payloads: tuple[PackedMessage, ...] = ()
     """Messages sent in packed form."""
     marks: Mapping[str, str] = field(default_factory=dict)

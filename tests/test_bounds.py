@@ -355,7 +355,7 @@ def _said(part: types.Part) -> Any:
 
 def test_a_payload_beside_parts_that_left_is_still_known_as_its_message() -> None:
     message = content_of_parts("user", [text_part("hello"), part_of({"inline_data": {"mime_type": "image/png"}})])
-    content, members = packed_message(message, 3, "CONTEXT PACK", {message.digest: ((0, 1),)})
+    content, members = packed_message(message, 3, "CONTEXT PACK", ((0, 1),))
     assert (content.text, members) == ("CONTEXT PACK", ((3, -1),))
 
 

@@ -444,7 +444,7 @@ def test_a_counter_that_fails_rests_and_is_tried_again(offered: Callable[..., No
     counters = Counters(TokenSettings(counter="words"), clock=clock)
     assert counters.ready("gpt-4o") is None
     first = counters.pick("gpt-4o")
-    assert (first.counter, first.offer, first.problems) == (words, "words", ())
+    assert (first.counter.name, first.offer, first.problems) == (words.name, "words", ())
     assert counters.ready("gpt-4o") == first
     counters.fail("gpt-4o", first, TokenCountingError("words", "no words"))
     second = counters.pick("gpt-4o")
@@ -597,7 +597,8 @@ def test_a_provider_is_asked_in_one_batch_off_the_event_loop(offered: Callable[.
         policy=PackPolicy(tokens={"counter": "words", "network": True}),
     )
     chat.say("hello there")
-    assert all(name.startswith("asyncio") for name in loops)
+    assert loops
+    assert "MainThread" not in loops
     contents = [texts for texts in remote.asked if any("hello there" in text for text in texts)]
     assert len(contents) == 1
     assert len(chat.sent) == 2

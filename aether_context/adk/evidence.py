@@ -22,6 +22,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.artifact_tools import conceal, declare, names_evidence
+from aether_context.adk.bounds import failure
 from aether_context.adk.call import (
     ESSENTIAL,
     ESSENTIAL_MARK,
@@ -92,7 +93,7 @@ class Offloader:
         recorder: Recorder,
         records: SessionRecords,
         report: Callable[..., None],
-        caught: Callable[[Exception, str], None],
+        caught: Callable[[BaseException, str], None],
     ) -> None:
         check_rules(policy.offload.tools.values())
         self._settings, self._mask = policy.offload, policy.mask
@@ -275,7 +276,8 @@ class Offloader:
         writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in shown)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
-        except Exception as error:  # one result that is not stored leaves the others, and the pack, as they are
+        except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
+            error = failure(raised)
             if not isinstance(error, (StoreError, TimeoutError)):
                 self._caught(error, f"a result of {shown[0][0].source} was not offloaded: ")
             reason = f"a result of {shown[0][0].source} was not offloaded: {type(error).__name__}"

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
+from aether_context.adk.bounds import Waits, failure, in_thread, within
 from aether_context.adk.call import AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.models.gemini import register_counters
@@ -67,9 +69,13 @@ _MOST_TOLD = 8
 _MOST_WARNINGS = 1_000
 _INSTANT_CHARACTERS = 500_000
 _INSTANT_TOOLS = 50
+_COUNTING_SECONDS = 10.0
 _MOST_FORK_SECONDS = 5.0
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "RequestPacker | None"]
+_FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first."""
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
 
@@ -86,8 +92,9 @@ class Failures:
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
 
-    def caught(self, error: Exception, about: str = "") -> None:
+    def caught(self, raised: BaseException, about: str = "") -> None:
         """Reports an error that was caught, or raises it again; called where it is handled."""
+        error = failure(raised)
         if self._raises:
             raise error
         self.report(f"{about}{type(error).__name__}: {error}", error)
@@ -157,8 +164,9 @@ class RequestPacker:
         self._reviewer.check(policy.acceptance)
         self.ledgers = Ledgers(policy.limits)
         self._records = SessionRecords()
-        self._gatherer = Gatherer(self._records)
-        self._recall = Recall()
+        waits = Waits()
+        self._gatherer = Gatherer(self._records, waits)
+        self._recall = Recall(waits)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
             policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
@@ -190,11 +198,28 @@ class RequestPacker:
         if self._mirror is not None and invocation is not None:
             await self._mirror.finish(invocation)
 
+    def _stands_back(self, context: CallbackContext, request: LlmRequest | None = None) -> bool:
+        """Whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
+        they keep in the same session state."""
+        key = (*agent_key_of(context), context.invocation_id)
+        known, packed, first = _FIRST.get()
+        if known != key or (request is not None and packed is not request):
+            _FIRST.set((key, request, self))
+        elif first is not None and first is not self:
+            self._failures.warn_once(
+                f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
+                f"one for {self.store.url} stands back behind that for {first.store.url}; remove one of the two"
+            )
+            return True
+        return False
+
     # the callbacks, with ADK's names for what they take: whatever fails below them, the call goes on
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
+        if self._stands_back(callback_context, llm_request):
+            return None
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
@@ -209,13 +234,15 @@ class RequestPacker:
                     raise
                 span.error = "step_too_large"
                 return _answer(span.error, f"This step does not fit the model's window: {error}.")
-            except Exception as error:
+            except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
                 return await self._pack_plainly(callback_context, llm_request, span)
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
+        if self._stands_back(callback_context):
+            return
         if self._mirror is not None:
             self._failures.guarded(partial(self._mirror.go_on, callback_context), None)
         try:
@@ -223,20 +250,22 @@ class RequestPacker:
                 code, said = llm_response.error_code, llm_response.error_message
                 refused = overflow_of(f"{code} {said}") if code is not None else None
                 await self._after(callback_context, llm_response, refused)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
 
     async def on_model_error(
         self, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> None:
         """Records a call whose model raised, and learns from a refusal of what was too long."""
+        if self._stands_back(callback_context):
+            return
         try:
             refused = overflow_of(error)
             code = "context_window_exceeded" if refused is not None else type(error).__name__
             response = LlmResponse(error_code=code, error_message=str(error))
             await self._after(callback_context, response, refused, llm_request.model)
-        except Exception as failure:
-            self._failures.caught(failure)
+        except BaseException as raised:
+            self._failures.caught(raised)
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
@@ -247,18 +276,20 @@ class RequestPacker:
                 actions = EventActions(state_delta={WINDOWS: learned})
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
-        except Exception as failure:  # the next call keeps it, then
-            logger.info("a learned window is not in the session yet: %s", type(failure).__name__)
+        except Exception as error:  # the next call keeps it, then
+            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
         await self.flush(invocation=invocation)
 
     async def after_tool(
         self, tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, tool_response: object
     ) -> dict[str, Any] | None:
         """What takes a tool's result's place in the session; None where it stays."""
+        if self._stands_back(tool_context):
+            return None
         try:
             step = self._step(tool_context)
             return await self._offloader.after_tool(tool, args, tool_context, tool_response, step)
-        except Exception as error:
+        except BaseException as error:
             self._failures.caught(error)
             return None
 
@@ -329,7 +360,7 @@ class RequestPacker:
             source = self._sent_input(grown.source, call.policy)
             return extend_pack(last.pack, source, call.policy, counter=pick.counter, cache=self._cache)
 
-        pack = await asyncio.to_thread(extend) if pick.remote or call.policy.redact_prompt else extend()
+        pack = await _counted(pick, extend, is_instant=not call.policy.redact_prompt)
         return None if pack is None else (grown, pack)
 
     async def _enrich(self, call: Call) -> ReadCall:
@@ -358,13 +389,13 @@ class RequestPacker:
             for the first time, or with a provider that is asked."""
             large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
             many = len(source.request.tools) > _INSTANT_TOOLS and not source.epoch.tools
-            aside = large > _INSTANT_CHARACTERS or many or pick.remote
+            is_instant = large <= _INSTANT_CHARACTERS and not many and not policy.redact_prompt
 
             def made() -> Pack:
                 sent = self._sent_input(source, policy)
                 return build_pack(sent, policy, counter=pick.counter, cache=self._cache, on_stage=stage)
 
-            return await asyncio.to_thread(made) if aside or policy.redact_prompt else made()
+            return await _counted(pick, made, is_instant=is_instant)
 
         pack = await build(read.source)
         cut = pack.epoch.cut_count > (read.source.epoch.cut_count if read.source.first_call else 0)
@@ -458,6 +489,9 @@ class RequestPacker:
         if (logs or span.recording) and self.policy.record != "off":
             place = self.store.uri_of(identity.app, identity.user, identity.session, name)
         span.packed(pack, name, place)
+        for problem in pack.degradations:
+            if problem.startswith("strategy "):
+                self._failures.report(problem)
         if pack.over_window:
             logger.warning(
                 "%s passes the window of %d tokens by %d: system instruction and declarations leave no room for less",
@@ -480,13 +514,14 @@ class RequestPacker:
             )
             planned = Planned(problems=(f"packed plainly after {span.error}",))
             call = call_of(context, request, policy, span, self._windows)._replace(planned=planned)
-            read = await Gatherer(SessionRecords()).gather(call)
+            read = await Gatherer(SessionRecords(), Waits()).gather(call)
             counter = counter_for("")
             pack = build_pack(self._sent_input(read.source, call.policy), call.policy, counter=counter)
             return self._settle(read._replace(counter=counter.name), pack)
         except BudgetExceededError:
             raise
-        except Exception as error:
+        except BaseException as raised:
+            error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
 
@@ -529,7 +564,7 @@ class RequestPacker:
             pack = last.pack
             try:
                 review = await self._reviewer.review(pack, response, last.policy.acceptance, last.planned.candidates)
-            except Exception as error:  # the rest is recorded all the same
+            except BaseException as error:  # the rest is recorded all the same
                 self._failures.caught(error, "acceptance: ")
             if refused is not None:
                 self._learn(context, last, refused, model)
@@ -562,6 +597,20 @@ class RequestPacker:
                 self._refused[context.invocation_id] = context.state.get(WINDOWS)
         if refused.sent is not None:
             self._meters.reported(last.pack, last.counter, refused.sent)
+
+
+async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool = True) -> _T:
+    """What an act gives that counts tokens, off the event loop where that is asked to, or is not instant.
+
+    Raises:
+        TokenCountingError: a counter that uses the network is late.
+    """
+    if not pick.remote:
+        return act() if is_instant else await asyncio.to_thread(act)
+    try:
+        return await within(_COUNTING_SECONDS, in_thread(act))
+    except TimeoutError as error:
+        raise TokenCountingError(pick.offer, f"it takes longer than {_COUNTING_SECONDS:g} s") from error
 
 
 def _own_policy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from aether_context.canonical import fold, hash_json, hash_text, short
 from aether_context.conversation import Normal, normalize
@@ -41,6 +42,8 @@ from aether_context.policy import StablePrefixSettings
 from aether_context.text.compression import extract
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
+
+_T = TypeVar("_T")
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
@@ -332,7 +335,7 @@ def _contents(draft: Draft, packed: PackedMessage | None) -> tuple[Outgoing, ...
     outgoing: list[Outgoing] = []
     for item in draft.items:
         if item.origin == draft.human and packed is not None and packed.before:
-            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts)
+            content, members = packed_message(item.raw, item.origin, packed.text, draft.parts.get(draft.key(item)))
             item = item._replace(content=content, outcome="payload", tokens=counter.content(content), members=members)
         outgoing.append(item)
     if draft.summary and draft.policy.conversation.summary == "head":
@@ -479,16 +482,16 @@ def _spent(draft: Draft, plain: Sequence[Outgoing], contents: Sequence[Outgoing]
     return spend(draft.shares, used_by_layer, lending=draft.policy.budget.lending)
 
 
-def _extracts(draft: Draft) -> dict[str, int]:
-    """The ceilings of what is still sent; where contents are cut, those after them are counted anew."""
-    if not draft.extracts:
+def _still_sent(draft: Draft, by_key: Mapping[str, _T]) -> dict[str, _T]:
+    """What is kept of contents that are still sent; where contents are cut, those after them are counted anew."""
+    if not by_key:
         return {}
     gone = {item.origin for item in draft.cut}
     live = [at for at in range(len(draft.keys)) if at not in gone]
     later = occurrence_keys([draft.input.request.contents[at] for at in live])
     keys = {draft.keys[at]: key for at, key in zip(live, later, strict=True)}
     sent = {draft.key(item) for item in draft.items}
-    return {keys[key]: ceiling for key, ceiling in draft.extracts.items() if key in sent and key in keys}
+    return {keys[key]: value for key, value in by_key.items() if key in sent and key in keys}
 
 
 def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | None) -> Epoch:
@@ -508,8 +511,8 @@ def _epoch(draft: Draft, packed: PackedMessage | None, reason: EpochReason | Non
         strategies=draft.states,
         asked=draft.input.asked,
         tools=draft.scope.kept or before.tools,
-        extracts=_extracts(draft),
-        parts={digest: kept_positions for digest, kept_positions in draft.parts.items() if digest in live},
+        extracts=_still_sent(draft, draft.extracts),
+        parts=_still_sent(draft, draft.parts),
     )
     if not draft.cut:
         return changed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from aether_context.errors import AetherContextError, MissingExtra, PolicyError, TokenCountingError, near_names
@@ -29,6 +29,12 @@ from aether_context.tokens.model_limits import bare_model_name
 
 RETRY_SECONDS = 30.0
 """How long a counter that failed is not used."""
+
+_MOST_ADDED = 32
+"""Tokens that a counter may put around a text."""
+_MANY_CHARACTERS = 16
+"""So many characters a token are rare: the estimate has a say then."""
+_FAR_TOO_FEW = 8
 
 CHAIN = ("file", "gemini-local", "tiktoken", "anthropic-api", "gemini-api", "litellm", "estimate")
 """The order of ``auto``: a vocabulary given as a file, one that is downloaded, the provider's own count, LiteLLM's
@@ -156,11 +162,51 @@ def _create(offer: Offer, model: str, settings: TokenSettings) -> TokenCounter:
     if offer.network == "always":
         require_network(offer.name, "sends every text over the network", settings)
     try:
-        return offer.make(model, settings)
+        counter = offer.make(model, settings)
+        return counter if offer.name == "estimate" else _Checked(offer.name, counter, estimate_for(model))
     except AetherContextError:
         raise
     except Exception as error:  # a registered counter may fail in any way
         raise TokenCountingError(offer.name, f"{type(error).__name__}: {error}") from error
+
+
+class _Checked:
+    """A counter whose every failure is a `TokenCountingError`, and so is a number that no tokenizer gives.
+
+    Args:
+        offer: the name under which it is registered.
+        estimate: tells a number that is far too small.
+    """
+
+    def __init__(self, offer: str, counter: TokenCounter, estimate: TokenCounter) -> None:
+        self.name, self.accuracy = counter.name, counter.accuracy
+        self._offer = offer
+        self._counter = counter
+        self._estimate = estimate
+
+    def count(self, text: str) -> int:
+        return self.count_all((text,))[0]
+
+    def count_all(self, texts: Sequence[str]) -> list[int]:
+        try:
+            counts = list(self._counter.count_all(texts))
+        except (AetherContextError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise TokenCountingError(self._offer, f"it raised {type(error).__name__}: {error}") from error
+        if len(counts) != len(texts) or not all(map(self._is_sound, texts, counts)):
+            raise TokenCountingError(self._offer, "it gave numbers that cannot be, such as none or far too few tokens")
+        return counts
+
+    def _is_sound(self, text: str, tokens: object) -> bool:
+        """Whether a text can have so many tokens: by byte at most, and not far fewer than estimated."""
+        if type(tokens) is not int or tokens < bool(text.strip()):
+            return False
+        if tokens > len(text) + _MOST_ADDED:
+            return tokens <= len(text.encode("utf-8", "replace")) + _MOST_ADDED
+        if tokens * _MANY_CHARACTERS >= len(text):
+            return True
+        return tokens * _FAR_TOO_FEW >= self._estimate.count(text)
 
 
 def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:

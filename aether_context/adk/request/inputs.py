@@ -13,7 +13,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from aether_context.adk.bounds import within
+from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Call, Known, ReadCall, Seen, caller_of, masked_aside, words_of
 from aether_context.adk.request.reader import (
     MOST_MEMORIES,
@@ -73,12 +73,13 @@ _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    ``records`` are what sessions know of their evidence.
+    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for.
     """
 
-    def __init__(self, records: SessionRecords) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits) -> None:
         self.reader = Reader()
         self._records = records
+        self._waits = waits
         self._plans: SharedLRU[object, Planned] = SharedLRU(_MOST_PLANS)
 
     def planned(self, call: Call) -> Planned:
@@ -232,7 +233,7 @@ class Gatherer:
             encoder = before.memory_encoder
         is_asked = identity.call == 1 or (opens and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
-            found, found_by = await _memories(call, problems, preloaded=block is not None)
+            found, found_by = await _memories(call, problems, self._waits, preloaded=block is not None)
             candidates += found
             encoder = found_by if block is None else encoder
         candidates = _with_evidence(candidates, planned, records, can_read)
@@ -513,8 +514,10 @@ def _unloaded(call: Call, contents: Sequence[types.Content]) -> tuple[int, list[
     return headless, problems
 
 
-async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tuple[tuple[Candidate, ...], str]:
-    """The app's memories, under a deadline each, and what compared their meanings where they have a score.
+async def _memories(
+    call: Call, problems: list[str], waits: Waits, *, preloaded: bool
+) -> tuple[tuple[Candidate, ...], str]:
+    """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
     it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
@@ -522,13 +525,14 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     and ``memory_k`` at least; their scores count.
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
-    seconds = settings.memory_timeout_seconds
+    name, invocation, seconds = f"memory {id(service)}", call.invocation.invocation_id, settings.memory_timeout_seconds
+    within = partial(waits.within, name, invocation, seconds)
     candidates: list[Candidate] = []
     if settings.memory_k == 0:
         return (), ""
     if isinstance(service, HybridMemoryService):
         try:
-            for memory in await within(seconds, service.preferences(session.app_name, session.user_id)):
+            for memory in await within(service.preferences(session.app_name, session.user_id)):
                 candidates.append(
                     memory_candidate(memory.text, timestamp=memory.timestamp, name=memory.name, standing=True)
                 )
@@ -542,13 +546,13 @@ async def _memories(call: Call, problems: list[str], *, preloaded: bool) -> tupl
     found: list[Candidate] = []
     try:
         if not isinstance(service, HybridMemoryService):
-            entries = (await within(seconds, call.context.search_memory(query))).memories
+            entries = (await within(call.context.search_memory(query))).memories
             if len(entries) > MOST_MEMORIES:
                 looked = f"only the first {MOST_MEMORIES} of {len(entries)} entries were looked at"
                 problems.append(f"memory search: {looked}")
             return (*candidates, *found_memories(entries, room, preferences=True)), ""
         most = settings.most_memories(call.window.tokens)
-        for remembered in await within(seconds, service.find(session.app_name, session.user_id, query, most)):
+        for remembered in await within(service.find(session.app_name, session.user_id, query, most)):
             if room <= 0 and len(found) >= settings.memory_k:
                 break
             memory = remembered.memory

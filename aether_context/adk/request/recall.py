@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import ContextVar, copy_context
-from functools import cache, cached_property
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
@@ -18,6 +18,7 @@ from google.adk.memory.memory_entry import MemoryEntry
 from google.genai import types
 from pydantic import ValidationError
 
+from aether_context.adk.bounds import LeftOut, Waits, failure, in_background, in_thread
 from aether_context.adk.call import AgentKey, ReadCall, Spoken, agent_key, masked_aside
 from aether_context.adk.request.reader import found_memories
 from aether_context.adk.request.spoken import LOADER, SpokenTurns
@@ -55,7 +56,6 @@ class UserEmbedders:
 
 _INSTANT = ("static", "none")
 """Embedders that need no deadline."""
-_MOST_THREADS = 32
 
 _MOST_SAID = 100_000
 """Contents and events of all sessions that are kept read, those of the session in use aside."""
@@ -64,10 +64,15 @@ _FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
 
 
 class Recall:
-    """Ranks candidates by words and meaning. Safe to share between sessions and event loops."""
+    """Ranks candidates by words and meaning. Safe to share between sessions and event loops.
 
-    def __init__(self) -> None:
+    Args:
+        waits: what invocations have waited for.
+    """
+
+    def __init__(self, waits: Waits) -> None:
         self._embedders = UserEmbedders()
+        self._waits = waits
         self._said: LRUCache[AgentKey, SpokenTurns] = LRUCache(
             _MOST_SAID, lambda said: min(max(len(said), 1), _MOST_SAID)
         )
@@ -78,8 +83,6 @@ class Recall:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._loading: dict[str, Future[Vectors]] = {}
-        # Threads of its own, since an event loop that ends waits for those of `asyncio.to_thread`.
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aether-context-embedder")
 
     @cached_property
     def _indexes(self) -> SessionIndexes:
@@ -215,17 +218,19 @@ class Recall:
                 return await asyncio.to_thread(act, embedder), "none" if embedder is None else embedder.name, ()
             embedder = self._embedders.of(embedder, read.source.identity)
             query = await masked_aside(policy.mask, query_for(read.source))
-            if embedder.local and not await self._is_loaded(name, embedder, query, seconds):
+            within = partial(self._waits.within, name, read.call.invocation.invocation_id, seconds)
+            if embedder.local and not await self._is_loaded(name, embedder, query, within):
                 problem = "is still loading"
             else:
                 embedder = embedder if embedder.local else _Watched(embedder)
-                acting = self._threads.submit(copy_context().run, act, embedder)
-                if await _is_done(acting, seconds):
-                    return acting.result(), embedder.name, tuple(dict.fromkeys(failures))
-                acting.cancel()  # where no thread has begun it
-                problem = f"takes longer than {seconds:g} s"
-        except Exception as error:  # whatever an embedder raises
-            problem = f"failed ({type(error).__name__})"
+                found = await within(in_thread(partial(act, embedder)))
+                return found, embedder.name, tuple(dict.fromkeys(failures))
+        except LeftOut:
+            problem = "is left out for a while"
+        except TimeoutError:
+            problem = f"takes longer than {seconds:g} s"
+        except BaseException as error:  # whatever an embedder raises
+            problem = f"failed ({type(failure(error)).__name__})"
         finally:
             _FAILURES.reset(token)
         instead = None if name in _INSTANT else self._embedder("static")
@@ -234,7 +239,9 @@ class Recall:
         failures.append(f"the embedder {name} {problem}: ranked by {ranked_by}")
         return candidates, "none" if instead is None else instead.name, tuple(dict.fromkeys(failures))
 
-    async def _is_loaded(self, name: str, embedder: Embedder, query: str, seconds: float) -> bool:
+    async def _is_loaded(
+        self, name: str, embedder: Embedder, query: str, within: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+    ) -> bool:
         """Whether an embedder has answered yet. The call that asks it first waits for so long, later ones do not.
 
         Raises:
@@ -244,9 +251,14 @@ class Recall:
             loading = self._loading.get(name)
             begun = loading is not None
             if loading is None:
-                loading = self._loading[name] = self._threads.submit(embedder.embed, [query], purpose="query")
-        if not loading.done() and (begun or not await _is_done(loading, seconds)):
-            return False
+                loading = self._loading[name] = in_background(partial(embedder.embed, [query], purpose="query"))
+        if not loading.done():
+            if begun:
+                return False
+            with contextlib.suppress(Exception):  # which `loading` holds, too
+                await within(_end(loading))
+            if not loading.done():
+                return False
         if loading.exception() is not None:
             with self._lock:
                 self._loading.pop(name, None)
@@ -254,9 +266,8 @@ class Recall:
         return True
 
 
-async def _is_done(work: Future[Any], seconds: float) -> bool:
-    """Waits for work at most so long, and leaves it to go on."""
-    return work.done() or bool((await asyncio.to_thread(wait, [work], seconds)).done)
+async def _end(work: Future[Any]) -> None:
+    await asyncio.wrap_future(work)
 
 
 def _embedder(name: str) -> Embedder | None:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -18,6 +19,7 @@ from google.adk.sessions.session import Session
 from google.genai import types
 from typing_extensions import override
 
+from aether_context.adk.bounds import in_thread
 from aether_context.canonical import JSON, hash_json, plain, short
 from aether_context.errors import SearchIndexError, StoreUnavailable
 from aether_context.retrieval.ranking import similarity
@@ -176,11 +178,11 @@ class HybridMemoryService(BaseMemoryService):
 
     async def find(self, app_name: str, user_id: str, query: str, limit: int) -> list[Remembered]:
         """What `search_memory` finds, without ADK's types, which cost more than the search."""
-        return await asyncio.to_thread(self.memories.search, app_name, user_id, query, limit)
+        return await in_thread(partial(self.memories.search, app_name, user_id, query, limit))
 
     async def preferences(self, app_name: str, user_id: str) -> list[Memory]:
         """A user's preferences, the newest first: memories whose metadata has ``"kind": "preference"``."""
-        return await asyncio.to_thread(self.memories.preferences, app_name, user_id)
+        return await in_thread(partial(self.memories.preferences, app_name, user_id))
 
     @override
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
