@@ -22,7 +22,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of, with_parts
-from aether_context.adk.session import SessionRecords, state_record
+from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, replaced, strings
 from aether_context.errors import AetherContextError, BlobNotFound
 from aether_context.evidence import EvidenceRecord, evidence_key
@@ -92,7 +92,7 @@ class Library:
         key: tuple[str, str, str] | None = None
         text: str | None
         if digits is not None:
-            record = state_record(session.state, digits)
+            record = await self.record(digits, context)
             if record is None:
                 raise Unreadable(f"this session has no {uri}: take the address from a result as it stands there")
             kind = record.media_type
@@ -135,6 +135,15 @@ class Library:
         found = Searcher(await asyncio.to_thread(view_of, text), redact=self._mask)
         if key is not None:
             self._texts.put(key, found)
+        return found
+
+    async def record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
+        """What is known of a piece of the session's evidence; the store has it, too, where the host has loaded a part
+        of the events."""
+        found = self.records.of(context).of(digits)
+        if found is None and digits:
+            stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
+            found = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
         return found
 
     async def data(self, record: EvidenceRecord, context: ToolContext) -> bytes:
@@ -216,7 +225,7 @@ class ReadArtifact(_Reader):
 
     async def _answer(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         room = self._room(context)
-        record = state_record(context.session.state, evidence_key(uri) or "")
+        record = await self._library.record(evidence_key(uri) or "", context)
         if record is not None and not is_text(record.media_type) and can_be_shown(record.media_type):
             medium = Medium(data=await self._library.data(record, context), media_type=record.media_type)
             model = model_of(context)

@@ -47,7 +47,7 @@ from aether_context.adk.results import (
     with_parts,
 )
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, has_cut, put_record
+from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, plain, replaced
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, Offloaded, check_rules, evidence_uri, offload
@@ -160,8 +160,7 @@ class Offloader:
                 found.append((await self._describe(call.context, given, step, settings, window))[0])
             except Exception as error:
                 self._caught(error, f"a result of {given.tool} was not offloaded: ")
-        if found:
-            await self._keep(call.context, found)
+        await self._keep(call.context, found)
 
     async def _describe(
         self, context: CallbackContext, given: Given, step: str, settings: OffloadSettings, window: int
@@ -264,10 +263,9 @@ class Offloader:
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         latest = reversed(results)
         written = await asyncio.gather(*(self._write(session_key(context), evidence) for evidence in latest))
-        for evidence, is_written in zip(results, reversed(written), strict=True):
-            for record, _ in evidence if is_written else ():
-                if record.form != "verbatim":
-                    put_record(context, record)
+        stored = [evidence for evidence, is_there in zip(results, reversed(written), strict=True) if is_there]
+        records = [record for evidence in stored for record, _ in evidence if record.form != "verbatim"]
+        put_records(context, records, self._records.of(context))
         return all(written)
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> bool:
