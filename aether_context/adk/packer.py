@@ -151,7 +151,7 @@ class RequestPacker:
         self._recall = Recall(Shelves(self._recorder.store, self._recorder.later))
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
-            policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
+            policy, self._recorder.store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
         )
         library = Library(self._recorder.store, self._records, policy.retrieval.redact_before_retrieval)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))

@@ -62,6 +62,7 @@ _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_KNOWN = 10_000
 _KNOWN_SECONDS = 900.0
 _MOST_BASES = 64
+_MOST_CALIBRATION_BYTES = 65_536
 
 
 class PackStore:
@@ -371,7 +372,8 @@ class PackStore:
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
         """The calibration that `write_calibration` wrote last, None where there is none, or it cannot be read."""
-        data = self.files.get(f"{self.files.place(app, user)}/calibration/{segment(model)}.json")
+        path = f"{self.files.place(app, user)}/calibration/{segment(model)}.json"
+        data = self.files.get(path, _MOST_CALIBRATION_BYTES)
         try:
             return None if data is None else json.loads(data)
         except ValueError:
