@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from aether_context.canonical import canonical_json, hash_text, short
 from aether_context.errors import AetherContextError, MissingExtra, StoreError
@@ -44,6 +44,8 @@ _QUIET_SECONDS = 10.0
 _MOST_HANGING, _HANGING_SECONDS = 8, 60.0
 
 _memory_lock = threading.Lock()
+_Answer: TypeAlias = "SimpleQueue[tuple[Any, Exception | None]]"
+"""Gets what a call gave, or raised."""
 
 
 class File(NamedTuple):
@@ -58,19 +60,6 @@ class File(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
 
-class _Call:
-    """A call under way. Its lock is released when it has come back."""
-
-    __slots__ = ("act", "error", "result", "returned")
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self.act = act
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.returned = threading.Lock()
-        self.returned.acquire()
-
-
 class Calls:
     """Calls of one file system, each in a thread that is left behind where the call hangs.
 
@@ -81,64 +70,62 @@ class Calls:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._waiting: SimpleQueue[_Call] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Callable[[], Any], _Answer]] = SimpleQueue()
         self._idle = 0
-        self._hanging: set[_Call] = set()
+        self.hanging: set[_Answer] = set()
         self._try_at = 0.0
-
-    @property
-    def hang(self) -> bool:
-        """Whether a call that was left behind has not come back."""
-        return bool(self._hanging)
 
     def run(self, act: Callable[[], _R], seconds: float) -> _R:
         """What ``act`` gives; `StoreError` where that takes longer, or takes long while another call hangs."""
         if self._process != os.getpid():  # a forked process has no threads of its parent
             Calls.__init__(self)
-        began, call = time.monotonic(), _Call(act)
+        began = time.monotonic()
+        answer: _Answer = SimpleQueue()
         with self._lock:
-            if self._hanging and (len(self._hanging) >= _MOST_HANGING or began < self._try_at):
+            if self.hanging and (len(self.hanging) >= _MOST_HANGING or began < self._try_at):
                 raise StoreError("the store does not answer: calls before this one hang")
             self._try_at = began + _HANGING_SECONDS
-            self._waiting.put(call)
+            self._waiting.put((act, answer))
             if self._idle:
                 self._idle -= 1
             else:
                 threading.Thread(target=self._work, name="aether-context-store", daemon=True).start()
-        while not call.returned.acquire(timeout=_LOOK_SECONDS):
+        while True:
+            with suppress(Empty):
+                result, error = answer.get(timeout=_LOOK_SECONDS)
+                break
             passed = time.monotonic() - began
-            if passed > seconds or (self._hanging and passed > LATE_SECONDS):
-                with self._lock:
-                    if not call.returned.locked():
-                        break
-                    self._hanging.add(call)
-                raise StoreError(f"the store does not answer within {passed:.1f} s")
-        if call.error is not None:
-            raise call.error
-        result: _R = call.result
-        return result
+            with self._lock:
+                if answer.empty() and (passed > seconds or (self.hanging and passed > LATE_SECONDS)):
+                    self.hanging.add(answer)
+                    raise StoreError(f"the store does not answer within {passed:.1f} s")
+        if error is not None:
+            raise error
+        given: _R = result
+        return given
 
     def _work(self) -> None:
         while True:
             try:
-                call = self._waiting.get(timeout=_QUIET_SECONDS)
+                act, answer = self._waiting.get(timeout=_QUIET_SECONDS)
             except Empty:
                 with self._lock:
                     if self._waiting.empty():
                         self._idle -= 1
                         return
                 continue
+            given: tuple[Any, Exception | None]
             try:
-                call.result = call.act()
+                given = act(), None
             except Exception as error:
-                call.error = error
+                given = None, error
             except BaseException as error:  # here it would not end the program, but silently end the thread
-                call.error = StoreError(f"the store's client raised {type(error).__name__}: {error}")
+                given = None, StoreError(f"the store's client raised {type(error).__name__}: {error}")
             with self._lock:
                 self._idle += 1
-                self._hanging.discard(call)
-                call.returned.release()
-            del call  # nothing is kept until the next one
+                self.hanging.discard(answer)
+                answer.put(given)
+            del act, answer, given  # nothing is kept until the next call
 
 
 class Files:
@@ -260,17 +247,22 @@ class Files:
 
     def replace(self, path: str, data: bytes) -> None:
         """Writes a file in the place of another, whole or not at all."""
-        if self.is_local:
-            self._perform(partial(_write_local, path, data, is_new=False), path, "written", len(data))
-        else:
-            self._perform(partial(self._call, "pipe_file", path, data, size=len(data)), path, "written", len(data))
+        act: Callable[[], object] = partial(_write_local, path, data, is_new=False)
+        if not self.is_local:
+            act = partial(self._call, "pipe_file", path, data, size=len(data))
+        self._perform(act, path, "written", len(data))
 
-    def extend(self, path: str, data: bytes) -> None:
-        """Replaces a file by data that begins with its content. Nothing is written where it has other content, or where
-        there is no file."""
-        current = self.get(path)
-        if current is not None and len(current) < len(data) and data.startswith(current):
-            self.replace(path, data)
+    def extend(self, path: str, data: bytes) -> bool | None:
+        """Replaces a file by data that begins with its content. Nothing is written where it has other content, which is
+        False, or where there is no file, which is None."""
+        try:
+            stored = Files.read(self, path, 0, len(data) + 1)
+        except FileNotFoundError:
+            return None
+        if len(stored) < len(data) and data.startswith(stored):
+            Files.replace(self, path, data)
+            return True
+        return stored.startswith(data)  # another process may have been faster, with more
 
     def delete(self, path: str) -> None:
         """Deletes a file, and the folders that this leaves empty; one that is not there is passed over."""
@@ -312,28 +304,22 @@ class Files:
     def lacks(self, path: str) -> bool:
         """Whether a file is surely not there; False where the store does not say."""
         try:
-            self.read(path, 0, 1)
-        except FileNotFoundError:
-            return True
+            return self.get(path, 1) is None
         except StoreError:
-            pass
-        return False
+            return False
 
     def is_there(self) -> bool:
         """Whether the base folder exists; `StoreError` where it is a file.
 
         In an object store a folder exists only while there is a file in it.
         """
-        kind = self._perform(self._kind, self.root, "read", 0)
-        if kind not in (None, "directory"):
-            raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
-        return kind is not None
-
-    def _kind(self) -> str | None:
         try:
-            return str(self._call("info", self.root)["type"])
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            kind = self._perform(partial(self._call, "info", self.root), self.root, "read", 0)["type"]
+        except FileNotFoundError:
+            return False
+        if kind != "directory":
+            raise StoreError(f"{self.url} is a file: a store is a folder, or the URL of one")
+        return True
 
     def folders(self, path: str) -> list[str]:
         """The folders in a folder, symbolic links left out; none where it is not there."""
@@ -397,45 +383,39 @@ class Files:
             return getattr(fs, name)(*args, **options)
         from fsspec.asyn import sync
 
-        seconds = Files.seconds(self, size)
-        return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=seconds, **options)
+        return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
 
     def seconds(self, size: int | None) -> float:
         """How long a call may take that moves so many bytes; None is unknown."""
         return (self.timeout_seconds or 0.0) + (size or 0) / 1_000_000
 
     def _perform(self, act: Callable[[], _R], path: str, action: str, size: int | None) -> _R:
-        """What ``act`` gives, guarded, and within the time limit where there is one."""
+        """What ``act`` gives, within the time limit where there is one.
+
+        Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
+        ``action`` is what is done with the path, for the message.
+        """
 
         def guarded() -> _R:
-            with self._guarded(path, action):
+            try:
+                if self.is_local:
+                    expected = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
+                    if not path.startswith(self.root) or os.path.realpath(path) != expected:
+                        raise StoreError(
+                            f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
+                        )
                 return act()
+            except AetherContextError:
+                raise
+            except Exception as error:  # clients of object stores raise kinds of their own
+                if action == "read" and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                    raise FileNotFoundError(path) from error
+                reason = str(error) or type(error).__name__
+                raise StoreError(f"{self.url}: {path} could not be {action}: {reason}") from error
 
         if self.timeout_seconds is None or self.is_in_memory:
             return guarded()
         return self.calls.run(guarded, self.seconds(size))
-
-    @contextmanager
-    def _guarded(self, path: str, action: str) -> Iterator[None]:
-        """Raises `StoreError` for whatever goes wrong, and for a local path that leaves the folder by ``..`` or a link.
-
-        ``action`` is what is done with the path, for the message.
-        """
-        try:
-            if self.is_local:
-                expected = self._real_root + path[len(self.root) :].rstrip("/").replace("/", os.sep)
-                if not path.startswith(self.root) or os.path.realpath(path) != expected:
-                    raise StoreError(
-                        f"{self.url}: {path} leads out of its folder: remove the symbolic link on the way to it"
-                    )
-            yield
-        except AetherContextError:
-            raise
-        except Exception as error:  # clients of object stores raise kinds of their own
-            if isinstance(error, FileNotFoundError) and action == "read":
-                raise
-            reason = str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: {path} could not be {action}: {reason}") from error
 
 
 @lru_cache(maxsize=10_000)

@@ -33,12 +33,11 @@ FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` turns them off."""
 
 _LEAST_FREE_BYTES = 256 * 2**20
-_MOST_ROUNDS = 3
 _MOST_DELIVERED = 32
 _BUSY_SECONDS = 10.0
 TIMEOUT_SECONDS = 5.0
 """So long may a call of the store take that no run waits for, and so long what the model itself asks the store for."""
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 10.0
+_FIRST_PAUSE_SECONDS, _REFUSED_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 4.0, 10.0
 _SPARE_SECONDS = 30.0
 _CALM_SECONDS = 60.0
 
@@ -114,10 +113,6 @@ class Spool:
             with self._open() as database:
                 database.executemany("DELETE FROM waiting WHERE number = ? AND hash = ?", delivered)
 
-    def aside(self) -> list[tuple[str, str]]:
-        """The paths of the writes that were set aside, each with the reason."""
-        return self.ask("SELECT path, reason FROM aside ORDER BY number")
-
     def ask(self, statement: str, *values: object) -> list[Any]:
         """The rows that an SQL statement returns; none where there is no file yet."""
         if not self.path.exists():
@@ -184,8 +179,6 @@ class SpooledFiles(Files):
         self._tell_at = self._direct_at = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._rounds = 0
-        self._failed = (0, 0)
-        """The oldest write, by its number, and in how many rounds it failed."""
         self._nudge = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -201,19 +194,8 @@ class SpooledFiles(Files):
     def replace(self, path: str, data: bytes) -> None:
         self._write(super().replace, path, data, Write.REPLACE)
 
-    def extend(self, path: str, data: bytes) -> None:
-        self._write(self._extend, path, data, Write.EXTEND)
-
-    def _extend(self, path: str, data: bytes) -> bool | None:
-        """`extend` in the store itself; False where the path has other content, None where there is no file."""
-        try:
-            stored = super().read(path, 0, len(data) + 1)
-        except FileNotFoundError:
-            return None
-        if len(stored) < len(data) and data.startswith(stored):
-            super().replace(path, data)
-            return True
-        return stored.startswith(data)  # another process may have been faster, with more
+    def extend(self, path: str, data: bytes) -> bool | None:
+        return self._write(super().extend, path, data, Write.EXTEND)
 
     def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
         began = time.monotonic()
@@ -261,12 +243,12 @@ class SpooledFiles(Files):
         deadline, rounds = time.monotonic() + timeout_seconds, self._rounds
         self._nudge.set()
         self.deliver()
-        while holds_back := self._holds_back():
-            is_away = self.calls.hang or (self._is_down and self._rounds > rounds)
+        while self._holds_back():
+            is_away = self.calls.hanging or (self._is_down and self._rounds > rounds)
             if is_away or time.monotonic() > deadline:
-                break
+                return False
             time.sleep(0.01)
-        return not holds_back
+        return True
 
     def missing(self) -> int:
         """How many writes were set aside or are refused; 0 where the spool cannot be read."""
@@ -339,7 +321,7 @@ class SpooledFiles(Files):
                 try:
                     fault = self._deliver(path, write, data, digest)
                 except StoreError as error:
-                    if not self._is_refused(number, len(data), error):
+                    if not self._is_refused(len(data), error):
                         return False
                     self.spool.ask("UPDATE waiting SET refused = refused + 1 WHERE number = ?", number)
                     if refused:
@@ -369,7 +351,7 @@ class SpooledFiles(Files):
                 if write == Write.REPLACE:
                     super().replace(path, data)
                 elif write == Write.EXTEND or not super().create(path, data):
-                    extended = self._extend(path, data)
+                    extended = super().extend(path, data)
                     if extended is False:
                         return "another file is in its place"
                     if extended is None and write == Write.CREATE:
@@ -380,11 +362,11 @@ class SpooledFiles(Files):
                     raise
         return ""
 
-    def _is_refused(self, number: int, size: int, error: StoreError) -> bool:
+    def _is_refused(self, size: int, error: StoreError) -> bool:
         """Whether a write that failed goes on waiting behind all others: the store takes others of its size.
 
-        That is told by a write, since a full disk can be read. The first one that is refused gets several rounds, so
-        that it does not come after what follows on it for a store that fails now and then.
+        That is told by a write, since a full disk can be read. The first one is tried until the pauses have grown, so
+        that for a store that fails now and then it does not come after what follows on it.
         """
         try:
             self.try_writing(size)
@@ -392,6 +374,5 @@ class SpooledFiles(Files):
             self._mark_down(error)
             return False
         self._tell(error)
-        failed, rounds = self._failed
-        self._failed = (number, rounds + 1 if failed == number else 1)
-        return self._failed[1] > _MOST_ROUNDS or bool(self.spool.ask("SELECT 1 FROM waiting WHERE refused > 0 LIMIT 1"))
+        others = self.spool.ask("SELECT 1 FROM waiting WHERE refused > 0 LIMIT 1")
+        return bool(others) or self._pause >= _REFUSED_PAUSE_SECONDS

@@ -6,6 +6,8 @@ take. What is in the store afterwards is asked by another reader of the same fil
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import itertools
 import logging
@@ -19,10 +21,11 @@ from typing import Any
 
 import fsspec
 import pytest
-from scripted import Chat, big_file, call
+from scripted import Chat, big_file, call, results
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.evidence.record import READ
 from aether_context.store.replay import Replayer
 
 Figure = Callable[[str, float], None]
@@ -200,9 +203,7 @@ def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
 def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
     fault: str, url: str, figure: Figure
 ) -> None:
-    import asyncio
-
-    usual = turn(conversation(f"{url}-usual"), 0)
+    usual = max(turn(conversation(f"{url}-usual"), number) for number in range(2))
     Faulty.begin(fault)
     began = time.monotonic()
     chat = conversation(url)
@@ -215,14 +216,33 @@ def test_a_process_that_starts_and_closes_while_the_store_fails_is_not_held_up(
     for seconds in (starting, first, closing):
         figure("store_seconds", max(seconds, 0))
         assert seconds < 5
-    lost = missing(url, 2)
+    turn(chat, 1)
+    lost = missing(url, 4)
     figure("lost", lost)
     assert lost == 0
 
 
-def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
-    import asyncio
+@pytest.mark.parametrize("fault", ["down", "hangs", "full"])
+def test_a_model_that_reads_what_was_stored_waits_no_longer(fault: str, url: str, figure: Figure) -> None:
+    chat = conversation(url, PackPolicy(max_input_tokens=20_000, record="full", offload={"mode": "request"}))
+    turn(chat, 0)
+    (evidence,) = PackStore(url).evidence("shop", "ann", "s1")
+    chat.restart()
+    usual = turn(chat, 1)
+    Faulty.begin(fault)
+    chat.llm.script[:] = [call(READ, uri=evidence.uri), "answer"]
+    began = time.monotonic()
+    events = chat.say("question")
+    added = time.monotonic() - began - usual
+    Faulty.end()
+    turn(chat, 2)
+    figure("store_seconds", max(added, 0))
+    assert added < 5
+    assert "in file 0" in str(results(events))
+    assert missing(url, 8) == 0
 
+
+def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
     chat = conversation(url)
     turn(chat, 0)
     Faulty.begin("hangs")
@@ -241,11 +261,14 @@ def test_the_event_loop_goes_on_while_the_store_hangs(url: str) -> None:
         beating.cancel()
 
     asyncio.run(run())
-    assert max(stalls) < 2
     before = threading.active_count()
     for number in range(1, 4):
         turn(chat, number)
     assert threading.active_count() <= before + 8
+    Faulty.end()
+    turn(chat, 4)
+    assert max(stalls) < 2
+    assert missing(url, 12) == 0
 
 
 def test_what_waits_in_memory_while_the_disk_of_the_spool_is_full_too_arrives(
@@ -282,6 +305,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 def test_a_real_disk_that_is_full_and_has_room_again(
     spool: str, small_disk: Path, figure: Figure, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,9 +318,7 @@ def test_a_real_disk_that_is_full_and_has_room_again(
     chat = conversation(store)
     turn(chat, 0)
     ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(bytes(4096))
+    fill(ballast)
     with caplog.at_level(logging.INFO, logger="aether_context"):
         seconds = [turn(chat, number) for number in range(1, 1 + TURNS)]
         ballast.unlink()

@@ -52,7 +52,7 @@ _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
-_STORE_SECONDS = 0.7
+_STORE_SECONDS = 0.5
 _CALM_SECONDS = 60.0
 """Failures that are less apart are one outage, and one line in the log."""
 
@@ -75,12 +75,10 @@ class Recorder:
         self._recorded = recorded
         spool = spool_of(store.files)
         self._spooled = SpooledFiles(store.files, spool) if spool is not None else None
-        self.store = store
+        files = self._spooled or Files(store.files.url, store.files.options, TIMEOUT_SECONDS)
+        self.store = store if files.is_in_memory else store.through(files)
         if self._spooled is not None:
-            self.store = store.through(self._spooled)
             self._spooled.deliver()
-        elif not store.files.is_in_memory:
-            self.store = store.through(Files(store.files.url, store.files.options, TIMEOUT_SECONDS))
         self._waiting: deque[tuple[Callable[[], object], CallKey | None]] = deque()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
