@@ -22,9 +22,8 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from object_stores import Seaweed, seaweed
 
 from aether_context import Manifest, PackStore
-from aether_context.adk.call import METADATA
 from aether_context.canonical import canonical_json
-from aether_context.pack import valid
+from aether_context.pack import METADATA, valid
 from aether_context.store.replay import Replayer
 from aether_context.store.spool import FOLDER, SpooledFiles, spool_of
 from aether_context.usage import Totals

@@ -677,7 +677,7 @@ def test_state_that_is_lost_with_a_failed_call(
 @given(talks(), windows)
 @fuzz(12)
 def test_without_plan_memory_or_overflow_nothing_changes(case: Case, window: int) -> None:
-    run = Run(PackPolicy(max_input_tokens=10**9), {})
+    run = Run(PackPolicy(max_input_tokens=10**8), {})
     for request in grow(case.contents, run):
         raw = case.contents[: len(request.contents)]
         assert [repr(content) for content in request.contents] == [repr(content) for content in raw]

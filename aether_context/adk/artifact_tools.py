@@ -24,7 +24,7 @@ from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_tokens, model_of, with_parts
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, replaced, strings
-from aether_context.errors import AetherContextError, BlobNotFound
+from aether_context.errors import AetherContextError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.evidence.lines import is_text, view_of
 from aether_context.evidence.media import Medium, can_be_shown
@@ -150,12 +150,12 @@ class Library:
         """The bytes of a piece of evidence: the store's, else those of the result in the session's history.
 
         Raises:
-            Unreadable: they are not kept any more.
+            Unreadable: they are not kept any more, or the store is away.
         """
         session = context.session
         try:
             return await asyncio.to_thread(self._store.evidence_data, session.app_name, session.user_id, record.digest)
-        except BlobNotFound as error:
+        except StoreError as error:
             for event in reversed(session.events):
                 for answer in event.get_function_responses():
                     content = as_json(answer.response or {}) if answer.name == record.source else None
@@ -163,7 +163,8 @@ class Library:
                         data = data_of(content)
                         if hash_bytes(data) == record.digest:
                             return data
-            raise Unreadable(f"{record.uri} is not kept any more: call {record.source or 'the tool'} again") from error
+            reason = "is not kept any more" if isinstance(error, BlobNotFound) else "cannot be read now"
+            raise Unreadable(f"{record.uri} {reason}: call {record.source or 'the tool'} again") from error
 
 
 class _Reader(BaseTool):

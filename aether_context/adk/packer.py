@@ -169,7 +169,7 @@ class RequestPacker:
         self._recall = Recall(waits)
         self._recall.check(policy.retrieval.embedder)
         self._offloader = Offloader(
-            policy, store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
+            policy, self._recorder.store, self._recorder, self._records, self._failures.warn_once, self._failures.caught
         )
         library = Library(self._recorder.store, self._records, policy.redact)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))

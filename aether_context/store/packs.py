@@ -49,6 +49,7 @@ _NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts")
 DEFAULT_STORE = "artifacts"
 """The store where a plugin names none; the command line has the same."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
+_MOST_CALIBRATION_BYTES = 65_536
 
 
 class PackStore:
@@ -304,7 +305,7 @@ class PackStore:
 
     def calibration(self, app: str, user: str, model: str) -> JSON:
         """The calibration that `write_calibration` wrote last, None where there is none, or it cannot be read."""
-        data = self.files.get(self._calibration_path(app, user, model))
+        data = self.files.get(self._calibration_path(app, user, model), _MOST_CALIBRATION_BYTES)
         with suppress(ChecksumMismatch, ValueError):
             return None if data is None else json.loads(unhashed(data))
         return None
