@@ -33,13 +33,14 @@ _ADDRESS = re.compile(r"artifact://evidence/([0-9a-f]{16})")
 class Life(TypedDict):
     """What a life was told and what it said.
 
-    ``house`` is the folder of its house. It is killed ``seconds`` after its beginning, and never where that is None:
-    then it ends after ``turns``. ``down`` are moments, in seconds after its beginning, at which the store goes away or
-    comes back; it is away from the first one on.
+    ``house`` is the folder of its house. It is killed ``seconds`` after it has said ``lines`` lines, and never where
+    that is None: then it ends after ``turns``. ``down`` are moments, in seconds after the same, at which the store goes
+    away or comes back; where the first is 0 it is away from the beginning on.
     """
 
     house: str
     seed: int
+    lines: int
     seconds: float | None
     down: list[float]
     turns: int
@@ -74,7 +75,7 @@ class House:
 
 def serve(folder: str) -> None:
     House(Path(folder)).build()
-    first = lived({"house": folder, "seed": -1, "seconds": None, "down": [], "turns": 2, "said": []})
+    first = lived({"house": folder, "seed": -1, "lines": 1, "seconds": None, "down": [], "turns": 2, "said": []})
     for name in first[-1]["modules"]:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -104,7 +105,7 @@ def lived(life: Life) -> list[dict[str, Any]]:
             os._exit(status)
     os.close(out)
     with open(into, "rb") as said:
-        first = said.readline()
+        first = [said.readline() for _ in range(life["lines"])]
         begun = time.monotonic()
         moments = [(moment, bool(at % 2)) for at, moment in enumerate(life["down"])]
         for moment, is_up in moments:
@@ -114,7 +115,7 @@ def lived(life: Life) -> list[dict[str, Any]]:
         if life["seconds"] is not None:
             time.sleep(max(0.0, begun + life["seconds"] - time.monotonic()))
             os.kill(child, signal.SIGKILL)
-        lines = [first, *said.read().split(b"\n")]
+        lines = [*first, *said.read().split(b"\n")]
     _, status = os.waitpid(child, 0)
     house.open(True)
     if os.WIFSIGNALED(status) is (life["seconds"] is None):
@@ -174,7 +175,7 @@ def server(folder: Path) -> Iterator[Callable[..., Life]]:
         assert process.stdout.readline() == "ready\n", log.read_text()[-4_000:]
 
         def live(house: House, **told: Any) -> Life:
-            life = {"house": str(house.store.parent), "seconds": None, "down": [], "turns": 1_000, **told}
+            life = {"house": str(house.store.parent), "lines": 1, "seconds": None, "down": [], "turns": 1_000, **told}
             process.stdin.write(json.dumps(life) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()

@@ -100,11 +100,11 @@ def unreadable(house: House) -> list[str]:
 def told(seed: int, outages: bool) -> dict[str, Any]:
     """When a life is killed, and when its store goes and comes."""
     choice = random.Random(seed)
-    if not outages:
-        return {"seed": seed, "seconds": choice.uniform(0.05, 0.6)}
-    first = choice.choice([0.0, 0.0, choice.uniform(0.1, 0.5)])
-    down = [first, first + choice.uniform(0.1, 0.5)][: choice.choice([1, 2])]
-    return {"seed": seed, "seconds": choice.uniform(0.1, 0.8), "down": down}
+    life: dict[str, Any] = {"seed": seed, "lines": choice.choice([1, 2, 3, 5]), "seconds": choice.uniform(0.0, 0.3)}
+    if outages:
+        first = choice.choice([0.0, choice.uniform(0.0, 0.2)])
+        life["down"] = [first, first + choice.uniform(0.0, 0.2)][: choice.choice([1, 2])]
+    return life
 
 
 def kill(live: Live, house: House, outages: bool, number: int, seconds: float, figure: Figure) -> None:
