@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
@@ -103,7 +102,7 @@ class LeftOut(TimeoutError):
 
 
 class Waits:
-    """How long invocations wait for services, and which of these are not asked for a while.
+    """How long invocations have waited for services, and which of these are not asked for a while.
 
     Args:
         clock: seconds, from any beginning.
@@ -111,54 +110,39 @@ class Waits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waits: LRUCache[str, _Waited] = LRUCache(_MOST_INVOCATIONS)
+        self._waited: LRUCache[str, float] = LRUCache(_MOST_INVOCATIONS)
         self._late: LRUCache[str, tuple[int, float]] = LRUCache(_MOST_SERVICES)
-        """How often a service has been late since it answered last, and until when it is left out."""
+        """How often a service was late since it answered last, and until when it is left out."""
         self._lock = threading.Lock()
 
     async def within(self, service: str, invocation: str, seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
-        """As `within`, where so many seconds are for all that an invocation waits for; waits that overlap count once.
+        """As `within`, with so many seconds for all that an invocation waits for; waits side by side count once.
 
         Raises:
             LeftOut: the service was late too often; one caller tries it again every now and then.
         """
         with self._lock:
-            now = self._clock()
-            waited = self._waits.setdefault(invocation, _Waited())
+            began, waited = self._clock(), self._waited.get(invocation, 0.0)
             late, until = self._late.get(service, (0, 0.0))
             if late >= _MOST_LATE:
-                if now < until:
+                if began < until:
                     work.close()
                     raise LeftOut(f"it was late {late} times in a row")
-                self._late[service] = late, now + RETRY_SECONDS
-            if not waited.waiting:
-                waited.since = now
-            waited.waiting += 1
-            left = seconds - waited.seconds - (now - waited.since)
+                self._late[service] = late, began + RETRY_SECONDS
         try:
-            given = await within(max(0.0, left), work)
+            given = await within(max(0.0, seconds - waited), work)
         except TimeoutError:
-            if left > seconds / 2:  # else those before it have taken its time
+            if waited < seconds / 2:  # else those before it have taken its time
                 with self._lock:
                     self._late[service] = late + 1, self._clock() + RETRY_SECONDS
             raise
         finally:
             with self._lock:
-                waited.waiting -= 1
-                if not waited.waiting:
-                    waited.seconds += self._clock() - waited.since
+                waited += self._clock() - began
+                self._waited[invocation] = max(waited, self._waited.get(invocation, 0.0))
         with self._lock:
             self._late.pop(service, None)
         return given
-
-
-@dataclass(slots=True)
-class _Waited:
-    """How long an invocation has waited before, how many of its waits go on, and since when."""
-
-    seconds: float = 0.0
-    waiting: int = 0
-    since: float = 0.0
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:

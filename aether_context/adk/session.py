@@ -270,7 +270,7 @@ class Records:
     """
 
     def __init__(self) -> None:
-        self._events = 0
+        self._read = 0
         self._last_event = ""
         self.told: dict[str, object] = {}
         """What the session's events hold, by digits."""
@@ -310,28 +310,23 @@ class Records:
             self._later.update((answer.uri, later.get(answer.uri, "")) for answer in answers)
 
     def _read_events(self, events: Sequence[Event]) -> bool:
-        """Reads on in a session's events, or all of them anew, but for those that a rewind took back."""
-        if events and len(events) == self._events and events[-1].id == self._last_event:
+        """Reads on in a session's events, or all of them anew but for those that a rewind took back; whether there
+        are any that it has not read."""
+        read = [event.id for event in events[self._read - 1 : self._read]] == [self._last_event]
+        if (read and len(events) == self._read) or (not events and not self.told):
             return False
-        goes_on = 0 < self._events <= len(events) and events[self._events - 1].id == self._last_event
-        new = events[self._events :] if goes_on else events
-        if not goes_on or any(event.actions.rewind_before_invocation_id for event in new):
-            before, self.told, new = self.told, {}, []
+        new = list(events[self._read :])
+        if not read or any(event.actions.rewind_before_invocation_id for event in new):
+            self.told, new = {}, []
             for event in events:
-                rewound = event.actions.rewind_before_invocation_id
-                if rewound:
+                if rewound := event.actions.rewind_before_invocation_id:
                     new = new[: next((at for at, old in enumerate(new) if old.invocation_id == rewound), len(new))]
                 new.append(event)
-            is_changed = bool(before)
-        else:
-            is_changed = False
-        self._events, self._last_event = len(events), events[-1].id if events else ""
+        self._read, self._last_event = len(events), events[-1].id if events else ""
         for event in new:
             held = event.actions.state_delta.get(_STATE)
-            if isinstance(held, Mapping):
-                self.told.update(held)
-                is_changed = True
-        return is_changed
+            self.told.update(held if isinstance(held, Mapping) else {})
+        return True
 
     def of(self, digits: str) -> EvidenceRecord | None:
         """The record of an address by its digits; None where the session has none."""

@@ -199,14 +199,10 @@ class _Checked:
         return counts
 
     def _is_sound(self, text: str, tokens: object) -> bool:
-        """Whether a text can have so many tokens: by byte at most, and not far fewer than estimated."""
-        if type(tokens) is not int or tokens < bool(text.strip()):
+        """Whether a text can have so many tokens: four a character at most, and not far fewer than estimated."""
+        if type(tokens) is not int or not bool(text.strip()) <= tokens <= 4 * len(text) + _MOST_ADDED:
             return False
-        if tokens > len(text) + _MOST_ADDED:
-            return tokens <= len(text.encode("utf-8", "replace")) + _MOST_ADDED
-        if tokens * _MANY_CHARACTERS >= len(text):
-            return True
-        return tokens * _FAR_TOO_FEW >= self._estimate.count(text)
+        return tokens * _MANY_CHARACTERS >= len(text) or tokens * _FAR_TOO_FEW >= self._estimate.count(text)
 
 
 def counter_for(model: str, settings: TokenSettings | None = None) -> TokenCounter:

@@ -256,7 +256,7 @@ class Recall:
             if begun:
                 return False
             with contextlib.suppress(Exception):  # which `loading` holds, too
-                await within(_end(loading))
+                await within(in_thread(loading.result))
             if not loading.done():
                 return False
         if loading.exception() is not None:
@@ -264,10 +264,6 @@ class Recall:
                 self._loading.pop(name, None)
         loading.result()
         return True
-
-
-async def _end(work: Future[Any]) -> None:
-    await asyncio.wrap_future(work)
 
 
 def _embedder(name: str) -> Embedder | None:
