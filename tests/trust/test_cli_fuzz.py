@@ -147,7 +147,6 @@ OPTIONS = {
     "verify": ["*", "--replay!"],
     "usage": ["--app", "--user", "--session", "--by", "--json!"],
     "forget": ["--app", "--user", "--session", "--older-than", "--yes!", "--json!"],
-    "report": ["*", "--app", "--user", "--limit", "--all!", "--output=-!"],
 }
 
 
@@ -158,7 +157,7 @@ def commands(draw: st.DrawFn) -> list[str]:
     if command == "forget" and draw(st.booleans()):
         words += ["--app", "shop", "--user", "ada", "--session", "s1"]
     for option in OPTIONS[command]:
-        if option == "*" and (command in ("replay", "report") or draw(st.booleans())):
+        if option == "*" and (command in ("replay",) or draw(st.booleans())):
             words.append(draw(st.sampled_from(["latest", *NAMES, "s1"]) if draw(st.booleans()) else ODD_WORDS))
         elif option.endswith("!") and draw(st.booleans()):
             words.append(option[:-1])

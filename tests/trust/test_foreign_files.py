@@ -152,7 +152,7 @@ def test_every_command_passes_over_them(project: dict[Path, bytes]) -> None:
     assert len(json.loads(run("list", "--json").stdout)) == 5
     for words in (
         "list", "list --limit 2", "list --app shop --user ann --session s1", "usage", "usage --by session --json",
-        "inspect", "diff", "replay latest", "verify --replay", "report s1 -o -", "forget --older-than 30",
+        "inspect", "diff", "replay latest", "verify --replay", "forget --older-than 30",
         "tune artifacts --trials 1 --jobs 1",
     ):  # fmt: skip
         result = run(*words.split())
