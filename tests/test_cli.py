@@ -773,7 +773,7 @@ def test_demo_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_command_has_examples() -> None:
     looking = {"list", "inspect", "preview", "replay", "usage", "verify", "schema", "search", "demo", "tokens", "diff"}
-    assert main.commands.keys() >= looking | {"gc", "forget", "serve", "report", "tune"}
+    assert main.commands.keys() >= looking | {"gc", "forget", "serve", "tune"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
 
