@@ -187,7 +187,7 @@ def test_the_viewer_shows_the_packs(project: dict[Path, bytes]) -> None:
         assert page.status_code == 200
         assert "s1" in page.text
         assert "pack_notes" not in page.text
-        assert client.get("/s/shop/ann/s1").status_code == 200
+        assert client.get("/session?app=shop&user=ann&session=s1").status_code == 200
     assert lost(project) == []
 
 

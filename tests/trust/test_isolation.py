@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import pytest
 from browsing import Browser
@@ -76,13 +76,11 @@ def pages(tenants: Tenants) -> None:
     """Looks at the page of each owner's session and of its last pack."""
     browser = Browser(tenants.store)
     for owner in tenants.owners:
-        segments = tenants.store.files.place(owner.app, owner.user, owner.session).removeprefix(
-            tenants.store.files.root
-        )
-        page = browser.open(f"/s{quote(segments)}")
+        whose = {"app": owner.app, "user": owner.user, "session": owner.session}
+        page = browser.open(f"/session?{urlencode(whose)}")
         assert page.status == 200
         tenants.look(owner, unescape(page.html), "a page")
-        last = browser.open(page.leads(r"/pack_[^#]+$")[-1])
+        last = browser.open(page.leads(r"/pack/pack_[^#]+$")[-1])
         assert owner.of_user in tokens(last.html)
         tenants.look(owner, unescape(last.html), "a page")
 
