@@ -258,7 +258,7 @@ class RetrievalSettings(_Settings):
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)
     """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
-    """Seconds that an invocation waits in all for the app's memory service and for an embedder other than ``static``."""
+    """Seconds in all that an invocation waits for the memory service and an embedder other than ``static``."""
     redact_before_retrieval: tuple[str, ...] = ()
     """What is masked in texts that are searched, embedded or sent to an embedding service: ``email``, ``key``,
     ``iban``, ``card``, ``ip``, ``phone``, or regular expressions. Nothing is masked in what the model is sent."""
