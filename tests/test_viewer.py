@@ -291,6 +291,8 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
     assert browser.open(at(first)).status == 200
     assert browser.open(at(second)).status == 502
     assert "hash is" in browser.open(at(third)).text
+    assert "hash is" in browser.open(at(third, beside=first.pack_id)).text
+    assert browser.open(at(third, beside=second.pack_id)).status == 502
 
 
 def forge(chat: Chat, change: dict[str, Any]) -> None:

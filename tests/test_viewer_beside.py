@@ -15,6 +15,7 @@ from scripted import Chat, Memories, call, look_up, new_store, remembered
 
 from aether_context import PackPolicy
 from aether_context.cli import main
+from aether_context.store.packs import ENDING
 from aether_context.viewer import report
 
 
@@ -64,6 +65,21 @@ def test_of_hashes_alone_layers_and_candidates_are_compared() -> None:
     page = Browser(hashed.store).open(f"/pack/{hashed.manifests()[1].pack_id}?beside={hashed.manifests()[0].pack_id}")
     assert page.status == 200
     assert "The texts are not recorded" in page.text
+
+
+def test_where_the_pack_before_is_gone_the_rest_is_shown() -> None:
+    hours = iter(["nine", "ten"])
+    chat = Chat(instruction=lambda _: f"You help. It is {next(hours)} o'clock.")  # type: ignore[arg-type]
+    chat.say("hello", "and now?")
+    first, second = chat.manifests()
+    chat.store.files.delete(f"{chat.store.place(first)}{ENDING}")
+    browser = Browser(chat.store)
+    page = browser.open(f"/pack/{second.pack_id}")
+    assert page.status == 200
+    assert "where the common prefix ends is not shown" in page.text
+    assert "There it ended by system changed" in page.text
+    assert browser.open(page.leads("beside=")[0]).status == 404
+    assert report(chat.store, *second.session_key).count("<section") == 1
 
 
 def test_a_report_needs_nothing_else(chat: Chat) -> None:

@@ -58,7 +58,7 @@ def write_report(url: str, file: str, *, app: str | None, user: str | None, sess
         PackNotFound: there is no such session, or more than one.
     """
     from aether_context.viewer import report
-    from aether_context.viewer.calls import by_session
+    from aether_context.viewer.calls import Calls, Session, by_session
 
     store, folder = packs.require(PackStore(url)), Path(file).parent
     if not folder.is_dir():
@@ -69,7 +69,7 @@ def write_report(url: str, file: str, *, app: str | None, user: str | None, sess
         raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
     if len(sessions) > 1:
         raise PackNotFound(f"{len(sessions)} sessions are{whose or ' there'}: say which by --session, --app and --user")
-    text = report(store, *store.read(sessions[0][-1]).session_key)
+    text = report(store, *Session(Calls(store).of(sessions[0][-20:])).owner)
     try:
         with click.open_file(file, "w", encoding="utf-8", atomic=True) as output:
             output.write(text)

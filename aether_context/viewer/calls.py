@@ -35,7 +35,7 @@ class Call(NamedTuple):
     """
 
     pack_id: str
-    names: tuple[str, ...]
+    names: tuple[str, str, str, *tuple[str, ...]]
     manifest: Manifest | None = None
     answer: CallUsage | None = None
     flags: Sequence[str] = ()

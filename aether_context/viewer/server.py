@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
 from aether_context.viewer.calls import Calls, Session, by_session
@@ -96,15 +96,18 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
 
 def _pack_values(replayer: Replayer, manifest: Manifest, other: Manifest | None = None) -> dict[str, Any]:
     """What the page of a pack shows, or what differs from another pack where that is given."""
-    view, store, is_beside, compared = read_view(replayer, manifest), replayer.store, other is not None, None
+    view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
+    compared = difference(read_view(replayer, other), view) if other is not None else None
     gaps = [*view.gaps]
     try:
-        if other is None and manifest.call_before and manifest.prefix.broken_by:
-            other = store.read(f"{store.place(manifest).rpartition('/')[0]}/{manifest.call_before}")
-        compared = difference(read_view(replayer, other), view) if other is not None else None
         manifest.verify()
+        if compared is None and manifest.call_before and manifest.prefix.broken_by:
+            previous = store.read(f"{store.place(manifest).rpartition('/')[0]}/{manifest.call_before}")
+            compared = difference(read_view(replayer, previous), view)
+    except ChecksumMismatch as error:
+        gaps.insert(0, str(error))
     except AetherContextError as error:
-        gaps.append(str(error))
+        gaps.append(f"where the common prefix ends is not shown: {error}")
     return {
         "title": manifest.pack_id,
         "view": view,
