@@ -384,14 +384,11 @@ class TokenSettings(_Settings):
     """How tokens are counted."""
 
     counter: str = "auto"
-    """``auto`` takes the first counter that suits the model and works; a name takes that counter: ``estimate``,
-    ``file``, ``tiktoken``, ``litellm``, ``gemini-local``, ``gemini-api``, ``anthropic-api``, or one that was
-    registered. Where a counter fails, the next one is used, in the end ``estimate``."""
+    """``auto`` counts by the model's file in ``tokens.files``, else by the built-in estimate. A name takes that
+    counter: ``estimate``, ``file``, ``tiktoken`` or ``gemini-local``, which download their vocabularies, or one of
+    ``register_counter``. Where a counter fails, the estimate counts."""
     files: Mapping[str, str] = {}
-    """Vocabulary files by model or family of models (``gemini``, ``openai``, ``claude``, …): a Hugging Face
-    ``tokenizer.json``, a tiktoken file or a SentencePiece model."""
-    network: bool = False
-    """Whether counters may use the network at a model call: to fetch a vocabulary once, or to ask the provider."""
+    """Hugging Face's ``tokenizer.json`` files by model or family of models (``gemini``, ``openai``, ``claude``, …)."""
 
 
 class Limit(_Settings):

@@ -28,10 +28,10 @@ from google.genai import types
 
 from aether_context.adk.acceptance import ACCEPTANCE, AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Library, ReadArtifact, SearchArtifact
-from aether_context.adk.bounds import Waits, failure, in_thread, within
+from aether_context.adk.bounds import Ended, Waits, failure, in_thread, within
 from aether_context.adk.call import AgentKey, Call, Last, ReadCall, agent_key_of, call_of
 from aether_context.adk.evidence import Offloader
-from aether_context.adk.models.gemini import register_counters
+from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.prompt_cache import mark_prefix
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.overflow import Overflow, overflow_of
@@ -173,8 +173,8 @@ class RequestPacker:
         )
         library = Library(self._recorder.store, self._records, policy.redact)
         self._readers = (ReadArtifact(library, self._room), SearchArtifact(library, self._room))
-        register_counters()
-        self._counters = Counters(policy.tokens, clock=time.monotonic)
+        tokenizers = {"gemini-local": local_tokenizer}
+        self._counters = Counters(policy.tokens, clock=time.monotonic, tokenizers=tokenizers)
         self._cache = TokenCache()
         self._windows = Windows()
         self._last: LRUCache[AgentKey, Last] = LRUCache(_MOST_CALLS)
@@ -302,17 +302,17 @@ class RequestPacker:
             return _invalid(call)
         enriched: ReadCall | None = None
         while True:
-            pick = self._counters.ready(call.model)
-            if pick is None:
-                pick = await asyncio.to_thread(self._counters.pick, call.model)
             try:
+                pick = self._counters.ready(call.model)
+                if pick is None:
+                    pick = await _waited(self.policy.tokens.counter, partial(self._counters.pick, call.model))
                 packed = await self._extend(call, pick)
                 if packed is None:
                     enriched = enriched or await self._enrich(call)
                     packed = await self._build(enriched, pick)
                 break
-            except TokenCountingError as error:  # the next best counter then
-                self._counters.fail(call.model, pick, error)
+            except TokenCountingError as error:  # the estimate counts then
+                self._counters.fail(call.model, error)
                 self._failures.report(str(error))
         # To free ADK's copies of contents that are not sent takes as long as to extend a pack: the event loop lets go
         # of them when it waits for the model.
@@ -600,17 +600,22 @@ class RequestPacker:
 
 
 async def _counted(pick: Pick, act: Callable[[], _T], *, is_instant: bool = True) -> _T:
-    """What an act gives that counts tokens, off the event loop where that is asked to, or is not instant.
+    """What an act gives that counts tokens; off the event loop where it may wait, or is not instant."""
+    if pick.may_wait:
+        return await _waited(pick.name, act)
+    return act() if is_instant else await asyncio.to_thread(act)
+
+
+async def _waited(counter: str, act: Callable[[], _T]) -> _T:
+    """What an act gives that a counter may hold up.
 
     Raises:
-        TokenCountingError: a counter that uses the network is late.
+        TokenCountingError: it is late.
     """
-    if not pick.remote:
-        return act() if is_instant else await asyncio.to_thread(act)
     try:
         return await within(_COUNTING_SECONDS, in_thread(act))
-    except TimeoutError as error:
-        raise TokenCountingError(pick.offer, f"it takes longer than {_COUNTING_SECONDS:g} s") from error
+    except (TimeoutError, Ended) as error:
+        raise TokenCountingError(counter, str(error)) from error
 
 
 def _own_policy(
