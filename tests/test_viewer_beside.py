@@ -15,6 +15,7 @@ from scripted import Chat, Memories, call, look_up, new_store, remembered
 
 from aether_context import PackPolicy
 from aether_context.cli import main
+from aether_context.errors import PackNotFound
 from aether_context.store.packs import ENDING
 from aether_context.viewer import report
 
@@ -101,6 +102,8 @@ def test_a_report_holds_the_newest_packs_in_full(chat: Chat) -> None:
     assert re.findall(r'<section id="([^"]+)">', text) == [manifest.pack_id for manifest in manifests[-20:]]
     assert len(manifests) > 20
     assert all(manifest.pack_id in text for manifest in manifests)
+    with pytest.raises(PackNotFound, match="user 'bob'"):
+        report(chat.store, "shop", "bob", "s1")
 
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:

@@ -78,8 +78,14 @@ def create_app(
 
 
 def report(store: PackStore, app: str, user: str, session: str) -> str:
-    """The HTML of a session: its calls, and the newest of its packs in full. It holds no script and loads nothing."""
+    """The HTML of a session: its calls, and the newest of its packs in full. It holds no script and loads nothing.
+
+    Raises:
+        PackNotFound: the session has no packs.
+    """
     places, replayer = store.places(app, user, session), Replayer(store)
+    if not places:
+        raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
     links = Links(in_file=frozenset(place.rpartition("/")[2] for place in places[-_MOST_IN_FILE:]))
     packs: list[tuple[str, str]] = []
     for place in places[-_MOST_IN_FILE:]:
