@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import packs
 import pytest
 from click.testing import CliRunner
 from google.genai import types
+from pack_inputs import recording
 from scripted import Chat, big_file, call
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
+from aether_context.canonical import canonical_json
 from aether_context.cli import main
+from aether_context.errors import ManifestError
 from aether_context.store.files import File
 from aether_context.store.layout import FORGOTTEN, entry_of
 from aether_context.store.pack_file import ENDING, member, with_outcome
@@ -180,6 +184,16 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert "the outcome is not signed" in str(verify(store).faults)
     store.files.replace(f"{store.place(first)}{ENDING}", data)
     assert verify(store).faults == {}
+
+
+@pytest.mark.parametrize("field", ["extends", "call_before"])
+def test_a_forged_name_leads_to_no_other_users_pack(store: PackStore, field: str) -> None:
+    bob = store.write(recording(user="bob"))
+    ann = store.write(recording(user="ann"))
+    forged = canonical_json({**json.loads(ann.to_json()), field: f"../../../bob/session/packs/{bob.pack_id}"})
+    packs.rewrite(store, ann, lambda _: forged.encode())
+    with pytest.raises(ManifestError, match=field):
+        store.read(store.place(ann))
 
 
 def test_the_command_says_what_it_checked(store: PackStore) -> None:

@@ -10,9 +10,9 @@ the pack's file, under the hash in ``texts``, or are not recorded where the poli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
@@ -34,6 +34,9 @@ from aether_context.pack import (
     describe,
 )
 from aether_context.store.pack_file import check_signature, fields_of, signed
+
+PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\]+$")]
+"""The id of a pack, which is the name of its file: it leads out of no folder."""
 
 
 class _Record(BaseModel):
@@ -82,15 +85,15 @@ class Manifest(_Record):
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
-    pack_id: str
+    pack_id: PackName
     """``pack_{time of the last event}_{task}_{step}_{hash}``."""
     number: int = 1
     """The pack's number in its session, from 1."""
     before: str = ""
     """The digest of the pack with the number before, of whatever agent; empty where that is unknown."""
-    extends: str | None = None
+    extends: PackName | None = None
     """The pack before it in its chain; null where the chain begins with this one."""
-    call_before: str | None = None
+    call_before: PackName | None = None
     """The pack before it for the same agent; null where that is unknown."""
     app: str
     """Application."""
