@@ -271,7 +271,7 @@ class RetrievalSettings(_Settings):
     mmr_lambda: float = Field(default=0.7, ge=0, le=1)
     """Weight of relevance against diversity in MMR (maximal marginal relevance): 1 is relevance alone."""
     memory_timeout_seconds: float = Field(default=2.0, gt=0)
-    """Seconds that an invocation waits in all for the app's memory service and for an embedder other than ``static``."""
+    """Seconds that an invocation waits in all for the app's memory service and an embedder other than ``static``."""
 
     def most_memories(self, window: int) -> int:
         """The most memories that are ranked for a window: as many as would fill it if all were short."""

@@ -132,7 +132,7 @@ async def live(house: House, life: Life, say: Any) -> None:
 
     from aether_context import PackPolicy, PackStore
     from aether_context.adk import HybridMemoryService
-    from aether_context.adk.call import METADATA
+    from aether_context.pack import METADATA
 
     choice = random.Random(life["seed"])
     store = PackStore(str(house.store))

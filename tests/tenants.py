@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridM
 
 _TOKEN = re.compile(r"tok[0-9a-f]{12}")
 _NAME = re.compile(r"I am (tok[0-9a-f]{12})")
-_TASK = re.compile(r"^DO (\[.*\])$", re.MULTILINE)
+_TASK = re.compile(r"^DO (\S+) (\[.*\])$", re.MULTILINE)
 ADDRESS = re.compile(r"artifact://(?:evidence|messages)/[0-9a-f]{16}\.[a-z]{2,4}")
 _ABOUT = "the badge code of the guest in the north wing"
 
@@ -69,6 +70,11 @@ def _token(*names: str) -> str:
     return f"tok{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}"
 
 
+def task(owner: Owner, number: int, steps: Sequence[Sequence[Step]]) -> str:
+    """The line that tells the model what to do."""
+    return f"DO {owner.of_session.replace('tok', 'run')}-{number} {json.dumps(steps)}"
+
+
 def tokens(text: str) -> set[str]:
     return set(_TOKEN.findall(text))
 
@@ -77,21 +83,18 @@ class Obedient(BaseLlm):
     """Makes the calls that the last user message lists, step by step, then answers it by its name."""
 
     model: str = "gemini-2.5-flash"
+    done: Counter[str] = Counter()
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        done, parts = 0, [types.Part(text="I see.")]
-        for content in reversed(llm_request.contents):
-            done += any(one.function_response is not None for one in content.parts or ())
-            said = "\n".join(one.text for one in content.parts or () if one.text)
-            if found := _TASK.findall(said):
-                todo = json.loads(found[-1])
-                if done < len(todo):
-                    parts = [call(name, **given) for name, given in todo[done]]
-                else:
-                    parts = [types.Part(text=f"It is done for {' '.join(_NAME.findall(said))}: {_ABOUT}.")]
-                break
+        texts = [one.text for content in llm_request.contents for one in content.parts or () if one.text]
+        parts = [types.Part(text=f"It is done for {' '.join(_NAME.findall(texts[-1]))}: {_ABOUT}.")]
+        for run, steps in _TASK.findall("\n".join(texts))[-1:]:
+            todo, at = json.loads(steps), self.done[run]
+            self.done[run] += 1  # results may have been cut, and cannot be counted in the request
+            if at < len(todo):
+                parts = [call(name, **given) for name, given in todo[at]]
         read = size(llm_request)
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=read, candidates_token_count=7, total_token_count=read + 7
@@ -168,7 +171,7 @@ class Tenants:
         where = {"user_id": owner.user, "session_id": owner.session}
         if await self.sessions.get_session(app_name=owner.app, **where) is None:
             await self.sessions.create_session(app_name=owner.app, **where, state=_state(owner))
-        text = f"I am {owner.of_user} and ask for {_ABOUT}. {'It is urgent. ' * 40}\nDO {json.dumps(steps)}"
+        text = f"I am {owner.of_user} and ask for {_ABOUT}. {'It is urgent. ' * 40}\n{task(owner, self.runs, steps)}"
         async for event in self.runners[owner.app].run_async(**where, new_message=types.UserContent(text)):
             for content in [event.content] if event.content else []:
                 self.look(owner, exact(content), "an event")
@@ -273,9 +276,13 @@ async def keep(name: str, tool_context: ToolContext) -> str:
 
 def _agent(at: int) -> BaseAgent:
     tools = [fetch, ask, keep, load_memory]
-    expert = LlmAgent(name="expert", model=Obedient(), description="Knows more.", instruction="You know.", tools=tools)
+    expert = LlmAgent(
+        name="expert", model=Obedient(done=Counter()), description="Knows more.", instruction="You know.", tools=tools
+    )
     agents = [
-        LlmAgent(name=name, model=Obedient(), instruction="You help.", tools=[*tools, AgentTool(agent=expert)])
+        LlmAgent(
+            name=name, model=Obedient(done=Counter()), instruction="You help.", tools=[*tools, AgentTool(agent=expert)]
+        )
         for name in ("clerk", "second")[: 1 + at % 2]
     ]
     return ParallelAgent(name="both", sub_agents=agents) if at % 2 else agents[0]

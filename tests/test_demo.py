@@ -17,11 +17,11 @@ from unplugged import Witness
 
 from aether_context import Manifest, PackStore
 from aether_context.cli import demonstration, main
-from aether_context.cli.demonstration import WHY
 from aether_context.demo import FOLLOW_UP, QUESTION, STEPS, Folder, research
 from aether_context.errors import ManifestError
 from aether_context.pack import CandidateOutcome, Reason
 from aether_context.store.replay import Replayer
+from aether_context.views import WHY
 
 WINDOW = 16_000
 

@@ -297,7 +297,7 @@ def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) 
         assert store.outcome(manifest) == {"input_tokens": 5}
         FailingFileSystem.down = False
         assert files._deliver_all()
-        assert spool.aside() == []
+        assert spool.paths() == {}
         assert there.outcome(manifest) == {"input_tokens": 5}
         assert whole(there) == 1
     finally:
@@ -335,7 +335,7 @@ def test_an_outcome_that_waited_brings_no_deleted_pack_back(tmp_path: Path) -> N
         FailingFileSystem.down = False
     there.files.delete(f"{there.place(manifest)}{ENDING}")
     assert files._deliver_all()
-    assert there.places() == files.spool.aside() == []
+    assert (there.places(), files.spool.paths()) == ([], {})
 
 
 def test_a_pack_that_waited_spares_what_another_process_made_of_it(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_pack_that_waited_spares_what_another_process_made_of_it(tmp_path: Pat
         FailingFileSystem.down = False
     there.write_outcome(there.write(made), {"input_tokens": 5})
     assert files._deliver_all()
-    assert files.spool.aside() == []
+    assert files.spool.paths() == {}
     assert there.outcome(made.manifest) == {"input_tokens": 5}
 
 

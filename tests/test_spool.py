@@ -499,7 +499,7 @@ MemoryFile(Path(sys.argv[2], "memory", "memories.sqlite")).close()
 
 def test_what_waits_is_delivered_in_time_that_grows_with_its_number(url, tmp_path):
     seconds = []
-    for count in (200, 800):
+    for count in (100, 400):
         files = SpooledFiles(Files(f"{url}-{count}"), Spool(tmp_path / f"{count}.sqlite"))
         FailingFileSystem.down = True
         for number in range(count):

@@ -332,7 +332,12 @@ def forget(**options: Any) -> int:
     return forget_files(**options)
 
 
-@_command("serve", "serve s3://bucket/packs --port 9000", "serve artifacts --host 0.0.0.0")
+@_command(
+    "serve",
+    "serve s3://bucket/packs --port 9000",
+    "serve artifacts --host 0.0.0.0",
+    "serve artifacts --report bug.html --session s1",
+)
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
 @click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
@@ -342,35 +347,29 @@ def forget(**options: Any) -> int:
     show_envvar=True,
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
-def serve(**options: Any) -> None:
+@click.option(
+    "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
+)
+@click.option("--session", help="The session of the report; needed where there are several.")
+@click.option("--app", help="Its application.")
+@click.option("--user", help="Its user.")
+def serve(url: str, file: str | None, session: str | None, app: str | None, user: str | None, **options: Any) -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
     It only reads the store. To listen on another address than this machine's own it needs a token, which readers send
-    once as ?token=…, or as the header "Authorization: Bearer …". Needs the extra "viewer".
+    once as ?token=…, or as the header "Authorization: Bearer …".
+
+    With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
+    holds no script. Needs the extra "viewer".
     """
-    from aether_context.cli.browser import serve as run
+    from aether_context.cli import browser
 
-    run(**options)
-
-
-@_command("report s1", "report s1 --app shop --user ann --limit 5 -o bug.html")
-@click.argument("session")
-@_store_option
-@click.option("--app", help="The session's application.")
-@click.option("--user", help="The session's user.")
-@click.option(
-    "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="Where to write it; - is stdout."
-)
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The N newest packs in full.")
-@click.option("--all", "everything", is_flag=True, help="Every text in full, none of them shortened.")
-def report(**options: Any) -> None:
-    """Writes the pages that `serve` shows for a session into one HTML file, to attach to a bug report.
-
-    The file is complete in itself and holds no script. Needs the extra "viewer".
-    """
-    from aether_context.cli.browser import write_report
-
-    write_report(**options)
+    if file is not None:
+        browser.write_report(url, file, session=session, app=app, user=user)
+    elif session or app or user:
+        raise click.UsageError("--session, --app and --user say which session --report FILE writes")
+    else:
+        browser.serve(url, **options)
 
 
 @_command("demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")

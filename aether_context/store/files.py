@@ -37,7 +37,7 @@ _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 _AT_ONCE = 16
 _DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-LATE_SECONDS = 0.4
+LATE_SECONDS = 0.3
 """So long may a run wait for what is done at once by a store that works."""
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
@@ -132,9 +132,9 @@ class Files:
     """Reads and writes files below a base URL, each with `StoreError` where the store cannot do it.
 
     A call may take ``timeout_seconds``, and a write a second more for each megabyte; None leaves that to the client,
-    which may try for half a minute, or for ever. ``refuses`` is whether the remote file system itself
-    refuses to create a file that exists; it is None until the first file was created, which tries it. Where it does
-    not refuse, each write first asks whether the file exists.
+    which may try for half a minute, or for ever. ``refuses`` is whether the remote file system itself refuses to create
+    a file that exists; it is None until the first file was created, which tries it. Where it does not refuse, each
+    write first asks whether the file exists.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Files:
     def extend(self, path: str, data: bytes) -> bool | None:
         """Replaces a file by data that begins with its content. Nothing is written where it has other content, which is
         False, or where there is no file, which is None."""
-        try:
+        try:  # a class with other ways to read and write is asked for none of them here
             stored = Files.read(self, path, 0, len(data) + 1)
         except FileNotFoundError:
             return None
@@ -283,8 +283,7 @@ class Files:
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of a file, or those from ``start`` up to ``end``; `FileNotFoundError` where it is not there."""
-        size = None if end is None else end - (start or 0)
-        return self._perform(partial(self._read, path, start, end), path, "read", size)
+        return self._perform(partial(self._read, path, start, end), path, "read", None if end is None else 0)
 
     def _read(self, path: str, start: int | None, end: int | None) -> bytes:
         if self.is_local:
@@ -386,7 +385,7 @@ class Files:
         return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
 
     def seconds(self, size: int | None) -> float:
-        """How long a call may take that moves so many bytes; None is unknown."""
+        """How long a call may take that writes so many bytes; None is for what may be long to read."""
         return (self.timeout_seconds or 0.0) + (size or 0) / 1_000_000
 
     def _perform(self, act: Callable[[], _R], path: str, action: str, size: int | None) -> _R:

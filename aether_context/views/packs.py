@@ -17,6 +17,27 @@ from aether_context.store.replay import Replayer, contents_of
 
 PiecePart: TypeAlias = Literal["system", "tool", "content"]
 
+WHY: Mapping[str, str] = {
+    "below_floor": "it has too little to do with the request and the step",
+    "beyond_k": "as many better ones as may enter were there",
+    "duplicate": "the same text is there already",
+    "expired": "it had expired",
+    "over_allocation": "its layer would have passed its tokens",
+    "high_water": "the request had passed the high-water mark",
+    "byte_net": "the request had too many bytes, and no usage was reported",
+    "window": "it would not have fitted the window",
+    "compression_off": "the policy allows no shorter form of it",
+    "already_in_conversation": "it stands in the conversation anyway",
+    "not_in_scope": "the step does not name it",
+    "no_message": "there is no human message to put it into",
+    "threshold": "the estimate had passed the share of the window that placeholders begin at",
+    "turn_budget": "the latest turns alone fill the ceiling for whole turns",
+    "middle": "it is neither the beginning nor the end of the conversation",
+    "by_hand": "a cut was asked for",
+    "strategy": "a registered strategy left it out",
+}
+"""Each reason for leaving something out, as the end of a sentence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:

@@ -152,7 +152,7 @@ def test_every_command_passes_over_them(project: dict[Path, bytes]) -> None:
     assert len(json.loads(run("list", "--json").stdout)) == 5
     for words in (
         "list", "list --limit 2", "list --app shop --user ann --session s1", "usage", "usage --by session --json",
-        "inspect", "diff", "replay latest", "verify --replay", "report s1 -o -", "forget --older-than 30",
+        "inspect", "diff", "replay latest", "verify --replay", "forget --older-than 30",
         "tune artifacts --trials 1 --jobs 1",
     ):  # fmt: skip
         result = run(*words.split())
@@ -187,7 +187,7 @@ def test_the_viewer_shows_the_packs(project: dict[Path, bytes]) -> None:
         assert page.status_code == 200
         assert "s1" in page.text
         assert "pack_notes" not in page.text
-        assert client.get("/s/shop/ann/s1").status_code == 200
+        assert client.get("/session?app=shop&user=ann&session=s1").status_code == 200
     assert lost(project) == []
 
 

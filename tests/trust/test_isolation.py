@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import pytest
 from browsing import Browser
 from teams import DEPRECATED
-from tenants import Owner, Step, Tenants, tokens
+from tenants import Owner, Step, Tenants, task, tokens
 
 pytestmark = DEPRECATED
 
@@ -20,22 +20,23 @@ Figure = Callable[[str, float], None]
 
 PLAIN = [Owner(app, user, session) for app in ("shop", "Shop") for user in ("Ann", "ann") for session in ("s1", "S1")]
 ODD_USERS = [
-    "ann.", "ann ", " ", ".", "..", "a/b", "a%2Fb", "a%2fb", "a\\b", "../ann", "packs", "evidence", "artifacts", "CON",
-    "con", "name.json", "user:ann", "ünï", "u\u0308ni\u0308", "🙂", "x" * 300, "x" * 299, "ann\n", "ann\0", "*", "%",
+    "ann.", "ann ", " ", "\t", "..", ".", "a/b", "a\\b", "a%2Fb", "a%2fb", "../ann", "ann/..", "packs", "blobs",
+    "evidence", "artifacts", "CON", "con", "name.json", "*", "user:ann", "ünï", "u\u0308ni\u0308", "🙂", "x" * 300,
+    "x" * 299, "ann\0", "ann\n",
 ]  # fmt: skip
-ODD_SESSIONS = ["packs", "artifacts", "evidence", "..%2Fs1", "../s1", "s1/..", "CON", "y" * 300, "s1~", "ß", "SS"]
+ODD_SESSIONS = ["packs", "..%2Fs1", "../s1", "evidence", "CON", "s1/..", "y" * 300, "s1~", "SS", "ß"]
 ODD = [
     *(Owner("shop", user, "s1") for user in ODD_USERS),
     *(Owner("evidence", "ann", session) for session in ODD_SESSIONS),
 ]
 
 
-def first(number: int) -> Sequence[Sequence[Step]]:
+def first(owner: Owner) -> Sequence[Sequence[Step]]:
     """What plants an owner's words everywhere."""
     return [
-        [("fetch", {"name": f"list {number}"}), ("ask", {"question": "Which code is it?"})],
+        [("fetch", {"name": "the list"}), ("ask", {"question": "Which code is it?"})],
         [("keep", {"name": "secret.txt"})],
-        [("expert", {"request": f'Read on.\nDO [[["fetch", {{"name": "of expert {number}"}}]]]'})],
+        [("expert", {"request": f"Read on.\n{task(owner, -1, [[('fetch', {'name': 'what the expert reads'})]])}"})],
     ]
 
 
@@ -56,9 +57,9 @@ async def serve(tenants: Tenants, rounds: int, seed: int = 0) -> None:
 
     async def told(owner: Owner, number: int) -> None:
         guesses = tenants.guesses(owner)
-        await tenants.tell(owner, *later(choice.sample(guesses, min(20, len(guesses))), number))
+        await tenants.tell(owner, *later(choice.sample(guesses, min(10, len(guesses))), number))
 
-    await asyncio.gather(*(tenants.tell(owner, *first(0), remember=True) for owner in tenants.owners))
+    await asyncio.gather(*(tenants.tell(owner, *first(owner), remember=True) for owner in tenants.owners))
     for number in range(1, rounds + 1):
         if number % 2:
             await asyncio.gather(*(told(owner, number) for owner in tenants.owners))
@@ -75,13 +76,11 @@ def pages(tenants: Tenants) -> None:
     """Looks at the page of each owner's session and of its last pack."""
     browser = Browser(tenants.store)
     for owner in tenants.owners:
-        segments = tenants.store.files.place(owner.app, owner.user, owner.session).removeprefix(
-            tenants.store.files.root
-        )
-        page = browser.open(f"/s{quote(segments)}")
+        whose = {"app": owner.app, "user": owner.user, "session": owner.session}
+        page = browser.open(f"/session?{urlencode(whose)}")
         assert page.status == 200
         tenants.look(owner, unescape(page.html), "a page")
-        last = browser.open(page.leads(r"/pack_[^#]+$")[-1])
+        last = browser.open(page.leads(r"/pack/pack_[^#]+$")[-1])
         assert owner.of_user in tokens(last.html)
         tenants.look(owner, unescape(last.html), "a page")
 
@@ -89,8 +88,8 @@ def pages(tenants: Tenants) -> None:
 @pytest.mark.parametrize(
     ("owners", "rounds"),
     [
-        pytest.param(PLAIN, 3, id="plain"),
-        pytest.param(ODD, 2, id="odd"),
+        pytest.param(PLAIN, 6, id="plain"),
+        pytest.param(ODD[::2], 1, id="odd"),
         pytest.param(PLAIN, 60, id="plain, long", marks=pytest.mark.slow),
         pytest.param(ODD, 12, id="odd, long", marks=pytest.mark.slow),
     ],

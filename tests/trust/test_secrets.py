@@ -31,8 +31,7 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
 from aether_context.redaction import masker
 from aether_context.store.replay import Replayer
-from aether_context.viewer import create_app
-from aether_context.viewer.single_file import report
+from aether_context.viewer import create_app, report
 
 Figure = Callable[[str, float], None]
 
@@ -279,7 +278,7 @@ def shown(chat: Chat) -> Iterator[tuple[str, bytes]]:
     from starlette.testclient import TestClient
 
     store = chat.store
-    yield "report", report(store, "shop/ann/s1", whole=True).encode()
+    yield "report", report(store, "shop", "ann", "s1").encode()
     client = TestClient(create_app(store))
     waiting, seen = ["/"], {"/"}
     while waiting and len(seen) < 24:

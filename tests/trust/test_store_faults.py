@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import statistics
 import subprocess
 import threading
@@ -303,6 +304,28 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no small file system can be mounted here: {error}")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_folder_on_a_mount_that_hangs(spool: str, tmp_path: Path, figure: Figure) -> None:
+    """Who opens a named pipe waits for its other end, as on a mount whose server is away."""
+    store = str(tmp_path / "store")
+    chat = conversation(store)
+    usual = max(turn(chat, number) for number in range(4))
+    (path,) = (tmp_path / "store").rglob("calibration/*.json")
+    path.unlink()
+    os.mkfifo(path)
+    chat.restart()
+    added = turn(chat, 4) - usual
+    assert added < 8
+    if spool == "on":
+        figure("store_seconds", max(added, 0))
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+    path.unlink(missing_ok=True)
+    turn(chat, 5)
+    lost = missing(store, 12)
+    figure("lost", lost)
+    assert lost == 0
 
 
 def fill(path: Path) -> None:

@@ -55,7 +55,7 @@ _MOST_CHAINS = 512
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
-_STORE_SECONDS = 0.5
+_STORE_SECONDS = 0.4
 _CALM_SECONDS = 60.0
 """Failures that are less apart are one outage, and one line in the log."""
 
