@@ -162,7 +162,8 @@ class Counters:
     def _make(self, model: str) -> Pick:
         name = self._name(model)
         try:
-            tokenizer = _REGISTERED.get(name) or self._tokenizers[name](model)
+            make = self._tokenizers.get(name)
+            tokenizer = _REGISTERED[name] if make is None else make(model)
         except TokenCountingError:
             raise
         except ImportError as error:
@@ -170,7 +171,7 @@ class Counters:
             raise TokenCountingError(name, str(error), suggestion=cure) from error
         except Exception as error:  # a model that it does not know, a download that fails
             raise TokenCountingError(name, f"{type(error).__name__}: {error}") from error
-        return Pick(_Checked(name, tokenizer, counter_for(model)), name, may_wait=name in _REGISTERED)
+        return Pick(_Checked(name, tokenizer, counter_for(model)), name, may_wait=make is None)
 
 
 class _Checked:
