@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
+from aether_context.adk import packer
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.errors import PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
@@ -361,6 +363,21 @@ def test_a_counter_that_is_not_there_is_told_once_a_session(monkeypatch: pytest.
         (pack.session, sum("pip install tiktoken" in line for line in pack.degradations)) for pack in store.manifests()
     ]
     assert sorted(told) == [("s1", 0), ("s1", 1), ("s2", 1)]
+
+
+def test_a_vocabulary_that_does_not_arrive_holds_up_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    let_go = threading.Event()
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: let_go.wait(60))
+    monkeypatch.setattr(packer, "_COUNTING_SECONDS", 0.2)
+    chat = Chat(script=["hi", "there"], policy=PackPolicy(tokens={"counter": "tiktoken"}))
+    began = time.monotonic()
+    chat.say("one", "two")
+    let_go.set()
+    assert time.monotonic() - began < 30
+    first, second = chat.manifests()
+    assert all(pack.counter.startswith("estimate/") for pack in (first, second))
+    assert "token counter tiktoken: no answer within 0.2 s" in "; ".join(first.degradations)
 
 
 def test_a_model_switch_begins_a_new_chain_that_replays() -> None:

@@ -71,7 +71,7 @@ def register_counter(name: str, counter: CountsTexts) -> None:
             ``heuristic``.
 
     Raises:
-        PolicyError: the name is empty or one of the package's own, or the counter has no ``count``.
+        PolicyError: the name is empty or one of the package's own, or the counter cannot be used.
     """
     if not name.strip() or name in _BUILT_IN:
         raise PolicyError(f"counter name {name!r} is empty or taken: choose another one", field="name")
@@ -107,8 +107,8 @@ class Counters:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._tokenizers = {"tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
-        names = ("auto", "estimate", "file", *self._tokenizers, *_REGISTERED)
+        self._tokenizers = {"file": self._of_file, "tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
+        names = ("auto", "estimate", *self._tokenizers, *_REGISTERED)
         if settings.counter not in names:
             hint = near_names(settings.counter, names)
             raise PolicyError(f"tokens.counter = {settings.counter!r}: {hint}", field="tokens.counter")
@@ -151,18 +151,19 @@ class Counters:
         files = self._settings.files
         return next((files[name] for name in (model, bare_model_name(model), family_of(model)) if name in files), None)
 
+    def _of_file(self, model: str) -> Tokenizer:
+        path = self._file(model)
+        if path is None:
+            raise TokenCountingError(
+                "file", f"tokens.files names none for {model!r} or its family {family_of(model)!r}"
+            )
+        return tokenizer_of_file(path)
+
     def _make(self, model: str) -> Pick:
-        name, path = self._name(model), self._file(model)
+        name = self._name(model)
         try:
-            if name in _REGISTERED:
-                tokenizer = _REGISTERED[name]
-            elif name != "file":
-                tokenizer = self._tokenizers[name](model)
-            elif path is not None:
-                tokenizer = tokenizer_of_file(path)
-            else:
-                reason = f"tokens.files names none for {model!r} or its family {family_of(model)!r}"
-                raise TokenCountingError(name, reason)
+            make = self._tokenizers.get(name)
+            tokenizer = _REGISTERED[name] if make is None else make(model)
         except TokenCountingError:
             raise
         except ImportError as error:
@@ -170,20 +171,20 @@ class Counters:
             raise TokenCountingError(name, str(error), suggestion=cure) from error
         except Exception as error:  # a model that it does not know, a download that fails
             raise TokenCountingError(name, f"{type(error).__name__}: {error}") from error
-        return Pick(_Checked(name, tokenizer, counter_for(model)), name, may_wait=name in _REGISTERED)
+        return Pick(_Checked(name, tokenizer, counter_for(model)), name, may_wait=make is None)
 
 
 class _Checked:
     """A tokenizer whose every failure is a `TokenCountingError`, and so is a number that no tokenizer gives.
 
     Args:
-        offer: the name by which the policy asks for it.
+        called: its name in the policy's `tokens.counter`.
         estimate: tells a number that is far too small.
     """
 
-    def __init__(self, offer: str, tokenizer: Tokenizer, estimate: TokenCounter) -> None:
+    def __init__(self, called: str, tokenizer: Tokenizer, estimate: TokenCounter) -> None:
         self.name, self.accuracy = tokenizer.name, tokenizer.accuracy
-        self._offer = offer
+        self._called = called
         self._lengths = tokenizer.lengths
         self._estimate = estimate
 
@@ -196,9 +197,9 @@ class _Checked:
         except (TokenCountingError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in a tokenizer written in Rust is no Exception
-            raise TokenCountingError(self._offer, f"it raised {type(error).__name__}: {error}") from error
+            raise TokenCountingError(self._called, f"it raised {type(error).__name__}: {error}") from error
         if len(counts) != len(texts) or not all(map(self._is_sound, texts, counts)):
-            raise TokenCountingError(self._offer, "it gave numbers that cannot be, such as none or far too few tokens")
+            raise TokenCountingError(self._called, "it gave numbers that cannot be, such as none or far too few tokens")
         return [max(1, tokens) if text else 0 for text, tokens in zip(texts, counts, strict=True)]
 
     def _is_sound(self, text: str, tokens: object) -> bool:
