@@ -90,7 +90,7 @@ def pages(tenants: Tenants) -> None:
 @pytest.mark.parametrize(
     ("owners", "rounds"),
     [
-        pytest.param(PLAIN, 6, id="plain"),
+        pytest.param(PLAIN, 4, id="plain"),
         pytest.param(ODD[::2], 1, id="odd"),
         pytest.param(PLAIN, 60, id="plain, long", marks=pytest.mark.slow),
         pytest.param(ODD, 12, id="odd, long", marks=pytest.mark.slow),
