@@ -115,7 +115,9 @@ class Failures:
     def warn_once(self, message: str, error: Exception | None = None) -> None:
         if message not in self._warnings and len(self._warnings) < _MOST_WARNINGS:
             self._warnings.add(message)
-            logger.warning("%s", message, exc_info=error)
+            # Names of tools and texts of errors come from others: none may begin a line of its own.
+            line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+            logger.warning("%s", line, exc_info=error)
 
 
 class RequestPacker:

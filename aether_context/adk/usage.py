@@ -227,7 +227,7 @@ class Ledgers:
                         return _stopped(call, error)
                     going.passed = going.passed or error
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
-                    self._log_once(limit, f"session {account.key[2]}: {error}")
+                    self._log_once(limit, f"session {account.key[2]!r}: {error}")
             session.going[slot] = going
             for account in accounts:
                 account.ledger.begin(planned, **account.where)

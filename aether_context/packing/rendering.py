@@ -39,7 +39,7 @@ from aether_context.packing.carryover import plan_digest
 from aether_context.packing.draft import Draft, occurrence_keys
 from aether_context.packing.payload import addresses_in, covered_by, missing_evidence, validity_of
 from aether_context.policy import StablePrefixSettings
-from aether_context.text.compression import extract
+from aether_context.text.compression import extract, lines_of
 from aether_context.tokens.cache import PackCounter
 from aether_context.usage.calibration import estimated
 
@@ -265,12 +265,17 @@ def _within(rendered: payload.Payload, request: str, ceiling: int | None, counte
     """
     if ceiling is None:
         return rendered.before, rendered.after
+
+    def cut(text: str, tokens: int) -> str:
+        # Pieces of a long line are indented, too: none of them can stand for a header.
+        fenced = "\n".join("\n  ".join(lines_of(line)) for line in text.rstrip().split("\n"))
+        return f"{extract(fenced, max_tokens=tokens, counter=counter)}\n"
+
     checklist = rendered.after.removesuffix(request)
     room = ceiling - counter.count(checklist)
     if room >= _LEAST_HEAD:
-        return f"{extract(rendered.before.rstrip(), max_tokens=room, counter=counter)}\n", rendered.after
-    text = f"{rendered.before}{checklist}".rstrip()
-    return f"{extract(text, max_tokens=ceiling, counter=counter)}\n", request
+        return cut(rendered.before, room), rendered.after
+    return cut(rendered.before + checklist, ceiling), request
 
 
 def _packed(draft: Draft) -> PackedMessage | None:
