@@ -20,6 +20,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from packs import pack_input, said
 from scripted import Scripted
+from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
@@ -203,10 +204,6 @@ UNITS = {
     "For context": "For context:\n",
     "quoted agents": "`x` tool returned result:\n",
 }
-
-
-def of_unit(unit: str) -> Callable[[int], str]:
-    return lambda size: (unit * (size // len(unit) + 1))[:size]
 
 
 def distinct(form: str) -> Callable[[int], str]:

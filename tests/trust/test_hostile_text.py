@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
@@ -17,7 +16,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from scripted import Memories, call, new_store, remembered
-from test_linear_time import FAMILIES, of_unit
+from timing import of_unit
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
