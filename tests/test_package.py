@@ -155,7 +155,7 @@ def test_every_public_name_says_what_it_is():
         if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}("):
             silent.append(name)
         inherited = {attribute for parent in getattr(value, "__mro__", ())[1:] for attribute in vars(parent)}
-        for attribute, member in vars(value).items() if inspect.isclass(value) else ():
+        for attribute, member in [*vars(value).items()] if inspect.isclass(value) else ():
             function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if attribute[0] == "_" or attribute in inherited or not inspect.isfunction(function):
                 continue
