@@ -107,7 +107,6 @@ def kill(live: Live, house: House, outages: bool, number: int, seconds: float, f
     lost = set[str]()
     while len(lived) < number and time.monotonic() < until:
         lived.append(live(house, **told(len(lived), outages)))
-        lost.update(lost_of(house, lived[-1]))
     lived.append(live(house, seed=number, turns=2))
     assert spool(house).paths() == {}
     for life in lived:
