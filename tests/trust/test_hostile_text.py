@@ -155,7 +155,7 @@ def test_no_text_stalls_the_event_loop(figure: Figure) -> None:
     held({name: HOSTILE[name] for name in QUICK}, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(4))
 def test_no_text_of_any_family_stalls_the_event_loop(part: int, figure: Figure) -> None:
     held({name: HOSTILE[name] for at, name in enumerate(HOSTILE) if at % 4 == part}, figure)

@@ -91,8 +91,8 @@ def pages(tenants: Tenants) -> None:
     [
         pytest.param(PLAIN, 4, id="plain"),
         pytest.param(ODD[::2], 1, id="odd"),
-        pytest.param(MANY, 7, id="plain, long", marks=pytest.mark.slow),
-        pytest.param(ODD, 9, id="odd, long", marks=pytest.mark.slow),
+        pytest.param(MANY, 7, id="plain, long", marks=pytest.mark.soak),
+        pytest.param(ODD, 9, id="odd, long", marks=pytest.mark.soak),
     ],
 )
 def test_no_words_of_another_are_found(owners: Sequence[Owner], rounds: int, tmp_path: Path, figure: Figure) -> None:

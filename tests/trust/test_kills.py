@@ -124,7 +124,7 @@ def test_what_was_acknowledged_outlives_kills(live: Live, house: House, outages:
     kill(live, house, outages, 50, 8.0, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("outages", [False, True])
 def test_what_was_acknowledged_outlives_many_kills(live: Live, house: House, outages: bool, figure: Figure) -> None:
     kill(live, house, outages, 250, 600.0, figure)
