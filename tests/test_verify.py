@@ -186,6 +186,14 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert verify(store).faults == {}
 
 
+def test_packs_that_extend_each_other_are_told_and_end(store: PackStore) -> None:
+    first, second, _ = packs.chain(store, 3)
+    forged, _ = first.model_copy(update={"extends": second.pack_id}).sealed()
+    packs.rewrite(store, first, lambda _: forged.to_json().encode())
+    assert verify(store).packs == 3
+    assert "extends itself" in str(verify(store, replays=True).faults)
+
+
 @pytest.mark.parametrize("field", ["extends", "call_before"])
 def test_a_forged_name_leads_to_no_other_users_pack(store: PackStore, field: str) -> None:
     bob = store.write(recording(user="bob"))

@@ -74,8 +74,8 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     out.print_heading("The same run without the plugin")
     print_comparison(reduce(Comparison.plus, map(unpacked.compare, manifests), Comparison()))
     out.print()
-    verifier, places = Verifier(store), store.places(run.app, run.user, run.session)
-    faults = {place: fault for place in places if (fault := verifier.fault(place, replays=True))}
+    verifier, places = Verifier(store, replays=True), store.places(run.app, run.user, run.session)
+    faults = {place: fault for place in places if (fault := verifier.fault(place))}
     out.print_heading("Checked")
     out.print_line(f"  {len(places) - len(faults)} of {len(places)} packs verify and replay to their checksum")
     for place, fault in faults.items():

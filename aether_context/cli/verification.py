@@ -46,10 +46,10 @@ def show_verification(url: str, pack_ids: Sequence[str], *, replays: bool) -> in
 
 
 def _of_packs(store: PackStore, places: Sequence[str], replays: bool) -> Verification:
-    verifier, found = Verifier(store), Verification()
+    verifier, found = Verifier(store, replays=replays), Verification()
     for place in sorted(places):
         found.packs += 1
-        if fault := verifier.fault(place, replays=replays):
+        if fault := verifier.fault(place):
             found.faults[f"{place}{ENDING}"] = fault
     found.unrecorded = verifier.unrecorded
     return found

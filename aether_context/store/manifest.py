@@ -228,7 +228,7 @@ class Manifest(_Record):
     calibration: Calibration | None = None
     """How the estimate was calibrated; null where no usage was known."""
     counts: Mapping[str, int] = {}
-    """Token counts of texts, by short hash, where no row or ancestor holds them."""
+    """Token counts of texts, by short hash, where no row and no pack before it holds them."""
     summaries: Mapping[str, str] = {}
     """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
     setting: str = ""

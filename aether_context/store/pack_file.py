@@ -129,16 +129,17 @@ def read_manifest(data: bytes) -> dict[str, JSON]:
     return fields_of(read_member(data, MANIFEST_BYTES)[0])
 
 
-def read_texts(data: bytes) -> tuple[bytes, bytes | None]:
-    """The lines with the texts and the outcome of a file, the outcome None where it has none; `ManifestError` where
+def read_lines(data: bytes) -> tuple[bytes, bytes, bytes | None]:
+    """The lines with manifest, texts and outcome of a file, the outcome None where it has none; `ManifestError` where
     they are damaged."""
-    texts, rest = read_member(read_member(data, MANIFEST_BYTES)[1])
+    manifest, rest = read_member(data, MANIFEST_BYTES)
+    texts, rest = read_member(rest)
     if not rest:
-        return texts, None
+        return manifest, texts, None
     outcome, rest = read_member(rest)
     if rest:
         raise ManifestError("not a pack: it has more than three members")
-    return texts, outcome
+    return manifest, texts, outcome
 
 
 def fields_of(text: str | bytes) -> dict[str, JSON]:

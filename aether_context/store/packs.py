@@ -32,11 +32,11 @@ from aether_context.store.files import File, Files, segment
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment
 from aether_context.store.pack_file import (
     ENDING,
+    fields_of,
     parsed,
+    read_lines,
     read_manifest,
-    read_member,
     read_outcome,
-    read_texts,
     with_outcome,
 )
 from aether_context.store.recording import Recording
@@ -176,12 +176,12 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         data = self._data(place)
-        fields = read_manifest(data)
-        if read_member(data)[0] != canonical_json(fields).encode():
+        line, texts, outcome = read_lines(data)
+        fields = fields_of(line)
+        if line != canonical_json(fields).encode():
             raise ManifestError("the manifest is not as it was written")
         manifest = Manifest.of(fields)
         manifest.verify()
-        texts, outcome = read_texts(data)
         return (
             manifest,
             _texts(manifest, texts) if manifest.texts else {},
@@ -214,7 +214,7 @@ class PackStore:
             return {}
         place = self.place(manifest)
         try:
-            line, _ = read_texts(self._data(place))
+            _, line, _ = read_lines(self._data(place))
         except PackNotFound as error:
             raise BlobNotFound(f"the texts of {manifest.pack_id} are not in {self.url}") from error
         except ManifestError as error:
@@ -233,7 +233,7 @@ class PackStore:
         place = self.place(manifest)
         if data is None:
             data = self._data(place)
-            if read_texts(data)[1] is not None:
+            if read_lines(data)[2] is not None:
                 return
         self.files.extend(f"{place}{ENDING}", with_outcome(data, manifest.digest, outcome))
 
@@ -242,7 +242,7 @@ class PackStore:
         place = self.place(manifest)
         data = self.files.get(f"{place}{ENDING}")
         try:
-            line = None if data is None else read_texts(data)[1]
+            line = None if data is None else read_lines(data)[2]
             return None if line is None else read_outcome(line, manifest.digest)
         except (ManifestError, ChecksumMismatch) as error:
             raise StoreError(f"the outcome of {place} could not be read: {error}") from error

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from pydantic import TypeAdapter
 
 from aether_context.canonical import (
-    JSON,
     canonical_json,
     canonical_object,
     fold,
@@ -81,26 +80,23 @@ class Tip(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A manifest ready to be written, with its fields.
+    """A manifest ready to be written.
 
-    ``texts`` are the pack's texts, ``tip`` what the next manifest extends, ``saved`` texts to be stored by their URI.
+    ``texts`` are the pack's texts, ``data`` the bytes of its file without an outcome, ``tip`` what the next manifest
+    extends, ``saved`` texts to be stored by their URI.
     """
 
     manifest: Manifest
-    fields: Mapping[str, JSON]
     texts: bytes
+    data: bytes
     tip: Tip
     saved: Mapping[str, str]
-
-    @property
-    def data(self) -> bytes:
-        """The bytes of the pack's file without an outcome."""
-        return file_of(self.fields, self.texts)
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
         manifest, fields = self.manifest.model_copy(update=values).sealed()
-        return self._replace(manifest=manifest, fields=fields, tip=self.tip._replace(pack_id=manifest.pack_id))
+        tip = self.tip._replace(pack_id=manifest.pack_id)
+        return self._replace(manifest=manifest, data=file_of(fields, self.texts), tip=tip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +284,8 @@ def record(
         setting=setting_digest,
         epoch=epoch,
     )
-    return Recording(manifest=manifest, fields=manifest_fields, texts=texts, tip=new_tip, saved=pack.saved)
+    data = file_of(manifest_fields, texts)
+    return Recording(manifest=manifest, texts=texts, data=data, tip=new_tip, saved=pack.saved)
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:

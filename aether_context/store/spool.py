@@ -165,8 +165,8 @@ def spool_of(files: Files) -> Spool | None:
 class SpooledFiles(Files):
     """Files that take every write: a write that the store cannot take waits in the spool until it can.
 
-    While any write waits, all later ones wait behind it, so that a manifest never arrives before the blobs that it
-    names. A store that failed is tried again after half a second, then after longer and longer pauses of up to ten.
+    While any write waits, all later ones wait behind it, so that a manifest never arrives before the pack that it
+    extends. A store that failed is tried again after half a second, then after longer and longer pauses of up to ten.
     One that took longer than ``LATE_SECONDS`` is spared for half a minute: what is to be written goes to the spool,
     and nobody waits for the thread that delivers it. A write that neither store nor spool takes is a `StoreError`.
     """

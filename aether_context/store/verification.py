@@ -49,10 +49,15 @@ class Verification:
 
 
 class Verifier:
-    """Checks packs of one store; what packs of a session share is checked once."""
+    """Checks packs of one store; what packs of a session share is checked once.
 
-    def __init__(self, store: PackStore) -> None:
+    Args:
+        replays: whether to build each request again and compare it with the recorded one.
+    """
+
+    def __init__(self, store: PackStore, *, replays: bool = False) -> None:
         self.unrecorded = 0
+        self._replays = replays
         self._store = store
         self._folder = ""
         self._replayer = Replayer(store)
@@ -60,12 +65,11 @@ class Verifier:
         self._sound: set[str] = set()
         """Packs whose chains are sound up to them."""
 
-    def fault(self, place: str, *, replays: bool = False, chain: bool = False) -> str:
+    def fault(self, place: str, *, chain: bool = False) -> str:
         """What is wrong with the pack at a place; empty where nothing is.
 
         Args:
             place: it is fastest to check the places of one session one after the other.
-            replays: whether to build the request again and compare it with the recorded one.
             chain: whether the packs before it in its chain must be sound as well, as they must for a replay.
         """
         folder = place.rsplit("/", 1)[0]
@@ -73,9 +77,9 @@ class Verifier:
             self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
         try:
             manifest = self.manifest(place)
-            if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, replays or chain)):
+            if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
                 return fault
-            if replays:
+            if self._replays:
                 self._replayer.replay(manifest)
         except ReplayIncomplete as error:
             if manifest.texts:
@@ -88,7 +92,7 @@ class Verifier:
     def _chain_fault(self, extended: str | None, whole: bool) -> str:
         """What is wrong with the pack that another one extends, and where ``whole`` is set with those before it."""
         below: list[str] = []
-        while extended is not None and extended not in self._sound:
+        while extended is not None and extended not in self._sound and extended not in below:
             try:
                 manifest = self.manifest(f"{self._folder}/{extended}")
             except PackNotFound:
@@ -120,7 +124,7 @@ class Verifier:
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
-        if manifest.texts:
+        if self._replays and manifest.texts:
             self._replayer.take(manifest, texts)
         return manifest
 
@@ -144,7 +148,7 @@ def verify(
         step: called with the path of each pack that was checked.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
-    root, found, verifier = store.files.root, Verification(), Verifier(store)
+    root, found, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     names = () if session is None else (session.app_name, session.user_id, session.id)
     of_session = store.files.place(*names).removeprefix(f"{root}/") if names else ""
     last_number = max((pack_of_event(event)[0] for event in session.events), default=0) if session is not None else 0
@@ -162,7 +166,7 @@ def verify(
         for entry in of_folder:
             if entry.kind == "pack":
                 place = entry.file.path.removesuffix(ENDING)
-                faults[entry.file.path] = verifier.fault(place, replays=replays)
+                faults[entry.file.path] = verifier.fault(place)
                 found.packs += 1
                 step(entry.file.path)
                 try:
