@@ -123,8 +123,12 @@ def _settings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str
     def written(item: Any) -> str:
         return json.dumps(item, ensure_ascii=False).replace("\x7f", "\\u007f")
 
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _settings(item, (*path, key if key.isascii() and key.isidentifier() else written(key)))
-    elif value is not None:
+    if not isinstance(value, dict):
         yield ".".join(path), written(value)
+        return
+    items = {key: item for key, item in value.items() if item is not None}
+    if items and items.keys() != {"low", "high"}:
+        for key, item in items.items():
+            yield from _settings(item, (*path, key if key.isascii() and key.isidentifier() else written(key)))
+    else:  # a range, which is given as a whole, or an empty table
+        yield ".".join(path), f"{{{', '.join(f'{key} = {item}' for key, item in items.items())}}}"

@@ -15,8 +15,9 @@ _Trial: TypeAlias = tuple[tuple[Layer, Layer] | None, tuple[float, float] | None
 
 # One factor at a time comes first, so that what each does can be told apart: every pair of layers both ways, the depth
 # of a cut alone, earlier cuts at two depths each, and fewer and more memories. 1.0 and 0.42 are the defaults, which
-# mend a policy that was set too tight. Combined are factors that make room for each other: memories with the layers that
-# take or give their place, and the conversation's share with the depth of its cuts. The last two save and keep most.
+# mend a policy that was set too tight. Combined are factors that make room for each other: memories with the layers
+# that take or give their place, and the conversation's share with the depth of its cuts. The last two save and keep
+# most.
 _TRIALS: tuple[_Trial, ...] = (
     *((move, None, None) for move in permutations(FLEXIBLE_LAYERS, 2)),
     *((None, (1.0, compact_to), None) for compact_to in (0.2, 0.3, 0.42, 0.55, 0.7)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from multiprocessing import get_context
 
 from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
@@ -157,7 +157,7 @@ class Tuner:
     def _play(self, recordings: Recordings, chosen: Sequence[Folder], policies: Sequence[PackPolicy]) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[Folder, Played]] = [{} for _ in policies]
-        results = self._executor.map(play, chosen, repeat(recordings.profile), repeat(tuple(policies)))
+        results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
         for folder, played in zip(chosen, results, strict=True):
             self._advance(folder)
             base = played[0]
