@@ -236,7 +236,7 @@ def test_more_is_kept_for_what_may_be_spent():
     assert str(decided(104.0, 95, spend=5)).startswith("more kept for +4.0%: 'other' holds")
     verdict = decided(104.0, 95)
     assert verdict.kind == "no change"
-    assert "'other' keeps 5.0 points more for 4.0%: --spend allows it" in verdict.reason
+    assert "'other' keeps 5.0 points more for 4.0% (--spend)" in verdict.reason
     assert decided(100.0, 95).kind == "more kept"
 
 

@@ -42,14 +42,13 @@ def tune(
     results = list(zip(found, verdicts, strict=True))
     if as_json:
         print_json([_json(tuner, recordings, verdict) for recordings, verdict in results])
-    else:
-        for recordings, verdict in results:
+    for recordings, verdict in results:
+        if not as_json:
             _show(tuner, recordings, verdict)
-    if output is not None and checked_policy is None:
-        output.mkdir(parents=True, exist_ok=True)
-        for recordings, verdict in results:
-            origin = f"{', '.join(urls)}, seed {seed}, margin {margin:g}"
+        if output is not None and checked_policy is None:
+            output.mkdir(parents=True, exist_ok=True)
             path = output / f"{recordings.profile}.toml"
+            origin = f"{', '.join(urls)}, seed {seed}, margin {margin:g}"
             path.write_text(policy_file(recordings, verdict, origin), encoding="utf-8")
             tell(f"{path} holds the policy and what it stands on")
     return FAILED if any(verdict.kind == "loses" for verdict in verdicts) else 0
@@ -80,13 +79,9 @@ def _json(tuner: Tuner, recordings: Recordings, verdict: Verdict) -> dict[str, J
         return {**ends, "sessions": found.sessions}
 
     def figures(compared: Compared) -> dict[str, JSON]:
-        return {
-            "cost_percent": interval(compared.cost),
-            "retention_points": interval(compared.retention),
-            "bill_percent": compared.bill,
-            "sessions": compared.sessions,
-            "effective_sessions_of_bill": compared.weight,
-        }
+        means = {"cost_percent": interval(compared.cost), "retention_points": interval(compared.retention)}
+        bill = {"bill_percent": compared.bill, "effective_sessions_of_bill": compared.weight}
+        return {**means, **bill, "sessions": compared.sessions}
 
     return {
         "profile": recordings.profile,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from aether_context.errors import AetherContextError, ReplayIncomplete
 from aether_context.pack import RECALLED, Candidate, Content, PackInput
@@ -95,11 +95,8 @@ def recorded_sessions(folder: Folder) -> Iterator[RecordedSession]:
     manifests.sort(key=lambda item: (*line(item), item.last_event_time, item.call, item.pack_id))
     for (_, agent), group in groupby(manifests, key=line):
         of_agent = list(group)
-        calls = _calls(replayer, of_agent)
-        counts: dict[str, int] = {}
-        for manifest in of_agent:
-            counts |= replayer.resolve(manifest).counts
-        yield RecordedSession(agent=agent, calls=calls, counts=counts)
+        counts = dict(chain.from_iterable(replayer.resolve(manifest).counts.items() for manifest in of_agent))
+        yield RecordedSession(agent=agent, calls=_calls(replayer, of_agent), counts=counts)
 
 
 def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedCall, ...]:
@@ -109,46 +106,32 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
     candidates: tuple[Candidate, ...] = ()
     for manifest in manifests:
         source = replayer.pack_input(manifest)
-        request, now = source.request, manifest.last_event_time
-        contents_by_place = dict(zip(request.positions, request.contents, strict=True))
+        request = source.request
+        given = dict(zip(request.positions, request.contents, strict=True))
         total = max(request.positions, default=-1) + 1
-        changed = total < len(history) or any(
-            history[place].digest != content.digest
-            for place, content in contents_by_place.items()
-            if place < len(history)
-        )
-        if changed:
-            history = [contents_by_place.get(place, content) for place, content in enumerate(history[:total])]
+        if total < len(history) or any(
+            content.digest != given[place].digest for place, content in enumerate(history) if place in given
+        ):
+            history = [given.get(place, content) for place, content in enumerate(history[:total])]
             times = times[:total]
-        missing = [place for place in range(len(history), total) if place not in contents_by_place]
-        if missing:
+        if any(place not in given for place in range(len(history), total)):
             raise ReplayIncomplete([f"{manifest.pack_id} names contents that no pack of its session holds"])
-        history.extend(contents_by_place[place] for place in range(len(history), total))
-        times.extend([now] * (total - len(times)))
+        history.extend(given[place] for place in range(len(history), total))
+        times.extend([manifest.last_event_time] * (total - len(times)))
+        if calls and calls[-1].length < total and history[calls[-1].length].role == "model":
+            calls[-1] = replace(calls[-1], answer=(history[calls[-1].length],))
         if manifest.chose:
             candidates = tuple(candidate for candidate in source.candidates if candidate.source != RECALLED)
-        source = source._replace(
-            request=request._replace(contents=(), positions=(), human=None), candidates=candidates, searched=None
-        )
+        bare = request._replace(contents=(), positions=(), human=None)
         calls.append(
             RecordedCall(
                 manifest=manifest,
                 policy=replayer.policy(manifest),
-                source=source,
+                source=source._replace(request=bare, candidates=candidates, searched=None),
                 history=history,
                 times=times,
                 length=total,
                 human=None if request.human is None else request.positions[request.human],
             )
         )
-    return tuple(
-        replace(call, answer=_answer(call, after)) for call, after in zip(calls, [*calls[1:], None], strict=True)
-    )
-
-
-def _answer(call: RecordedCall, following: RecordedCall | None) -> tuple[Content, ...]:
-    """The model's answer to a call, from the history of the following one."""
-    if following is None or following.length <= call.length:
-        return ()
-    content = following.history[call.length]
-    return (content,) if content.role == "model" else ()
+    return tuple(calls)

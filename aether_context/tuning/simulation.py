@@ -12,13 +12,12 @@ from functools import partial
 
 from aether_context.conversation.turns import align, live_positions, reset, torn
 from aether_context.errors import AetherContextError
-from aether_context.pack import Calibration, Epoch, Pack, PackInput
+from aether_context.pack import Epoch, Pack, PackInput
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval import Entry, query_for
-from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled
-from aether_context.retrieval.passages import passages
+from aether_context.retrieval.call_indexes import MORE_HITS, SessionIndexes, recalled, turn_entries
 from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
@@ -67,7 +66,8 @@ def play(folder: Folder, profile: str, policies: Sequence[PackPolicy]) -> list[P
     The policies are those of the profile's calls, which alone count; other calls keep the recorded ones.
     """
     try:
-        sessions = [_Session(session) for session in recorded_sessions(folder)]
+        recorded = recorded_sessions(folder)
+        sessions = [_Session(one) for one in recorded if any(call.manifest.profile == profile for call in one.calls)]
     except AetherContextError as error:
         return [f"{type(error).__name__}: {error}"] * len(policies)
     results: list[Played | str] = []
@@ -75,8 +75,7 @@ def play(folder: Folder, profile: str, policies: Sequence[PackPolicy]) -> list[P
         played = Played()
         try:
             for session in sessions:
-                if any(call.manifest.profile == profile for call in session.recorded.calls):
-                    played = session.play(played, policy, profile)
+                played = session.play(played, policy, profile)
             results.append(played)
         except AetherContextError as error:
             results.append(f"{type(error).__name__}: {error}")
@@ -87,14 +86,14 @@ class _Session:
     """A recorded session with what all policies share: what its answers used, token counts, and indexes of turns."""
 
     def __init__(self, recorded: RecordedSession) -> None:
-        self.recorded = recorded
+        self._recorded = recorded
         self._needs, self._cache, self._indexes = used(recorded), TokenCache(), SessionIndexes()
 
     def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
         """Adds the session's calls of a profile to a result."""
         previous_pack: Pack | None = None
         previous_call: RecordedCall | None = None
-        for call, need in zip(self.recorded.calls, self._needs, strict=True):
+        for call, need in zip(self._recorded.calls, self._needs, strict=True):
             counts = call.manifest.profile == profile
             pack = self._pack(call, policy if counts else call.policy, previous_call, previous_pack)
             played = played.adding(call, pack, need) if counts else played
@@ -104,13 +103,8 @@ class _Session:
     def _pack(
         self, call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
     ) -> Pack:
-        build = partial(
-            build_pack,
-            policy=policy,
-            counter=counter_for(call.source.request.model),
-            cache=self._cache,
-            recorded=self.recorded.counts,
-        )
+        counter, counts = counter_for(call.source.request.model), self._recorded.counts
+        build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
         source = _source(call, policy, previous_call, previous_pack)
         if source.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions))
@@ -142,33 +136,20 @@ class _Session:
             words = "" if content.calls or content.responses else content.words.strip()
             if words:
                 turn_characters += size
-                speaker = content.agent or ("user" if content.role == "user" else self.recorded.agent)
-                entries += _entries(place, words, time, speaker)
+                speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
+                entries += turn_entries(place, words, time=time, speaker=speaker)
         room = room_for_turns(turn_characters, all_characters, source.window - source.kept_free)
         room = room if most is None else min(room, max(most, LEAST_TOKENS))
         if not room or all(int(entry.id.partition("#")[0]) in sent for entry in entries):
             return source
         limit, redact = settings.most_memories(source.window), settings.redact_before_retrieval
-        embedder = settings.embedder if settings.embedder in ("static", "none") else "static"
+        embedder = "none" if settings.embedder == "none" else "static"
+        asked, mask = source.identity.last_event_time, masker(redact)
         hits = self._indexes.search(
-            (redact, embedder),
-            entries,
-            query,
-            MORE_HITS * limit,
-            asked=source.identity.last_event_time,
-            embedder=embedder,
-            redact=masker(redact),
+            (redact, embedder), entries, query, MORE_HITS * limit, asked=asked, embedder=embedder, redact=mask
         )
         candidates = recalled(hits, lambda place: call.history[place], most=limit, tokens=room)
         return source._replace(candidates=(*source.candidates, *candidates), searched=len(entries))
-
-
-def _entries(place: int, words: str, time: float, speaker: str) -> list[Entry]:
-    pieces = passages(words)
-    ids = [str(place)] if len(pieces) == 1 else [f"{place}#{number}" for number in range(1, len(pieces) + 1)]
-    return [
-        Entry(id=id, text=piece, time=time, speaker=speaker, thread="") for id, piece in zip(ids, pieces, strict=True)
-    ]
 
 
 def _source(
@@ -189,9 +170,18 @@ def _source(
         positions=positions,
         human=None if call.human is None else positions.index(call.human),
     )
-    recorded, model, window = call.policy, request.model, source.window
+    recorded, model, window, calibration = call.policy, request.model, source.window, source.calibration
     if (policy.max_input_tokens, policy.windows) != (recorded.max_input_tokens, recorded.windows):
         window = policy.max_input_tokens or policy.windows.get(model) or model_window(model)
+    if calibration is not None and previous_call is not None and previous_pack is not None:
+        # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
+        scale = previous_pack.counted_tokens / max(1, previous_call.manifest.counted_tokens)
+        calibration = replace(
+            calibration,
+            offset=round(calibration.offset * scale, 2),
+            beyond=None if calibration.beyond is None else round(calibration.beyond * scale),
+            overcounted=round(calibration.overcounted * scale),
+        )
     return source._replace(
         window=window,
         request=request,
@@ -199,21 +189,5 @@ def _source(
         rewritten=source.rewritten or aligned.rewritten,
         previous=None if previous_pack is None else previous_pack.sent,
         previous_pack="" if previous_call is None else previous_call.manifest.pack_id,
-        calibration=_calibration(call, previous_call, previous_pack),
-    )
-
-
-def _calibration(
-    call: RecordedCall, previous_call: RecordedCall | None, previous_pack: Pack | None
-) -> Calibration | None:
-    """The recorded calibration, scaled by the size of the simulated request before relative to the recorded one."""
-    known = call.source.calibration
-    if known is None or previous_call is None or previous_pack is None:
-        return known
-    scale = previous_pack.counted_tokens / max(1, previous_call.manifest.counted_tokens)
-    return replace(
-        known,
-        offset=round(known.offset * scale, 2),
-        beyond=None if known.beyond is None else round(known.beyond * scale),
-        overcounted=round(known.overcounted * scale),
+        calibration=calibration,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
+from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, StoreUnavailable
 from aether_context.policy import PackPolicy
 from aether_context.tuning.grid import grid
@@ -23,10 +23,8 @@ from aether_context.tuning.verdict import Compared, Outcomes, Verdict, checked, 
 
 @contextmanager
 def executor(jobs: int | None = None, scheduler: str | None = None) -> Iterator[Executor]:
-    """What plays sessions: processes of this machine, by default one per core, or the workers of a Dask cluster.
-
-    Args:
-        scheduler: the address of the cluster's scheduler, such as ``tcp://scheduler:8786``.
+    """What plays sessions: processes of this machine, by default one per core, or workers of the Dask cluster whose
+    scheduler has an address such as ``tcp://scheduler:8786``.
 
     Raises:
         MissingExtra: Dask is not installed.
@@ -127,7 +125,7 @@ class Tuner:
             known = "; ".join(self.profiles or sorted(set(self.unusable.values()))[:3])
             raise PackNotFound(f"no readable session has calls of the profile {profile!r}, but of: {known}")
         recorded = PackPolicy(**json.loads(min(calls, key=lambda policy: (-calls[policy], policy))))
-        of_profile.sort(key=lambda folder: (_hash(f"{self._seed} {folder.name}"), folder.url, folder.places))
+        of_profile.sort(key=lambda folder: (hash_text(f"{self._seed} {folder.name}"), folder.url, folder.places))
         return Recordings(
             profile=profile,
             base=(self._base or recorded).for_profile(profile),
@@ -160,17 +158,11 @@ class Tuner:
         results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), chosen)
         for folder, played in zip(chosen, results, strict=True):
             self._advance(folder)
-            base = played[0]
-            if isinstance(base, str):
-                self.unusable[folder.name] = base
+            if isinstance(played[0], str):
+                self.unusable[folder.name] = played[0]
                 continue
-            self.calls[recordings.profile] += len(base.kept)
-            self.same[recordings.profile] += base.same
+            self.calls[recordings.profile] += len(played[0].kept)
+            self.same[recordings.profile] += played[0].same
             for outcome, result in zip(outcomes, played, strict=True):
-                if isinstance(result, Played):
-                    outcome[folder] = result
+                outcome |= {} if isinstance(result, str) else {folder: result}
         return list(outcomes)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -87,10 +87,8 @@ def compare(before: Outcomes, after: Outcomes, seed: int, counting: frozenset[Fo
 
 
 def _differing(before: Outcomes, after: Outcomes) -> frozenset[Folder]:
-    def result(played: Played) -> object:
-        return played.cost, played.kept
-
-    return frozenset(folder for folder in before if folder in after and result(before[folder]) != result(after[folder]))
+    pairs = ((folder, played, after[folder]) for folder, played in before.items() if folder in after)
+    return frozenset(folder for folder, a, b in pairs if (a.cost, a.kept) != (b.cost, b.kept))
 
 
 def _percent(before: float, after: float) -> float:
@@ -118,67 +116,63 @@ def decide(
         margin: percentage points of retention, and percent of cost, that do not matter.
         spend: percent of additional cost that is allowed for more retention.
     """
-    played = any(trial.sessions for trial in trials.values())
     allowed = {name: trial for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed}
     cheaper = {n: t for n, t in allowed.items() if t.cost.mean < -margin and t.retention.mean >= -margin / 2}
     more = {name: trial for name, trial in allowed.items() if trial.retention.mean > margin}
     better = {name: trial for name, trial in more.items() if trial.cost.mean <= spend}
-    saves = bool(cheaper) and not (better and spend)
-    if not cheaper and not better:
+    kind: Kind
+    # Of equals the first is taken, since single factors come before combinations.
+    if cheaper and not (better and spend):
+        kind, chosen = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
+        check = test(chosen)
+        chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
+        of_cost = needed_sessions(check.cost.deviation, cheaper[chosen].cost.mean)
+        needs = max(of_cost, needed_sessions(check.retention.deviation, margin))
+    elif better:
+        kind, chosen = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
+        check = test(chosen)
+        chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
+        needs = needed_sessions(check.retention.deviation, better[chosen].retention.mean)
+    else:
         reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
         if more:
-            name = min(more, key=lambda name: more[name].cost.mean)
-            kept, price = more[name].retention.mean, more[name].cost.mean
-            reason += f"; {name!r} keeps {kept:.1f} points more for {price:.1f}%: --spend allows it"
-        return Verdict(kind="no change", reason=reason if played else "no session can be played", trials=trials)
-    # Of equals the first, since single factors come before combinations.
-    if saves:
-        chosen = min(cheaper, key=lambda name: cheaper[name].cost.mean)
-    else:
-        chosen = max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
-    check = test(chosen)
-    cost, retention = check.cost, check.retention
-    chance = 1.0
-    kind: Kind = "no change"
+            name, trial = min(more.items(), key=lambda pair: pair[1].cost.mean)
+            reason += f"; {name!r} keeps {trial.retention.mean:.1f} points more for {trial.cost.mean:.1f}% (--spend)"
+        if not any(trial.sessions for trial in trials.values()):
+            reason = "no session can be played"
+        return Verdict(kind="no change", reason=reason, trials=trials)
+    reason = f"{chosen!r} holds on sessions that were not searched"
+    takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
     # Where answers used nothing, nothing is known of what a policy keeps.
-    sessions = min(cost.sessions, retention.sessions)
+    sessions = min(check.cost.sessions, check.retention.sessions)
     if sessions < LEAST_SESSIONS:
-        needs = [LEAST_SESSIONS, needed_sessions(retention.deviation, trials[chosen].retention.mean)]
-        if saves:
-            needs[1:] = (
-                needed_sessions(cost.deviation, trials[chosen].cost.mean),
-                needed_sessions(retention.deviation, margin),
-            )
+        kind, chance = "no change", 1.0
         reason = (
-            f"too few sessions: of {check.sessions} that were not searched {chosen!r} changes {sessions} whose "
-            f"answers used anything; {LEAST_SESSIONS} are the least, and to show this effect takes about {max(needs)}"
+            f"too few sessions: of {check.sessions} that were not searched {chosen!r} changes {sessions} whose answers "
+            f"used anything; {takes}"
         )
-        return Verdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check)
-    if saves:
-        chance = max(cost.chance_of(above=0.0), retention.chance_of(below=-margin))
-    else:
-        chance = max(retention.chance_of(below=0.0), cost.chance_of(above=spend + margin))
-    if chance > _ALPHA:
-        reason = f"{chosen!r} does not hold on the sessions that were not searched"
-    elif check.over > 0 or check.unplayed:
-        reason = f"with {chosen!r} {check.over} more requests pass the window, {check.unplayed} sessions fail"
-    else:
-        kind = "cheaper at the same retention" if saves else "more kept"
-        reason = f"{chosen!r} holds on the sessions that were not searched"
+    elif chance > _ALPHA:
+        kind, reason = "no change", f"{chosen!r} does not hold on sessions that were not searched; {takes}"
+    elif faults := _faults(check):
+        kind, reason = "no change", f"with {chosen!r} {faults}"
     return Verdict(kind=kind, reason=reason, trials=trials, chosen=chosen, check=check, chance=chance)
 
 
 def checked(comparison: Compared, margin: float) -> Verdict:
     """Whether a policy is worse by more than the margin, over all sessions."""
-    problems = {
-        "no session can be played": not comparison.sessions,
-        f"it is worse by more than {margin:g}": max(-comparison.retention.mean, comparison.cost.mean) > margin,
-        f"{comparison.over} more requests pass the window": comparison.over > 0,
-        f"{comparison.unplayed} sessions cannot be played": comparison.unplayed > 0,
-    }
-    reason = "; ".join(problem for problem, applies in problems.items() if applies)
+    reason = _faults(comparison)
+    if max(-comparison.retention.mean, comparison.cost.mean) > margin:
+        reason = f"it is worse by more than {margin:g}"
+    if not comparison.sessions:
+        reason = "no session can be played"
     kind: Kind = "loses" if reason else "holds"
     return Verdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
+
+
+def _faults(compared: Compared) -> str:
+    if compared.over > 0:
+        return f"{compared.over} more requests pass the window"
+    return f"{compared.unplayed} sessions cannot be played" if compared.unplayed else ""
 
 
 def adjusted(verdicts: Sequence[Verdict]) -> list[Verdict]:
