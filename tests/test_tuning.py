@@ -375,8 +375,13 @@ def test_a_store_without_packs_is_told(tmp_path, shop, workers):
 
 
 def test_a_missing_cluster_is_told(monkeypatch):
-    with pytest.raises(StoreUnavailable, match="no Dask scheduler answers at nothing"), executor(scheduler="nothing"):
-        pass
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtra, match=r"pip install distributed$"), executor(scheduler="tcp://there:1"):
+        pass
+
+
+@pytest.mark.integration
+def test_a_scheduler_that_does_not_answer_is_told():
+    pytest.importorskip("distributed")
+    with pytest.raises(StoreUnavailable, match="no Dask scheduler answers at nothing"), executor(scheduler="nothing"):
         pass
